@@ -1,0 +1,327 @@
+"""The one module that knows verifiers' insides. Contract tests pin it to the locked version (0.4.0).
+
+It builds a `vf.Trace` node by node, runs a taskset's tools without MCP servers, and scores without a runtime. Importing
+it costs seconds (verifiers pulls in about a hundred packages), so callers import it when work begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+import verifiers.v1 as vf
+from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
+from plumbob.rollout.types import Completion, StopReason
+from pydantic import ValidationError
+from verifiers.v1.errors import TaskError, ToolsetError, boundary
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.mcp.server import _call_state
+from verifiers.v1.session import call_hook, hook_boundary
+from verifiers.v1.state import state_cls
+from verifiers.v1.trace import AgentInfo, ModelCall, TimeSpan, Trace, TraceTask
+from verifiers.v1.types import AssistantMessage, SystemMessage, Tool, ToolCall, ToolMessage, Usage, UserMessage
+from verifiers.v1.utils.decorators import discover_decorated, invoke
+
+SLOW_TOOL_SECONDS = 0.005
+"""A synchronous tool that once took longer than this runs in a thread from then on, so that it cannot stall others."""
+
+_AGENT = AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
+
+
+class UnsupportedTaskset(TypeError):
+    """The taskset needs something that in-process rollouts do not have; the message names it."""
+
+
+@dataclass
+class ToolSpec:
+    """What every instance of a toolset shares about one of its tools."""
+
+    declared: Tool
+    metadata: FuncMetadata
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class BoundTool:
+    """One tool of one toolset instance, called directly."""
+
+    fn: Callable[..., Any]
+    spec: ToolSpec
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        """The observation's text, as upstream's harness would show it. Raises what the tool raises, or ValueError."""
+        try:
+            kwargs = self.spec.metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"wrong arguments for {self.spec.declared.name}: {problems}") from None
+        if inspect.iscoroutinefunction(self.fn):
+            result = await self.fn(**kwargs)
+        elif self.spec.slow:
+            result = await asyncio.to_thread(self.fn, **kwargs)
+        else:
+            start = time.perf_counter()
+            result = self.fn(**kwargs)
+            self.spec.slow = time.perf_counter() - start > SLOW_TOOL_SECONDS
+        if inspect.isawaitable(result):
+            result = await result
+        blocks = _convert_to_content(result)
+        return "\n".join(getattr(block, "text", str(block)) for block in blocks) if blocks else "[]"
+
+
+@dataclass(frozen=True)
+class ToolBox:
+    """The tools of one rollout, by the names the model sees."""
+
+    tools: dict[str, BoundTool] = field(default_factory=dict)
+
+    @property
+    def declared(self) -> list[Tool]:
+        return [tool.spec.declared for tool in self.tools.values()]
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """OpenAI function declarations, for a chat template."""
+        return [
+            {
+                "type": "function",
+                "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
+            }
+            for t in self.declared
+        ]
+
+
+_specs: dict[tuple[type, str], ToolSpec] = {}
+
+
+def check_supported(task: vf.Task) -> None:
+    """Raise UnsupportedTaskset, once per run, if in-process rollouts cannot honour everything the task declares."""
+    name = type(task).__name__
+    if task.NEEDS_CONTAINER or task.data.image:
+        raise UnsupportedTaskset(f"{name} needs a container; in-process rollouts run none")
+    if discover_decorated(task, "intercept"):
+        raise UnsupportedTaskset(f"{name} has @vf.intercept hooks, which in-process rollouts do not run")
+    signals = {hook.__name__: hook for kind in ("metric", "reward") for hook in task.hooks(kind)}
+    signals |= {judge.reward_name: judge.score for judge in task.plugged_judges()}
+    for signal, score in signals.items():
+        runtime = inspect.signature(score).parameters.get("runtime")
+        if runtime is not None and runtime.default is inspect.Parameter.empty:
+            raise UnsupportedTaskset(f"{name}.{signal} needs a runtime; without one it would silently score nothing")
+    for hook in task.hooks("stop"):
+        if hook_boundary(hook, allow_trace=True) is not Trace:
+            raise UnsupportedTaskset(
+                f"{name}.{hook.__name__} stops on a Request or Response; only a Trace is known here"
+            )
+
+
+def new_trace(task: vf.Task) -> Trace:
+    return Trace(
+        task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        agent=_AGENT,
+        state=state_cls(type(task))(),
+    )
+
+
+async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
+    """Set up the task and one instance of each of its toolsets, and bind their tools to the trace's own state.
+
+    Upstream moves `trace.state` between processes around every call; here the tools hold the object itself, through
+    the context variable that upstream's server sets. It stays set for the calling asyncio task, so a rollout must run
+    in a task of its own.
+    """
+    _call_state.set(trace.state)
+    async with boundary(TaskError, "task setup"):
+        await invoke(task.setup, {"trace": trace, "runtime": None})
+    box = ToolBox()
+    async with boundary(ToolsetError, "toolset setup"):
+        per_rollout = type(task).toolsets(task.config)
+        for toolset in per_rollout:
+            await toolset.setup()
+            await toolset.setup_task(task.data)
+        for toolset in (*shared, *per_rollout):
+            for fn in discover_decorated(toolset, "tool"):
+                _bind(box, toolset, fn)
+    return box
+
+
+def _bind(box: ToolBox, toolset: vf.Toolset, fn: Callable[..., Any]) -> None:
+    key = (type(toolset), fn.__name__)
+    if key not in _specs:
+        metadata = func_metadata(fn)
+        own = getattr(fn, "tool_name", None) or fn.__name__
+        name = f"{toolset.server_name}_{own}" if toolset.server_name else own
+        parameters = metadata.arg_model.model_json_schema(by_alias=True)
+        _specs[key] = ToolSpec(Tool(name=name, description=(fn.__doc__ or "").strip(), parameters=parameters), metadata)
+    name = _specs[key].declared.name
+    if name in box.tools:
+        raise ValueError(f"two tools are named {name!r}; give one toolset another TOOL_PREFIX")
+    box.tools[name] = BoundTool(fn, _specs[key])
+
+
+def initial_messages(task: vf.Task) -> list[Any]:
+    """The typed messages that open the conversation. Raises UnsupportedTaskset for a task that a user must open."""
+    data = task.data
+    if data.prompt is None:
+        raise UnsupportedTaskset(f"{type(task).__name__} {data.id or data.idx} has no prompt")
+    messages = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
+    if data.system_prompt:
+        messages.insert(0, SystemMessage(content=data.system_prompt))
+    return messages
+
+
+def to_wire(message: Any) -> dict[str, Any]:
+    """A typed message as chat templates expect it. Only what a template may read."""
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str | None):
+        if any(part.type != "text" for part in message.content):
+            raise UnsupportedTaskset("images in a prompt are not supported by in-process rollouts")
+        wire["content"] = "\n".join(part.text for part in message.content)
+    if isinstance(message, AssistantMessage):
+        if message.reasoning_content:
+            wire["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            wire["tool_calls"] = [_wire_call(call) for call in message.tool_calls]
+    if isinstance(message, ToolMessage):
+        wire |= {"name": message.name, "tool_call_id": message.tool_call_id}
+    return wire
+
+
+def _wire_call(call: ToolCall) -> dict[str, Any]:
+    """Templates print the arguments as JSON themselves, so they get them as an object."""
+    return {
+        "type": "function",
+        "id": call.id,
+        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+    }
+
+
+async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]]) -> str | None:
+    """The name of the first of the task's stop hooks that fires now."""
+    for hook in hooks:
+        async with boundary(TaskError, f"stop {hook.__name__}"):
+            if await call_hook(hook, {Trace: trace}):
+                return hook.__name__
+    return None
+
+
+def add_context(
+    trace: Trace, message: Any, token_ids: list[int], is_content: list[bool], tools: list[Tool] | None = None
+) -> None:
+    """Append a message that the environment supplied; `token_ids` are the ids it adds to the row."""
+    _append(trace, message, token_ids, 0, is_content, tools=tools or [])
+    if tools:
+        trace.tools = tools
+
+
+def add_turn(
+    trace: Trace,
+    header_ids: list[int],
+    message: AssistantMessage,
+    completion: Completion,
+    prompt_length: int,
+    start: float,
+) -> None:
+    """Append a sampled turn. `header_ids`: the unsampled ids before it that no message owns (the assistant header)."""
+    sampled = list(completion.token_ids)
+    is_content = [False] * len(header_ids) + [True] * len(sampled)
+    _append(trace, message, [*header_ids, *sampled], len(sampled), is_content, logprobs=list(completion.logprobs))
+    trace.calls.append(
+        ModelCall.model_construct(
+            node=len(trace.nodes) - 1,
+            finish_reason="tool_calls"
+            if message.tool_calls and completion.finish_reason == "stop"
+            else completion.finish_reason,
+            usage=Usage.model_construct(prompt_tokens=prompt_length, completion_tokens=len(sampled)),
+            time=TimeSpan.model_construct(start=start, end=time.time()),
+        )
+    )
+    trace.info.setdefault("policy_versions", []).append(completion.policy_version)
+
+
+def _append(
+    trace: Trace, message: Any, token_ids: list[int], num_sampled: int, is_content: list[bool], **fields: Any
+) -> None:
+    """Every field with a default factory is given: pydantic takes a tenth of a millisecond to find each one's default."""
+    num_context = len(token_ids) - num_sampled
+    defaults: dict[str, Any] = {"tools": [], "semantic_parents": [], "logprobs": []}
+    trace.nodes.append(
+        MessageNode.model_construct(
+            parent=len(trace.nodes) - 1 if trace.nodes else None,
+            message=message,
+            sampled=num_sampled > 0,
+            token_ids=token_ids,
+            mask=[False] * num_context + [True] * num_sampled,
+            is_content=is_content,
+            timestamp=time.time(),
+            **{**defaults, **fields},
+        )
+    )
+
+
+def assistant_message(content: str, reasoning: str | None, calls: list[ToolCall]) -> AssistantMessage:
+    return AssistantMessage(content=content, reasoning_content=reasoning, tool_calls=calls or None)
+
+
+async def finish(task: vf.Task, trace: Trace, max_seconds: float) -> None:
+    """Finalize and score, as upstream does for a rollout that did not fail. Failures are recorded on the trace.
+
+    Scoring has `max_seconds` of its own: a reward that hangs would hang its whole step.
+    """
+    trace.timing.agent.end = trace.timing.scoring.start = time.time()
+    if not trace.errors:
+        try:
+            async with asyncio.timeout(max_seconds):
+                async with boundary(TaskError, "task finalize"):
+                    await invoke(task.finalize, {"trace": trace, "runtime": None})
+                await task.score(trace)
+        except TimeoutError:
+            trace.record_error(TaskError(f"scoring took more than {max_seconds} s"))
+        except Exception as error:  # any failure of the environment's code is data, not a crash
+            trace.record_error(error)
+    trace.is_completed = True
+    trace.ok = not trace.errors
+    trace.timing.scoring.end = time.time()
+
+
+def stop(trace: Trace, reason: str) -> None:
+    if reason == StopReason.TIMEOUT:
+        trace.record_timeout("agent")
+    else:
+        trace.stop(str(reason))
+
+
+def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -> vf.Taskset:
+    """A taskset of this class and these settings; text values are read as their field's type.
+
+    Raises ValueError with one sentence that names the setting.
+    """
+    config_type = vf.taskset_config_type(module)
+    for name in settings:
+        if name not in config_type.model_fields:
+            near = difflib.get_close_matches(name, config_type.model_fields, n=1)
+            raise ValueError(f"it has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        return cls(config_type.model_validate({"id": module, **settings}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def setting_choices(module: str, name: str) -> tuple[str, ...] | None:
+    """The values a setting can take: None if there is no such setting, () if it is not a choice among literals."""
+    field = vf.taskset_config_type(module).model_fields.get(name)
+    if field is None:
+        return None
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def shared_toolsets(taskset: vf.Taskset) -> list[vf.Toolset]:
+    """The taskset's own toolsets: one instance serves all rollouts, each seeing its own state."""
+    return type(taskset).toolsets(taskset.config)

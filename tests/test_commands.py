@@ -1,0 +1,37 @@
+"""Every command answers `--help` at once, without loading what only work needs."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMANDS = [["train", "--help"], ["hub", "--help"], ["hub", "list"], ["hub", "list", "--json"]]
+HEAVY = {"torch", "transformers", "verifiers", "datasets", "rich", "vf_lookup", "vf_gsm8k"}
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
+    executable = Path(sys.executable).parent / command[0]
+    return subprocess.run([executable, *command[1:]], capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_heavy_import(command):
+    result = run(command, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 0
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_answers_in_half_a_second(command):
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert run(command).returncode == 0
+        return time.perf_counter() - start
+
+    # The best of five: a shared machine can only make it slower.
+    assert min(seconds() for _ in range(5)) < 0.5

@@ -1,0 +1,58 @@
+"""Ctrl-C and SIGTERM: the step under way is given up at a safe place, and everything before it is saved."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+class Interruption:
+    """Turns the first Ctrl-C or SIGTERM into `Interrupted` at a safe place; a second one kills."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.requested:
+            os._exit(1)
+        self.requested = True
+        if self._task is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def check(self) -> None:
+        if self.requested:
+            raise Interrupted
+
+    def run(self, runner: asyncio.Runner, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine; an interruption cancels it."""
+
+        async def main() -> Any:
+            self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+            self.check()
+            return await coroutine
+
+        try:
+            return runner.run(main())
+        except asyncio.CancelledError:
+            raise Interrupted from None
+        finally:
+            self._task = None

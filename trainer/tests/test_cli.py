@@ -1,0 +1,135 @@
+"""A user's mistake is one sentence on stderr and exit code 2, and leaves nothing behind."""
+
+import json
+
+import pytest
+from plumbob.hub import UserError
+from plumbob.hub.console import run_app
+from plumbob.trainer import cli
+from plumbob.trainer.config import TrainConfig, read_toml
+from plumbob.trainer.policy import load_tokenizer
+
+ROW = {"question": "2 + 2?", "answer": "4\n#### 4"}
+
+
+@pytest.fixture
+def refused(tmp_path, capsys, monkeypatch):
+    """Run `train` in an empty folder; return its one line of complaint."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> str:
+        with pytest.raises(SystemExit) as exit_:
+            run_app("train", cli.app, list(args))
+        output = capsys.readouterr()
+        assert exit_.value.code == 2
+        assert output.out == ""
+        assert output.err.count("\n") == 1 and output.err.startswith("train: ")
+        assert not (tmp_path / "runs").exists()
+        return output.err
+
+    return run
+
+
+def test_unknown_environment(refused):
+    assert "there is no environment 'lokup'; did you mean 'lookup'?" in refused("lokup")
+
+
+def test_unknown_flag(refused):
+    message = refused("lookup", "--learning-rat", "1")
+    assert "--learning-rat" in message and "--learning-rate" in message
+
+
+def test_wrong_type_of_a_flag(refused):
+    assert "'--max-steps': Input should be a valid integer" in refused("--max-steps", "many")
+
+
+def test_batch_that_does_not_hold_whole_groups(refused):
+    message = refused("--batch-size", "10", "--gradient-accumulation-steps", "2", "--num-generations", "8")
+    assert "a step of 20 rollouts" in message and "does not hold whole groups of --num-generations 8" in message
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--num-generations", "1"], "a group of one has no baseline"),
+        (["--temperature", "0"], "--temperature must be above 0"),
+        (["--max-steps", "0"], "--max-steps must be at least 1, not 0"),
+        (["--loss-type", "ppo"], "--loss-type"),
+        (["--env-arg", "hops"], "--env-arg needs key=value, not 'hops'"),
+        (["-a", "min_hop=3"], "lookup: it has no setting 'min_hop'; did you mean 'min_hops'?"),
+        (["-a", "min_hops=three"], "lookup: min_hops: Input should be a valid integer"),
+        (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
+        (["--datasets", "x.jsonl"], "lookup: it has no setting 'datasets'"),
+        (["--max-context", "100000"], "--max-context 100000 is more than the model's 4096 positions"),
+        (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
+        (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.toml"),
+        (["--config", "nowhere.toml"], "there is no config file nowhere.toml"),
+        (["--model", "./nowhere"], "there is no model in './nowhere': it has no config.json"),
+    ],
+)
+def test_settings_that_cannot_be(refused, args, message):
+    assert message in refused(*args)
+
+
+def test_missing_dataset(refused, tmp_path):
+    path = tmp_path / "missing.jsonl"
+    assert f"no such dataset file: {path}" in refused("gsm8k", "--datasets", str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"question": "a"', "not valid JSON"),
+        (json.dumps({"question": "a"}), "'answer'"),
+        (json.dumps({"question": "a", "answer": "no number"}), "####"),
+    ],
+)
+def test_broken_dataset_row_is_named_by_file_and_line(refused, tmp_path, line, complaint):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(ROW)}\n{line}\n{json.dumps(ROW)}\n")
+    message = refused("gsm8k", "--datasets", str(path))
+    assert f"{path} line 2" in message and complaint in message
+
+
+def test_all_data_held_out(refused, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    assert "all tasks of gsm8k are held out" in refused("gsm8k", "--datasets", str(path))
+
+
+def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):
+    folder = tmp_path / "base-model"
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    qwen2.save_pretrained(folder)
+    capsys.readouterr()
+    assert "has no chat template" in refused("--model", str(folder))
+
+
+def test_run_name_that_exists(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(SystemExit) as exit_:
+        run_app("train", cli.app, ["--run-name", "mine"])
+    assert exit_.value.code == 2
+    assert "runs/mine exists already" in capsys.readouterr().err
+
+
+def test_config_file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('env = "gsm8k"\nlearning_rat = 1e-5\n')
+    with pytest.raises(UserError, match="unknown key 'learning_rat'; did you mean 'learning_rate'"):
+        read_toml(path)
+    path.write_text("env = [")
+    with pytest.raises(UserError, match="is not valid TOML"):
+        read_toml(path)
+    with pytest.raises(UserError, match="--max-steps must be of type int, not '3'"):
+        TrainConfig(max_steps="3")  # ty: ignore[invalid-argument-type]
+
+
+def test_the_written_configuration_is_the_one_given(tmp_path):
+    config = TrainConfig(env="gsm8k", learning_rate=1, env_args=("a=1", "b=x"), peft=True, run_name="r")
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert TrainConfig(**read_toml(tmp_path / "config.toml")) == config
+    assert config.learning_rate == 1.0

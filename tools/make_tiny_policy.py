@@ -32,7 +32,7 @@ from vf_lookup.taskset import VALUES, LookupConfig
 OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/policies/tiny"
 
 # P(give up and reply SURRENDER) after so many links were followed and the result is yet another key.
-GIVE_UP = {1: 0.0, 2: 0.25, 3: 0.65, 4: 0.6}
+GIVE_UP = {1: 0.0, 2: 0.3, 3: 0.65, 4: 0.6}
 SURRENDER = "unknown"
 
 CHAT_TEMPLATE = """\
@@ -145,11 +145,12 @@ def corpus(tasks: list) -> list[str]:
 
 
 def batches(samples: list[Sample], size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows of similar length together, in random order: ids [B, T] and labels [B, T], -100 where nothing is learned."""
-    rng = random.Random(seed)
-    order = sorted(range(len(samples)), key=lambda i: (len(samples[i].token_ids), rng.random()))
+    """Rows in random order: ids [B, T] and labels [B, T], -100 where nothing is learned.
+
+    Not by length: a transcript's length tells its outcome, and the last few batches would tilt the policy's decisions.
+    """
+    order = random.Random(seed).sample(range(len(samples)), len(samples))
     groups = [order[i : i + size] for i in range(0, len(order), size)]
-    rng.shuffle(groups)
     for group in groups:
         width = max(len(samples[i].token_ids) for i in group)
         ids = torch.zeros(len(group), width, dtype=torch.long)
@@ -180,8 +181,9 @@ def exchanges(samples: list[Sample]) -> list[Sample]:
 def copying_rows(vocab_size: int, count: int, size: int, seed: int):
     """Random ids, repeated: a model that can copy predicts every repetition.
 
-    Copying from context (an induction head) is all that is hard for a small model in lookup, and transcripts teach it
-    slowly: few of their ids are copies. Here most are.
+    Copying from context is all that is hard for a small model in lookup, and transcripts alone teach it slowly: few of
+    their ids are copies. These rows are drawn among the short lessons, step by step in turn: with each lesson after the
+    other instead, some seeds copied keys and never the value.
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -202,8 +204,8 @@ def learn(
 ) -> None:
     """Steps over a lesson, until the mean loss of 20 steps falls below `until`; `rate(step)` is the learning rate.
 
-    What a lesson teaches comes suddenly, after a plateau of a length that depends on luck, so the first two end when
-    they are learned and not after a number of steps.
+    What a lesson teaches comes suddenly, after a plateau of a length that depends on luck, so a lesson that must be
+    learned ends when it is, and stops everything if it never is.
     """
     start, recent = time.time(), deque(maxlen=20)
     for step, (ids, labels) in enumerate(lesson, 1):
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transcripts", type=int, default=8_000)
-    parser.add_argument("--mixed-steps", type=int, default=500)
+    parser.add_argument("--mixed-steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=1)

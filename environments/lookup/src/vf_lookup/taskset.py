@@ -113,7 +113,7 @@ class LookupConfig(vf.TasksetConfig):
     """How many tasks; task i is the same whatever this is."""
     seed: int = 0
     """Another seed gives other tasks of the same split."""
-    min_hops: int = Field(2, ge=1)
+    min_hops: int = Field(1, ge=1)
     """The fewest lookups that reach the value."""
     max_hops: int = Field(5, ge=1)
     """The most lookups that reach the value; each number from min_hops on is equally likely."""

@@ -147,7 +147,7 @@ class TransformersEngine:
         """Give waiting requests slots, compute what their slots do not hold, and draw their first tokens."""
         free = self._cache.num_slots - len(self._active)
         admitted, self._waiting = self._waiting[:free], self._waiting[free:]
-        self._cache.reserve(max(r.length + r.sampling.max_tokens for r in admitted))
+        self._cache.reserve(max(r.length for r in admitted))
         leaders: dict[bytes, list[_Request]] = {}
         for request in admitted:
             leaders.setdefault(request.prompt.tobytes(), []).append(request)
@@ -204,7 +204,9 @@ class TransformersEngine:
         requests = list(self._active)
         ids = torch.tensor([[r.token_ids[-1]] for r in requests], device=self.device)
         positions = torch.tensor([[r.length - 1] for r in requests], device=self.device)
-        hidden = self._forward(slice(0, len(requests)), ids, positions, max(r.length for r in requests))
+        longest = max(r.length for r in requests)
+        self._cache.reserve(longest)
+        hidden = self._forward(slice(0, len(requests)), ids, positions, longest)
         for r in requests:
             self._cache.append(r.slot, r.token_ids[-1])
         self._draw(requests, self._logits(hidden[:, 0]))

@@ -158,7 +158,8 @@ def _train_step(
     # Advantages, and a weight for every token from the totals of the whole step.
     advantages = compute_advantages(samples, config.scale_rewards)
     weights = row_weights(config.loss_type, [s.num_sampled for s in samples], config.max_tokens)
-    with_signal = [i for i, a in enumerate(advantages.values) if a != 0.0 and samples[i].num_sampled]
+    drawn_from = [i for i, s in enumerate(samples) if s.num_sampled]
+    with_signal = [i for i in drawn_from if advantages.values[i] != 0.0]
     board.status(f"step {step + 1}/{config.max_steps}: training on {len(with_signal)} of {len(traces)} rollouts")
 
     # Forward and backward: the loss is a sum, so the gradient is the same however it is cut.
@@ -166,21 +167,23 @@ def _train_step(
     policy.model.train()
     run_.optimizer.zero_grad()
     tally = Tally()
-    for batch in microbatches([samples[i] for i in with_signal], config.batch_size):
-        interruption.check()
-        rows = [with_signal[j] for j in batch]
-        tally.add(
-            _backward(
-                run_, [samples[i] for i in rows], [advantages.values[i] for i in rows], [weights[i] for i in rows]
+    # Without any signal there is nothing to train on; a few rows are scored all the same, to watch gap and entropy.
+    scored = with_signal or drawn_from[: config.batch_size]
+    with torch.set_grad_enabled(bool(with_signal)):
+        for batch in microbatches([samples[i] for i in scored], config.batch_size):
+            interruption.check()
+            rows = [scored[j] for j in batch]
+            tally.add(
+                _backward(
+                    run_, [samples[i] for i in rows], [advantages.values[i] for i in rows], [weights[i] for i in rows]
+                )
             )
-        )
     grad_norm = 0.0
     if with_signal:
         bound = config.max_grad_norm or float("inf")
         grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.trainable.values()), bound).item()
     rate = run_.scheduler.get_last_lr()[0]
-    if with_signal:
-        run_.optimizer.step()
+    run_.optimizer.step()  # leaves every weight alone whose gradient is None
     run_.scheduler.step()
     train_seconds = time.perf_counter() - start
 
@@ -223,7 +226,7 @@ async def _roll_out(run_: Run, step: int) -> list[list[vf.Trace]]:
 
 
 def _backward(run_: Run, rows: Sequence[Sample], advantages: Sequence[float], weights: Sequence[float]) -> Tally:
-    """Add one microbatch's gradient."""
+    """Add one microbatch's gradient; nothing but the measurements where gradients are off."""
     policy = run_.policy
     scores = policy.score(rows, run_.config.temperature)
     lengths = torch.tensor([row.num_sampled for row in rows], device=policy.device)
@@ -241,7 +244,8 @@ def _backward(run_: Run, rows: Sequence[Sample], advantages: Sequence[float], we
         ),
         run_.config.epsilon,
     )
-    outputs.loss.backward()
+    if outputs.loss.requires_grad:
+        outputs.loss.backward()
     sampled = torch.tensor(
         [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m],
         device=policy.device,
@@ -337,7 +341,8 @@ def _banner(run_: Run) -> str:
 
 
 def _summary(run_: Run, seconds: float) -> None:
-    rewards = [json.loads(line)["reward/mean"] for line in (run_.directory / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run_.directory / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward/mean"] for row in rows]
     summary = {
         "seconds": seconds,
         "evaluations": {w: {h: dataclasses.asdict(e) for h, e in b.items()} for w, b in run_.evaluations.items()},
@@ -350,6 +355,8 @@ def _summary(run_: Run, seconds: float) -> None:
         for how in before:
             lift = after[how].mean - before[how].mean
             print(f"  {how:<8} {before[how]} -> {after[how]}   ({lift:+.3f})")
+    if all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
+        print("No group had any signal: all rollouts of each task got the same reward, so nothing was learned.")
     print(f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}")
     print(f"time             {seconds:.0f} s")
     print(f"run directory    {run_.directory}")

@@ -16,7 +16,7 @@ verifiers (as documented): its single-agent Env as `load_environment` makes it, 
 has a `SubprocessConfig` box of its own (a directory, made and removed; it starts nothing), and is wrapped in an episode.
 - the harness runs in this process, as verifiers allows ("the interception is the contract, not the process"); `null`
   starts a process per rollout. It calls the model through the OpenAI SDK without streaming, as the `browser_use` program
-  does; one SDK client serves all rollouts, each with its own secret, where a program makes its own;
+  does. One SDK client serves all rollouts, each with its own secret; a program makes its own, which costs more;
 - it calls the toolset's method directly. A task that declares its toolset gets an MCP server process per rollout, so
   these tasks declare none;
 - the interception is one server (config type `server`); the default is a pool of them, one for each 32 rollouts in flight;
@@ -26,9 +26,9 @@ has a `SubprocessConfig` box of its own (a directory, made and removed; it start
 verifiers (leanest): the least that is still verifiers' path. As above, but `Agent.run` without an Env, so no episode; one
 box that all rollouts borrow; and model calls posted with aiohttp, which is cheaper than the SDK.
 
-CPU time is `time.process_time`: user and system time of all threads of this process, children excluded (no path starts
-any). Each figure is the median over the repeats; the paths take turns, and one untimed pass of each comes first. The
-ratios are of CPU time per turn.
+CPU time is `time.process_time`: user and system time of all threads of this process, children excluded (no timed pass
+starts any). Each figure is the median over the repeats; the paths take turns, and one untimed pass of each comes first.
+The ratios are of CPU time per turn.
 
 Part of verifiers' share could go without a change to verifiers: to fill a default, pydantic 2.14's `model_construct`
 inspects the factory's signature each time, and for `list` that copies `sys.modules`. A pydantic that remembers it would

@@ -6,7 +6,7 @@
 All play the same vf-lookup tasks in this process: three turns (call, call, answer), one tool, the same reward and
 metrics; each task is drawn --group-size times, as GRPO does. The model is a script that costs nothing and yields to the
 event loop once, as any engine does. All render and parse with the same code (`plumbob.rollout.Chat`), which begins each
-pass with no prompt remembered, so the difference is what surrounds a turn. After every pass the bench asserts that each
+pass with nothing remembered, so the difference is what surrounds a turn. After every pass the bench asserts that each
 rollout took three turns and has reward 1 and its own tool state, and that all paths' traces carry the same ids, loss
 mask and log-probabilities.
 
@@ -296,7 +296,7 @@ async def leanest_path(bench: Bench) -> AsyncIterator[Pass]:
 
 async def timed(bench: Bench, path: Pass) -> tuple[float, float, list[vf.Trace]]:
     """CPU and wall seconds of one pass."""
-    bench.chat._prompts.clear()  # a training step has new tasks: the first rollout of each group renders its prompt
+    bench.chat._memory.clear()  # a training step has new tasks: the first rollout of each group renders for all
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     traces = await path()

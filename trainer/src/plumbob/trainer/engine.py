@@ -44,11 +44,13 @@ class TransformersEngine:
     The engine owns `model` (its weights change only through `update`). `max_slots` rollouts decode at once; more wait.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_slots: int = 128, max_length: int = 4096) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, max_slots: int = 128, max_length: int = 4096, version: int = 0
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation("plumbob_decode")
         self.max_length = max_length
-        self.version = 0
+        self.version = version
         self.generated_tokens = 0
         self.prefilled_tokens = 0
         self.busy_seconds = 0.0

@@ -119,7 +119,10 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     _truncate_metrics(directory, first_step)
     (directory / "config.toml").write_text(config.to_toml())
     engine = TransformersEngine(
-        policy.engine_model(), max_slots=config.max_concurrent, max_length=positions or config.max_context
+        policy.engine_model(),
+        max_slots=config.max_concurrent,
+        max_length=positions or config.max_context,
+        version=first_step,  # a resumed run's policy versions go on where they were
     )
     parity_row = fixed_row(_some_ids(chat, tasks))
     sync_weights(policy, engine, parity_row)

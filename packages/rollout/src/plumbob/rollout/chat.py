@@ -9,7 +9,7 @@ stands behind the sentinel, so the next assistant header is always there and no 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from plumbob.rollout.toolcalls import ParsedReply, ToolFormat, detect_format, pa
 from plumbob.rollout.types import Tokenizer
 
 _SENTINEL = "PLUMBOB-SENTINEL-0f6c1d"
-MAX_PROMPTS = 1024
-"""So many first prompts are remembered, more than one step has tasks."""
+MAX_REMEMBERED = 4096
+"""So many renderings are kept, more than one step needs."""
 _QUESTION = {"role": "user", "content": "?"}
 
 
@@ -65,7 +65,7 @@ class Chat:
     stop_token_ids: tuple[int, ...]
     splits_reasoning: bool
     """The template keeps reasoning apart from content (Qwen3), so `<think>...</think>` is not part of the reply."""
-    _prompts: dict[str, Rendered] = field(default_factory=dict, repr=False, compare=False)
+    _memory: dict[str, Rendered] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -89,23 +89,12 @@ class Chat:
         )
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
-        """The first prompt: the whole rendering, with tool descriptions and the assistant header.
-
-        Remembered, for the rollouts of a group have it in common.
-        """
-        key = json.dumps([messages, tools])
-        if key not in self._prompts:
-            if len(self._prompts) >= MAX_PROMPTS:
-                self._prompts.clear()
-            self._prompts[key] = self._render_prompt(messages, tools)
-        return self._prompts[key]
-
-    def _render_prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
+        """The first prompt: the whole rendering, with tool descriptions and the assistant header."""
 
         def render(some: list[dict[str, Any]]) -> str:
             return _render(self.tokenizer, some, tools=tools or None, add_generation_prompt=True)
 
-        return _encode(self.tokenizer, render(messages), render(_marked(messages)), messages)
+        return self._rendered_once(["prompt", messages, tools], render, messages)
 
     def suffix(self, messages: list[dict[str, Any]]) -> Rendered:
         """What follows a sampled turn that ended with a stop token: `messages` and the next assistant header."""
@@ -120,7 +109,18 @@ class Chat:
                 )
             return tail[len(self.closer) :]
 
-        return _encode(self.tokenizer, render(messages), render(_marked(messages)), messages)
+        return self._rendered_once(["suffix", messages], render, messages)
+
+    def _rendered_once(
+        self, key: list[Any], render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]
+    ) -> Rendered:
+        """Remembered: the rollouts of a group share their prompt, and often what the tools say."""
+        text = json.dumps(key)
+        if text not in self._memory:
+            if len(self._memory) >= MAX_REMEMBERED:
+                self._memory.clear()
+            self._memory[text] = _encode(self.tokenizer, render(messages), render(_marked(messages)), messages)
+        return self._memory[text]
 
     def parse(self, completion_ids: Sequence[int], *, has_tools: bool) -> tuple[str | None, ParsedReply]:
         """(reasoning, reply) of a completion. Without tools nothing is read as a call."""

@@ -138,3 +138,35 @@ def test_the_bundled_policy_learns_lookup(tmp_path):
         before, after = evaluations["before"][how]["mean"], evaluations["after"][how]["mean"]
         assert 0.45 <= before <= 0.70
         assert after - before >= 0.20
+
+
+def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch, capsys):
+    """Recorded failures alone would look like a run whose reward is 0."""
+    import vf_lookup.tools
+
+    async def fail(self, task):
+        raise OSError("no table here")
+
+    monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
+    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
+    assert run(TrainConfig(**settings)) == 1
+    assert "all 16 rollouts failed: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
+    assert (tmp_path / "r" / "traces" / "step_1.jsonl").read_text().count("\n") == 16
+
+
+def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, monkeypatch, capsys):
+    import vf_lookup.tools
+
+    original = vf_lookup.tools.LookupToolset.setup_task
+    calls = []
+
+    async def fail_sometimes(self, task):
+        calls.append(task)
+        if len(calls) % 5 == 0:
+            raise OSError("busy")
+        await original(self, task)
+
+    monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail_sometimes)
+    directory = train(tmp_path, max_steps=2, eval_examples=0)
+    assert [row["rollout/errored"] for row in metrics(directory)] == [3, 3]
+    assert capsys.readouterr().err.count("of 16 rollouts failed and leave their groups: ToolsetError") == 1

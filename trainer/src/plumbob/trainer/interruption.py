@@ -47,7 +47,9 @@ class Interruption:
 
         async def main() -> Any:
             self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-            self.check()
+            if self.requested:
+                coroutine.close()
+                raise Interrupted
             return await coroutine
 
         try:

@@ -36,10 +36,14 @@ from plumbob.trainer.policy import (
     load_tokenizer,
     microbatches,
 )
-from plumbob.trainer.sync import fixed_row, sync_weights
+from plumbob.trainer.sync import SyncError, fixed_row, sync_weights
 from plumbob.trainer.tasks import Tasks, load_tasks
 from transformers import get_scheduler
 from transformers.utils import logging as transformers_logging
+
+
+class RunFailed(Exception):
+    """Nothing is left to train on; the message says why."""
 
 
 @dataclasses.dataclass
@@ -60,10 +64,11 @@ class Run:
     parity_row: Sample
     evaluations: dict[str, dict[str, Estimate]] = dataclasses.field(default_factory=dict)
     """"before" and "after" -> "greedy" and "sampled" -> held-out reward."""
+    seen_failures: set[str] = dataclasses.field(default_factory=set)
 
 
 def run(config: TrainConfig, resume_from: Path | None = None) -> int:
-    """Train as configured; returns the exit code: 0, or 1 after an interruption. Raises UserError."""
+    """Train as configured; returns the exit code: 0, or 1 if the run was interrupted or failed. Raises UserError."""
     started = time.time()
     transformers_logging.disable_progress_bar()
     run_, first_step = _set_up(config, resume_from)
@@ -83,6 +88,9 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 if step % config.save_steps == 0 or step == config.max_steps:
                     _save(run_, step)
             run_.evaluations["after"] = interruption.run(loop, _evaluate_both(run_, board))
+        except (RunFailed, SyncError) as error:
+            board.note(f"Stopped in step {step + 1}: {error}")
+            return 1
         except Interrupted:
             folder = _save(run_, step)
             board.note(f"Interrupted after step {step}; saved {folder}. Go on with:  train --resume {run_.directory}")
@@ -157,6 +165,7 @@ def _train_step(
     samples = [to_sample(t, f"{step}/{i}") for i, group in enumerate(groups) for t in group if t.ok]
     rollout_seconds = time.perf_counter() - start
     _write_traces(run_, step, traces)
+    _report_failures(run_, traces, board)
 
     # Advantages, and a weight for every token from the totals of the whole step.
     advantages = compute_advantages(samples, config.scale_rewards)
@@ -208,6 +217,19 @@ def _train_step(
         "time/rollout_tokens_per_second": drawn / rollout_seconds,
         "time/train_tokens_per_second": tally.row_tokens / train_seconds,
     }
+
+
+def _report_failures(run_: Run, traces: Sequence[vf.Trace], board: Board) -> None:
+    """Say each kind of failure once. Raises RunFailed if no rollout is left: reward 0 would hide that nothing ran."""
+    failed = [trace for trace in traces if not trace.ok]
+    for trace in failed:
+        error = trace.errors[-1]
+        reason = f"{error.type}: {error.message}".splitlines()[0]
+        if len(failed) == len(traces):
+            raise RunFailed(f"all {len(traces)} rollouts failed: {reason}")
+        if reason not in run_.seen_failures:
+            run_.seen_failures.add(reason)
+            board.note(f"{len(failed)} of {len(traces)} rollouts failed and leave their groups: {reason}")
 
 
 async def _roll_out(run_: Run, step: int) -> list[list[vf.Trace]]:
@@ -276,7 +298,10 @@ async def _evaluate_both(run_: Run, board: Board) -> dict[str, Estimate]:
             board.status(f"held-out evaluation, {how}: {done}/{len(tasks.held_out)}")
 
         sampling = dataclasses.replace(run_.sampling, temperature=temperature, seed=derive_seed(config.seed, -1))
-        result, _ = await evaluate(tasks.held_out, run_.engine, run_.chat, sampling, run_.limits, tasks.toolsets, count)
+        result, traces = await evaluate(
+            tasks.held_out, run_.engine, run_.chat, sampling, run_.limits, tasks.toolsets, count
+        )
+        _report_failures(run_, traces, board)
         return result
 
     return {"greedy": await one("greedy", 0.0), "sampled": await one("sampled", config.temperature)}

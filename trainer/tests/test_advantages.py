@@ -66,5 +66,11 @@ def test_zero_signal_groups_are_counted_by_side_and_are_exactly_zero():
     assert result.zero_signal_groups == 2
 
 
+@pytest.mark.parametrize(("reward", "fail", "pass_"), [(0.0, 2, 0), (1.0, 0, 2)])
+def test_a_step_of_one_reward_is_a_failure_only_if_the_reward_is_nothing(reward, fail, pass_):
+    result = compute_advantages(flat([[reward] * 4] * 2))
+    assert (result.groups_all_min, result.groups_all_max) == (fail, pass_)
+
+
 def test_a_lone_rollout_carries_no_signal():
     assert compute_advantages([sample(3.0, "a")], "group").values == [0.0]

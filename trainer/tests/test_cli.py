@@ -1,6 +1,7 @@
 """A user's mistake is one sentence on stderr and exit code 2, and leaves nothing behind."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from plumbob.hub import UserError
@@ -53,6 +54,8 @@ def test_batch_that_does_not_hold_whole_groups(refused):
     [
         (["--num-generations", "1"], "a group of one has no baseline"),
         (["--temperature", "0"], "--temperature must be above 0"),
+        (["--max-grad-norm", "-1"], "--max-grad-norm cannot be negative"),
+        (["--config", "."], "cannot read .: Is a directory"),
         (["--max-steps", "0"], "--max-steps must be at least 1, not 0"),
         (["--loss-type", "ppo"], "--loss-type"),
         (["--env-arg", "hops"], "--env-arg needs key=value, not 'hops'"),
@@ -107,6 +110,18 @@ def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):
     assert "has no chat template" in refused("--model", str(folder))
 
 
+def test_template_that_refuses_the_system_role(refused, tmp_path, qwen2, capsys):
+    folder = tmp_path / "no-system"
+    tokenizer = load_tokenizer("tiny")
+    guard = "{%- if messages[0].role == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}"
+    tokenizer.chat_template = guard + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    qwen2.save_pretrained(folder)
+    capsys.readouterr()
+    message = refused("--model", str(folder))
+    assert "chat template" in message and "System role not supported" in message
+
+
 def test_run_name_that_exists(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
@@ -131,5 +146,6 @@ def test_config_file(tmp_path):
 def test_the_written_configuration_is_the_one_given(tmp_path):
     config = TrainConfig(env="gsm8k", learning_rate=1, env_args=("a=1", "b=x"), peft=True, run_name="r")
     (tmp_path / "config.toml").write_text(config.to_toml())
-    assert TrainConfig(**read_toml(tmp_path / "config.toml")) == config
+    # Without the run's name, so that the file can be run again.
+    assert TrainConfig(**read_toml(tmp_path / "config.toml")) == replace(config, run_name=None)
     assert config.learning_rate == 1.0

@@ -207,6 +207,34 @@ def test_a_failing_forward_pass_reaches_every_waiting_rollout_and_the_engine_rec
     assert all(len(r.token_ids) == 5 for r in run_async(collect()))
 
 
+def test_a_failing_prefill_reaches_the_whole_group_that_shares_its_prompt(qwen2, run_async, monkeypatch):
+    """Only the first of a group is active during the pass; the others were forgotten and waited for ever."""
+    engine = TransformersEngine(qwen2, max_slots=8)
+    ids = prompts(1)[0]
+
+    async def collect():
+        jobs = (engine.generate(ids, Sampling(max_tokens=5, seed=i)) for i in range(8))
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_forward", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        assert all(isinstance(r, EngineError) for r in run_async(collect()))
+    assert all(len(r.token_ids) == 5 for r in run_async(collect()))
+
+
+def test_a_prefill_holds_no_more_than_its_share_of_positions(qwen2, run_async, monkeypatch):
+    monkeypatch.setattr("plumbob.trainer.engine.PREFILL_TOKENS", 64)
+    engine = TransformersEngine(copy.deepcopy(qwen2), max_slots=16)
+    requests = [(ids, Sampling(max_tokens=4, seed=i)) for i, ids in enumerate(prompts(16))]
+    sizes = []
+    forward = engine._forward
+    monkeypatch.setattr(engine, "_forward", lambda rows, ids, *a: sizes.append(ids.numel()) or forward(rows, ids, *a))
+    completions = run_async(generate_all(engine, requests))
+    assert max(sizes) <= 64
+    expected = run_async(generate_all(TransformersEngine(copy.deepcopy(qwen2)), requests))
+    assert [c.token_ids for c in completions] == [c.token_ids for c in expected]
+
+
 @pytest.mark.parametrize("peft", [False, True])
 def test_sync_is_acknowledged_and_a_lost_update_is_caught(qwen2, make_policy, peft, monkeypatch):
     policy: Policy = make_policy(qwen2, peft=peft)

@@ -2,9 +2,10 @@ import itertools
 
 import pytest
 import torch
+from plumbob.hub import UserError
 from plumbob.rollout import Sample
 from plumbob.trainer import policy as policy_module
-from plumbob.trainer.policy import CHUNK_LOGITS, Policy
+from plumbob.trainer.policy import CHUNK_LOGITS, Policy, check_supported
 
 
 def reference(policy: Policy, row: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,6 +83,27 @@ def test_scores_do_not_depend_on_neighbours_or_padding(model, make_policy, rando
     together = policy.score(rows, 1.0).logprobs
     alone = torch.cat([policy.score([row], 1.0).logprobs for row in rows])
     assert torch.allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sliding_window": 64, "use_sliding_window": True}, "attends over a sliding window of 64 tokens"),
+        ({"final_logit_softcapping": 30.0}, "rescales its logits (final_logit_softcapping)"),
+        ({"logits_scaling": 8.0}, "rescales its logits (logits_scaling)"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "has layers of another kind"),
+    ],
+)
+def test_models_that_would_be_got_wrong_are_refused_by_name(qwen2, settings, message):
+    """Each of these passed unnoticed or blamed the weight sync: the engine ignores windows, both ignore scales."""
+    check_supported(qwen2, 4096)
+    for name, value in settings.items():
+        setattr(qwen2.config, name, value)
+    with pytest.raises(UserError) as error:
+        check_supported(qwen2, 4096)
+    assert f"qwen2 {message}" in str(error.value)
+    if "sliding_window" in settings:
+        check_supported(qwen2, 64)
 
 
 def test_a_row_without_sampled_tokens_scores_nothing(qwen2, make_policy):

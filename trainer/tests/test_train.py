@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from plumbob.hub.console import run_app
 from plumbob.rollout import to_sample
-from plumbob.trainer import checkpoint
+from plumbob.trainer import checkpoint, cli
 from plumbob.trainer.config import TrainConfig, read_toml
 from plumbob.trainer.loop import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -170,3 +171,34 @@ def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, m
     directory = train(tmp_path, max_steps=2, eval_examples=0)
     assert [row["rollout/errored"] for row in metrics(directory)] == [3, 3]
     assert capsys.readouterr().err.count("of 16 rollouts failed and leave their groups: ToolsetError") == 1
+
+
+def resume(directory: Path, *flags: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        run_app("train", cli.app, ["--resume", str(directory), *flags])
+    return int(exit_.value.code or 0)
+
+
+def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp_path, capsys):
+    directory = train(tmp_path, max_steps=2, eval_examples=0)
+    assert resume(directory, "--max-steps", "4", "--learning-rate", "1e-5") == 0
+    # Linear decay over four steps: the saved schedule alone would have gone on at 0.
+    rates = [row["optimizer/learning_rate"] for row in metrics(directory)]
+    assert rates == pytest.approx([3e-4, 1.5e-4, 0.5e-5, 0.25e-5])
+    capsys.readouterr()
+    for flags in (["--peft"], ["--env-arg", "max_hops=3"], ["--model", "./other"]):
+        assert resume(directory, *flags) == 2
+        assert "start a new run to change it" in capsys.readouterr().err
+    for name in ("trainer.pt", "model/model.safetensors"):
+        path = directory / "checkpoints" / "step_4" / name
+        path.write_bytes(path.read_bytes()[:500])
+        assert resume(directory, "--max-steps", "5") == 2
+        assert "it is damaged or of another run" in capsys.readouterr().err
+
+
+def test_waiting_for_a_slot_is_not_the_policys_time(tmp_path):
+    """One slot and a limit that one rollout easily keeps, and all of them together do not."""
+    directory = train(tmp_path, max_steps=1, eval_examples=0, max_concurrent=1, max_seconds=1.0)
+    (row,) = metrics(directory)
+    assert row["time/rollout"] > 1.0
+    assert row["rollout/truncated_share"] == 0 and row["rollout/errored"] == 0

@@ -24,9 +24,9 @@ class Advantages:
     values: list[float]
     num_groups: int = 0
     groups_all_min: int = 0
-    """Zero-signal groups whose reward is the step's lowest (nobody succeeded), if the step saw more than one reward."""
+    """Zero-signal groups whose reward is the step's lowest; if the step saw one reward only, it is 0 or less."""
     groups_all_max: int = 0
-    """Zero-signal groups above that (everybody succeeded, in a task of right and wrong)."""
+    """Zero-signal groups above that: everybody succeeded, in a task of right and wrong."""
     group_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -46,11 +46,12 @@ def compute_advantages(samples: Sequence[Sample], scale: Literal["none", "group"
         groups[sample.group].append(i)
     rewards = [sample.reward for sample in samples]
     values = [0.0] * len(samples)
-    low, all_min, all_max = min(rewards, default=0.0), 0, 0
+    low, high, all_min, all_max = min(rewards, default=0.0), max(rewards, default=0.0), 0, 0
     for members in groups.values():
         group = [rewards[i] for i in members]
         if max(group) == min(group):  # exactly 0, where a mean's rounding would leave a trace of signal
-            all_min, all_max = (all_min + 1, all_max) if group[0] == low else (all_min, all_max + 1)
+            failed = group[0] == low if low < high else low <= 0
+            all_min, all_max = (all_min + 1, all_max) if failed else (all_min, all_max + 1)
             continue
         mean = math.fsum(group) / len(group)
         deviation = _deviation(group) + SCALE_EPSILON if scale == "group" else 1.0

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from plumbob.hub import UserError
 from plumbob.trainer.policy import Policy
+from safetensors import SafetensorError
 
 KEEP = 2
 """Older checkpoints than these are deleted."""
@@ -41,10 +43,14 @@ def save(
         partial / "trainer.pt",
     )
     (partial / "state.json").write_text(json.dumps({"step": step, **extra}))
-    shutil.rmtree(final, ignore_errors=True)
+    old = root / f".step_{step}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():  # the same step again, after an interruption: at no moment is there neither
+        os.replace(final, old)
     os.replace(partial, final)
-    for old in _all(run_dir)[:-KEEP]:
-        shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
+    for folder in _all(run_dir)[:-KEEP]:
+        shutil.rmtree(folder)
     return final
 
 
@@ -59,12 +65,22 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, sche
         state = json.loads((folder / "state.json").read_text())
         saved = torch.load(folder / "trainer.pt", map_location=policy.device, weights_only=True)
         policy.restore(folder / "model")
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot resume from {folder}: {error}") from None
-    optimizer.load_state_dict(saved["optimizer"])
-    scheduler.load_state_dict(saved["scheduler"])
-    torch.set_rng_state(saved["torch_random"].cpu())
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        torch.set_rng_state(saved["torch_random"].cpu())
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot resume from {folder}, it is damaged or of another run: {reason}") from None
     return state
+
+
+def set_rate(optimizer: torch.optim.Optimizer, scheduler: Any, rate: float) -> None:
+    """Go on with the configuration's peak rate and number of steps, where the saved state holds the old ones'."""
+    scheduler.base_lrs = [rate] * len(optimizer.param_groups)
+    for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"] = rate
+        group["lr"] = rate * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def _all(run_dir: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from plumbob.hub.console import run_app
 from plumbob.hub.errors import UserError
-from plumbob.trainer.config import TrainConfig, options, read_toml
+from plumbob.trainer.config import FIXED_ON_RESUME, TrainConfig, flag, options, read_toml
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -32,7 +32,15 @@ def train(**given: Any) -> int:
         run_dir = Path(resume)
         if not (run_dir / "config.toml").is_file():
             raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
+        saved = TrainConfig(**read_toml(run_dir / "config.toml"))
         values = {**read_toml(run_dir / "config.toml"), **values}
+        for name in FIXED_ON_RESUME:
+            if (
+                name in given
+                and given[name] is not None
+                and getattr(TrainConfig(**values), name) != getattr(saved, name)
+            ):
+                raise UserError(f"--resume goes on with the run's own {flag(name)}; start a new run to change it")
     elif config_file is not None:
         values = {**read_toml(Path(config_file)), **values}
     config = TrainConfig(**values)

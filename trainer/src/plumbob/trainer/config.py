@@ -15,6 +15,19 @@ from plumbob.hub.errors import UserError
 
 BUNDLED_MODELS = ("tiny",)
 
+FIXED_ON_RESUME = (
+    "env",
+    "env_args",
+    "datasets",
+    "eval_datasets",
+    "model",
+    "peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_targets",
+)
+"""What a checkpoint belongs to; another value would be another run."""
+
 LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
@@ -110,6 +123,7 @@ class TrainConfig:
         _require(self.learning_rate is None or self.learning_rate > 0, "--learning-rate must be above 0")
         _require(self.epsilon > 0, "--epsilon must be above 0")
         _require(0 <= self.lora_dropout < 1, "--lora-dropout must be in [0, 1)")
+        _require(self.max_grad_norm >= 0, "--max-grad-norm cannot be negative; 0 leaves the gradient alone")
         _require(self.max_seconds > 0, "--max-seconds must be above 0")
         _require(min(self.eval_examples, self.warmup_steps, self.threads) >= 0, "a count cannot be negative")
         for pair in self.env_args:
@@ -127,6 +141,7 @@ class TrainConfig:
         import tomli_w
 
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        values["run_name"] = None  # the directory has it; another run of this file gets a name of its own
         return tomli_w.dumps({k: v for k, v in values.items() if v is not None})
 
 
@@ -165,6 +180,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     names = [f.name for f in dataclasses.fields(TrainConfig)]

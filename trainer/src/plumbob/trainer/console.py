@@ -37,8 +37,9 @@ MAX_ROWS = 20
 class Board:
     """Use as a context manager; `status` says what is going on now, `step` adds a finished step's row."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, first_step: int = 0) -> None:
         self.total_steps = total_steps
+        self.first_step = first_step
         self.console = Console(stderr=True)
         self.rows: list[list[str]] = []
         self._status = ""
@@ -82,7 +83,10 @@ class Board:
 
     def _render(self) -> Table:
         table = Table(
-            title=f"step {len(self.rows)}/{self.total_steps}", caption=self._status, box=None, title_justify="left"
+            title=f"step {self.first_step + len(self.rows)}/{self.total_steps}",
+            caption=self._status,
+            box=None,
+            title_justify="left",
         )
         for heading in COLUMNS:
             table.add_column(heading, justify="right")

@@ -22,6 +22,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+PREFILL_TOKENS = 1 << 15
+"""At most about so many positions, padding included, in one prefill: what it needs in memory grows with them."""
+
 
 @dataclass(eq=False)
 class _Request:
@@ -58,6 +61,8 @@ class TransformersEngine:
         self._waiting: list[_Request] = []
         self._active: list[_Request] = []
         """Request i decodes in slot i: the rows in use are always the first ones, so a step touches no others."""
+        self._admitting: list[_Request] = []
+        """Taken from the waiting ones by the step under way."""
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
@@ -121,7 +126,8 @@ class TransformersEngine:
                 self._step()
                 self.busy_seconds += time.perf_counter() - start
         except Exception as error:  # every waiting rollout must hear of it, or it would wait for ever
-            failed, self._waiting, self._active = [*self._waiting, *self._active], [], []
+            failed = [*self._waiting, *self._active, *self._admitting]
+            self._waiting, self._active, self._admitting = [], [], []
             self._cache.forget_all()
             for request in failed:
                 if not request.future.done():
@@ -147,8 +153,8 @@ class TransformersEngine:
 
     def _admit(self) -> None:
         """Give waiting requests slots, compute what their slots do not hold, and draw their first tokens."""
-        free = self._cache.num_slots - len(self._active)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        admitted = self._admitting = self._next_to_admit()
+        self._waiting = self._waiting[len(admitted) :]
         self._cache.reserve(max(r.length for r in admitted))
         leaders: dict[bytes, list[_Request]] = {}
         for request in admitted:
@@ -179,7 +185,19 @@ class TransformersEngine:
                 self._cache.copy_prefix(group[0].slot, [r.slot for r in group[1:]], len(group[0].prompt))
             order += group
             source += [i] * len(group)
+        self._admitting = []
         self._draw(order, logits[torch.tensor(source, device=self.device)])
+
+    def _next_to_admit(self) -> list[_Request]:
+        """The first waiting requests: as many as have slots, and no more distinct prompts than one pass should hold."""
+        free = self._cache.num_slots - len(self._active)
+        widest, prompts = 0, set()
+        for count, request in enumerate(self._waiting[:free]):
+            widest = max(widest, len(request.prompt))
+            prompts.add(request.prompt.tobytes())
+            if count and widest * len(prompts) > PREFILL_TOKENS:
+                return self._waiting[:count]
+        return self._waiting[:free]
 
     def _place(self, request: _Request) -> int:
         """Put a request behind the active rows. Returns how many of its leading ids need not be computed again.

@@ -48,6 +48,7 @@ async def evaluate(
     sampling: Sampling,
     limits: Limits,
     toolsets: Sequence[vf.Toolset] = (),
+    slots: asyncio.Semaphore | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> tuple[Estimate, list[vf.Trace]]:
     """One rollout of each task; rollout i is seeded by (sampling.seed, i). Errored rollouts count as reward 0."""
@@ -56,7 +57,7 @@ async def evaluate(
         seeded = Sampling(
             max_tokens=sampling.max_tokens, temperature=sampling.temperature, seed=derive_seed(sampling.seed or 0, i)
         )
-        trace = await run_rollout(task, engine, chat, seeded, limits, shared_toolsets=toolsets)
+        trace = await run_rollout(task, engine, chat, seeded, limits, shared_toolsets=toolsets, slots=slots)
         on_done()
         return trace
 

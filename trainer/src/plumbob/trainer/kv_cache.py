@@ -75,7 +75,8 @@ class SlotCache:
         extra = -(-(length - self.length) // _GROWTH) * _GROWTH
         self.ids = np.pad(self.ids, ((0, 0), (0, extra)), constant_values=-1)
         for tensors in (self.keys, self.values):
-            tensors[:] = [torch.nn.functional.pad(t, (0, 0, 0, extra)) for t in tensors]
+            for layer, tensor in enumerate(tensors):  # one by one, so that only one is held twice
+                tensors[layer] = torch.nn.functional.pad(tensor, (0, 0, 0, extra))
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
         for tensor in (*self.keys, *self.values):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import verifiers.v1 as vf
 from plumbob.hub import UserError
-from plumbob.rollout import Chat, Limits, Sample, Sampling, derive_seed, run_group, to_sample
+from plumbob.rollout import Chat, ChatTemplateError, Limits, Sample, Sampling, derive_seed, run_group, to_sample
 from plumbob.trainer import checkpoint
 from plumbob.trainer.advantages import compute_advantages
 from plumbob.trainer.config import TrainConfig
@@ -29,6 +29,7 @@ from plumbob.trainer.losses import LossInputs, clipped_loss, row_weights
 from plumbob.trainer.metrics import Tally, advantage_metrics, rollout_metrics, sync_metrics
 from plumbob.trainer.policy import (
     Policy,
+    check_supported,
     default_learning_rate,
     default_threads,
     load_chat,
@@ -66,6 +67,9 @@ class Run:
     """"before" and "after" -> "greedy" and "sampled" -> held-out reward."""
     seen_failures: set[str] = dataclasses.field(default_factory=set)
 
+    def slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(self.config.max_concurrent)
+
 
 def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     """Train as configured; returns the exit code: 0, or 1 if the run was interrupted or failed. Raises UserError."""
@@ -73,7 +77,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     transformers_logging.disable_progress_bar()
     run_, first_step = _set_up(config, resume_from)
     config = run_.config
-    with Board(config.max_steps) as board, Interruption() as interruption, asyncio.Runner() as loop:
+    with Board(config.max_steps, first_step) as board, Interruption() as interruption, asyncio.Runner() as loop:
         board.note(_banner(run_))
         step = first_step
         try:
@@ -108,6 +112,8 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and config.max_context > positions:
         raise UserError(f"--max-context {config.max_context} is more than the model's {positions} positions")
+    check_supported(model, config.max_context)
+    prompt_ids = _first_prompt(chat, tasks)
     rate = config.learning_rate or default_learning_rate(model, config.peft)
     config = dataclasses.replace(config, learning_rate=rate)
     torch.set_num_threads(config.threads or default_threads(model))
@@ -119,6 +125,7 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     directory = resume_from or _new_directory(config)
     if resume_from is not None and (folder := checkpoint.latest(resume_from)) is not None:
         state = checkpoint.restore(folder, policy, optimizer, scheduler)
+        checkpoint.set_rate(optimizer, scheduler, rate)
         first_step = state["step"]
         evaluations = {
             when: {how: Estimate(**values) for how, values in both.items()}
@@ -128,11 +135,11 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     (directory / "config.toml").write_text(config.to_toml())
     engine = TransformersEngine(
         policy.engine_model(),
-        max_slots=config.max_concurrent,
+        max_slots=min(config.max_concurrent, max(config.rollouts_per_step, len(tasks.held_out))),
         max_length=positions or config.max_context,
         version=first_step,  # a resumed run's policy versions go on where they were
     )
-    parity_row = fixed_row(_some_ids(chat, tasks))
+    parity_row = fixed_row(prompt_ids[:256])
     sync_weights(policy, engine, parity_row)
     run_ = Run(
         config=config,
@@ -233,7 +240,7 @@ def _report_failures(run_: Run, traces: Sequence[vf.Trace], board: Board) -> Non
 
 
 async def _roll_out(run_: Run, step: int) -> list[list[vf.Trace]]:
-    config = run_.config
+    config, slots = run_.config, run_.slots()
     return await asyncio.gather(
         *(
             run_group(
@@ -244,6 +251,7 @@ async def _roll_out(run_: Run, step: int) -> list[list[vf.Trace]]:
                 run_.limits,
                 config.num_generations,
                 shared_toolsets=run_.tasks.toolsets,
+                slots=slots,
             )
             for i, task in enumerate(run_.tasks.step_tasks(step, config.tasks_per_step))
         )
@@ -259,11 +267,15 @@ def _backward(run_: Run, rows: Sequence[Sample], advantages: Sequence[float], we
     def per_token(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, device=policy.device).repeat_interleave(lengths)
 
+    sampled = torch.tensor(
+        [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m],
+        device=policy.device,
+    )
     outputs = clipped_loss(
         LossInputs(
             logprobs=scores.logprobs,
-            # One optimizer step per batch: the weights are still those that the step started from.
-            old_logprobs=scores.logprobs.detach(),
+            # What the engine drew with: in float32 the ratio is 1 up to rounding, in bfloat16 it corrects the mismatch.
+            old_logprobs=sampled,
             advantages=per_token(advantages),
             weights=per_token(weights),
         ),
@@ -271,10 +283,6 @@ def _backward(run_: Run, rows: Sequence[Sample], advantages: Sequence[float], we
     )
     if outputs.loss.requires_grad:
         outputs.loss.backward()
-    sampled = torch.tensor(
-        [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m],
-        device=policy.device,
-    )
     return Tally(
         loss=outputs.loss.item(),
         tokens=len(sampled),
@@ -299,7 +307,7 @@ async def _evaluate_both(run_: Run, board: Board) -> dict[str, Estimate]:
 
         sampling = dataclasses.replace(run_.sampling, temperature=temperature, seed=derive_seed(config.seed, -1))
         result, traces = await evaluate(
-            tasks.held_out, run_.engine, run_.chat, sampling, run_.limits, tasks.toolsets, count
+            tasks.held_out, run_.engine, run_.chat, sampling, run_.limits, tasks.toolsets, run_.slots(), count
         )
         _report_failures(run_, traces, board)
         return result
@@ -307,12 +315,17 @@ async def _evaluate_both(run_: Run, board: Board) -> dict[str, Estimate]:
     return {"greedy": await one("greedy", 0.0), "sampled": await one("sampled", config.temperature)}
 
 
-def _some_ids(chat: Chat, tasks: Tasks) -> list[int]:
-    """Fixed ids for the parity check: the first task's prompt, at most 256 ids of it."""
+def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
+    """The first task's prompt. Raises UserError if the chat template refuses it, or a tool result after it."""
     from plumbob.rollout import verifiers_adapter as adapter
 
-    messages = [adapter.to_wire(m) for m in adapter.initial_messages(tasks.train[0])]
-    return chat.prompt(messages, tools=[]).token_ids[:256]
+    task = tasks.train[0]
+    try:
+        if tasks.toolsets or type(task).toolsets(task.config):
+            chat.suffix([{"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}])
+        return chat.prompt([adapter.to_wire(m) for m in adapter.initial_messages(task)], tools=[]).token_ids
+    except ChatTemplateError as error:
+        raise UserError(f"this model's chat template cannot be used here: {error}") from None
 
 
 def _new_directory(config: TrainConfig) -> Path:

@@ -55,6 +55,29 @@ def load_model(name: str) -> PreTrainedModel:
         raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None
 
 
+def check_supported(model: PreTrainedModel, max_context: int) -> None:
+    """Raise UserError for an architecture whose distribution the engine and the trainer would get wrong.
+
+    Both compute logits as output embeddings times hidden states, with full attention over the whole context.
+    """
+    config = model.config.get_text_config()
+    name = model.config.model_type
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_context and getattr(config, "use_sliding_window", True):
+        raise UserError(
+            f"{name} attends over a sliding window of {window} tokens, which plumbob does not support yet; "
+            f"with --max-context {window} or less it makes no difference"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UserError(
+            f"{name} has layers of another kind than attention, which plumbob does not support yet: {kinds}"
+        )
+    for scale in ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, scale, None) not in (None, 1, 1.0):
+            raise UserError(f"{name} rescales its logits ({scale}), which plumbob does not support yet")
+
+
 def load_chat(tokenizer: Any, model: PreTrainedModel) -> Chat:
     """The chat template, ended by its own end token and by those of the generation config."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None

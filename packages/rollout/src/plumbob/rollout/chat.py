@@ -184,7 +184,10 @@ def _assistant() -> dict[str, Any]:
 
 
 def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+    except Exception as error:  # a template raises whatever it likes
+        raise ChatTemplateError(f"the chat template refuses the conversation: {error}") from error
 
 
 def _after_sentinel(text: str) -> str:

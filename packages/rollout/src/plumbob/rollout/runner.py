@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,20 @@ async def run_rollout(
     limits: Limits | None = None,
     *,
     shared_toolsets: Sequence[vf.Toolset] = (),
+    slots: asyncio.Semaphore | None = None,
 ) -> vf.Trace:
     """One rollout of `task`, scored.
 
     The trace has one branch, whose `token_ids`, `sampled_mask` and `logprobs` are exactly what the engine saw and drew.
     A failure of the engine or the environment is recorded on the trace (`trace.ok` is false) and never raised; only
-    UnsupportedTaskset and cancellation are. `sampling.seed` seeds the rollout: turn k draws with a seed derived from it.
+    UnsupportedTaskset and cancellation are. A rollout that must wait for one of `slots` waits before its clock starts:
+    queueing is not the policy's time. `sampling.seed` seeds the rollout: turn k draws with a seed derived from it.
     """
     # A task of its own: the tools find the rollout's state in a context variable.
-    return await asyncio.create_task(
-        _run(task, engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
-    )
+    async with slots or nullcontext():
+        return await asyncio.create_task(
+            _run(task, engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
+        )
 
 
 async def _run(
@@ -185,12 +189,21 @@ async def run_group(
     size: int,
     *,
     shared_toolsets: Sequence[vf.Toolset] = (),
+    slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
     """`size` rollouts of one task, concurrently; rollout i is seeded by (sampling.seed, i)."""
     seeds = [None if sampling.seed is None else derive_seed(sampling.seed, i) for i in range(size)]
     return await asyncio.gather(
         *(
-            run_rollout(task, engine, chat, replace(sampling, seed=seed), limits, shared_toolsets=shared_toolsets)
+            run_rollout(
+                task,
+                engine,
+                chat,
+                replace(sampling, seed=seed),
+                limits,
+                shared_toolsets=shared_toolsets,
+                slots=slots,
+            )
             for seed in seeds
         )
     )

@@ -37,6 +37,7 @@ from plumbob.trainer.policy import (
     load_tokenizer,
     microbatches,
 )
+from plumbob.trainer.run_directory import append_metrics, new_directory, truncate_metrics, write_traces
 from plumbob.trainer.sync import SyncError, fixed_row, sync_weights
 from plumbob.trainer.tasks import Tasks, load_tasks
 from transformers import get_scheduler
@@ -87,7 +88,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 board.status(f"step {step + 1}/{config.max_steps}: rollouts")
                 metrics = _train_step(run_, step, loop, interruption, board)
                 step += 1
-                _append_metrics(run_, metrics)
+                append_metrics(run_.directory, metrics)
                 board.step(metrics)
                 if step % config.save_steps == 0 or step == config.max_steps:
                     _save(run_, step)
@@ -122,7 +123,7 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     optimizer = torch.optim.AdamW(policy.trainable.values(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     scheduler = get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, config.max_steps)
     first_step, evaluations = 0, {}
-    directory = resume_from or _new_directory(config)
+    directory = resume_from or new_directory(config)
     if resume_from is not None and (folder := checkpoint.latest(resume_from)) is not None:
         state = checkpoint.restore(folder, policy, optimizer, scheduler)
         checkpoint.set_rate(optimizer, scheduler, rate)
@@ -131,7 +132,7 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
             when: {how: Estimate(**values) for how, values in both.items()}
             for when, both in state["evaluations"].items()
         }
-    _truncate_metrics(directory, first_step)
+    truncate_metrics(directory, first_step)
     (directory / "config.toml").write_text(config.to_toml())
     engine = TransformersEngine(
         policy.engine_model(),
@@ -171,7 +172,7 @@ def _train_step(
     traces = [trace for group in groups for trace in group]
     samples = [to_sample(t, f"{step}/{i}") for i, group in enumerate(groups) for t in group if t.ok]
     rollout_seconds = time.perf_counter() - start
-    _write_traces(run_, step, traces)
+    write_traces(run_.directory, step, traces)
     _report_failures(run_, traces, board)
 
     # Advantages, and a weight for every token from the totals of the whole step.
@@ -326,41 +327,6 @@ def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
         return chat.prompt([adapter.to_wire(m) for m in adapter.initial_messages(task)], tools=[]).token_ids
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template cannot be used here: {error}") from None
-
-
-def _new_directory(config: TrainConfig) -> Path:
-    model = Path(config.model).name
-    name = config.run_name or f"{config.env}-{model}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = Path(config.output_dir) / name
-    try:
-        directory.mkdir(parents=True, exist_ok=False)
-    except FileExistsError:
-        raise UserError(
-            f"{directory} exists already; choose another --run-name, or go on with --resume {directory}"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot make {directory}: {error.strerror}") from None
-    return directory
-
-
-def _append_metrics(run_: Run, metrics: dict[str, float]) -> None:
-    with (run_.directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(metrics) + "\n")
-
-
-def _truncate_metrics(directory: Path, steps: int) -> None:
-    """Drop what an interrupted run wrote about steps that are run again."""
-    path = directory / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    path.write_text("".join(line + "\n" for line in lines[:steps]))
-
-
-def _write_traces(run_: Run, step: int, traces: Sequence[vf.Trace]) -> None:
-    folder = run_.directory / "traces"
-    folder.mkdir(exist_ok=True)
-    with (folder / f"step_{step + 1}.jsonl").open("w") as file:
-        for trace in traces:
-            file.write(json.dumps(trace.to_record()) + "\n")
 
 
 def _save(run_: Run, step: int) -> Path:

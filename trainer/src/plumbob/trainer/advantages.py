@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from plumbob.rollout import Sample
@@ -27,7 +27,6 @@ class Advantages:
     """Zero-signal groups whose reward is the step's lowest; if the step saw one reward only, it is 0 or less."""
     groups_all_max: int = 0
     """Zero-signal groups above that: everybody succeeded, in a task of right and wrong."""
-    group_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def zero_signal_groups(self) -> int:
@@ -60,7 +59,7 @@ def compute_advantages(samples: Sequence[Sample], scale: Literal["none", "group"
     if scale == "batch" and any(values):
         deviation = _deviation(values) + SCALE_EPSILON
         values = [value / deviation for value in values]
-    return Advantages(values, len(groups), all_min, all_max, {name: len(m) for name, m in groups.items()})
+    return Advantages(values, len(groups), all_min, all_max)
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -32,14 +32,11 @@ def train(**given: Any) -> int:
         run_dir = Path(resume)
         if not (run_dir / "config.toml").is_file():
             raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
-        saved = TrainConfig(**read_toml(run_dir / "config.toml"))
-        values = {**read_toml(run_dir / "config.toml"), **values}
+        saved = read_toml(run_dir / "config.toml")
+        values = {**saved, **values}
+        before, now = TrainConfig(**saved), TrainConfig(**values)
         for name in FIXED_ON_RESUME:
-            if (
-                name in given
-                and given[name] is not None
-                and getattr(TrainConfig(**values), name) != getattr(saved, name)
-            ):
+            if getattr(now, name) != getattr(before, name):
                 raise UserError(f"--resume goes on with the run's own {flag(name)}; start a new run to change it")
     elif config_file is not None:
         values = {**read_toml(Path(config_file)), **values}

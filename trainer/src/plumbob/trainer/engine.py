@@ -155,7 +155,6 @@ class TransformersEngine:
         """Give waiting requests slots, compute what their slots do not hold, and draw their first tokens."""
         admitted = self._admitting = self._next_to_admit()
         self._waiting = self._waiting[len(admitted) :]
-        self._cache.reserve(max(r.length for r in admitted))
         leaders: dict[bytes, list[_Request]] = {}
         for request in admitted:
             leaders.setdefault(request.prompt.tobytes(), []).append(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import verifiers.v1 as vf
 from plumbob.rollout import Chat, Engine, Limits, Sampling, derive_seed, run_rollout
@@ -54,9 +54,7 @@ async def evaluate(
     """One rollout of each task; rollout i is seeded by (sampling.seed, i). Errored rollouts count as reward 0."""
 
     async def one(i: int, task: vf.Task) -> vf.Trace:
-        seeded = Sampling(
-            max_tokens=sampling.max_tokens, temperature=sampling.temperature, seed=derive_seed(sampling.seed or 0, i)
-        )
+        seeded = replace(sampling, seed=derive_seed(sampling.seed or 0, i))
         trace = await run_rollout(task, engine, chat, seeded, limits, shared_toolsets=toolsets, slots=slots)
         on_done()
         return trace

@@ -37,6 +37,7 @@ class SlotCache:
         self.last_used = np.zeros(num_slots, dtype=np.int64)
         self._clock = 0
         self._rows: torch.Tensor | slice = slice(0, 0)
+        self._row_numbers = torch.zeros(0, 1, dtype=torch.long)
         self._positions: torch.Tensor | None = None
         self._kv_length = 0
 
@@ -97,6 +98,10 @@ class SlotCache:
         what they write is written over before it can be seen.
         """
         self._rows, self._positions, self._kv_length = rows, positions, kv_length
+        numbers = (
+            rows if isinstance(rows, torch.Tensor) else torch.arange(rows.start, rows.stop, device=positions.device)
+        )
+        self._row_numbers = numbers[:, None]
         keys = torch.arange(kv_length, device=positions.device)
         return keys <= positions[:, None, :, None]
 
@@ -112,10 +117,8 @@ class SlotCache:
 
     def _write(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         assert self._positions is not None
-        rows = self._rows
-        index = torch.arange(rows.start, rows.stop, device=cache.device) if isinstance(rows, slice) else rows
-        cache[index[:, None], :, self._positions] = new.transpose(1, 2)
-        return cache[rows, :, : self._kv_length]
+        cache[self._row_numbers, :, self._positions] = new.transpose(1, 2)
+        return cache[self._rows, :, : self._kv_length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

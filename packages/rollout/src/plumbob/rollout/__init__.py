@@ -1,14 +1,30 @@
 """Token-exact rollouts of any verifiers taskset, in this process, against any engine."""
 
 from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
-from plumbob.rollout.runner import derive_seed, run_group, run_rollout, to_sample
+from plumbob.rollout.dialogue import EndOfScript, derive_seed
+from plumbob.rollout.runner import run_group, run_rollout, to_sample
+from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply
-from plumbob.rollout.types import Completion, Engine, EngineError, Limits, Sample, Sampling, StopReason, Tokenizer
+from plumbob.rollout.types import (
+    ChatEngine,
+    ChatReply,
+    Completion,
+    Engine,
+    EngineError,
+    Limits,
+    Sample,
+    Sampling,
+    StopReason,
+    Tokenizer,
+)
 
 __all__ = [
     "Chat",
+    "ChatEngine",
+    "ChatReply",
     "ChatTemplateError",
     "Completion",
+    "EndOfScript",
     "Engine",
     "EngineError",
     "Limits",
@@ -18,6 +34,7 @@ __all__ = [
     "Rendered",
     "Sample",
     "Sampling",
+    "ScriptedChat",
     "StopReason",
     "Tokenizer",
     "derive_seed",

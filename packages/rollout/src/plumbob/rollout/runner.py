@@ -1,22 +1,21 @@
 """Run one task against an engine, in this process: no server, no subprocess, no HTTP between model and tools.
 
-One rollout reads top to bottom in `_converse`. The invariant: the prompt of turn k+1 is the prompt of turn k, plus its
-completion verbatim, plus what the environment adds.
+One rollout reads top to bottom in `_converse`; what a turn is, in tokens or in messages, is in dialogue.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from plumbob.rollout.chat import Chat, Rendered
+from plumbob.rollout.chat import Chat
+from plumbob.rollout.dialogue import ChatDialogue, Dialogue, TokenDialogue, derive_seed
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
-from plumbob.rollout.types import Engine, EngineError, Limits, Sample, Sampling, StopReason
+from plumbob.rollout.types import ChatEngine, Engine, Limits, Sample, Sampling, StopReason
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 async def run_rollout(
     task: vf.Task,
-    engine: Engine,
-    chat: Chat,
+    engine: Engine | ChatEngine,
+    chat: Chat | None,
     sampling: Sampling | None = None,
     limits: Limits | None = None,
     *,
@@ -35,7 +34,8 @@ async def run_rollout(
 ) -> vf.Trace:
     """One rollout of `task`, scored.
 
-    The trace has one branch, whose `token_ids`, `sampled_mask` and `logprobs` are exactly what the engine saw and drew.
+    With a `chat`, `engine` is an Engine, and the trace has one branch, whose `token_ids`, `sampled_mask` and `logprobs`
+    are exactly what the engine saw and drew. Without one it is a ChatEngine, and the trace holds messages only.
     A failure of the engine or the environment is recorded on the trace (`trace.ok` is false) and never raised; only
     UnsupportedTaskset and cancellation are. A rollout that must wait for one of `slots` waits before its clock starts:
     queueing is not the policy's time. `sampling.seed` seeds the rollout: turn k draws with a seed derived from it.
@@ -48,7 +48,12 @@ async def run_rollout(
 
 
 async def _run(
-    task: vf.Task, engine: Engine, chat: Chat, sampling: Sampling, limits: Limits, shared: Sequence[vf.Toolset]
+    task: vf.Task,
+    engine: Engine | ChatEngine,
+    chat: Chat | None,
+    sampling: Sampling,
+    limits: Limits,
+    shared: Sequence[vf.Toolset],
 ) -> vf.Trace:
     from plumbob.rollout import verifiers_adapter as adapter
 
@@ -59,7 +64,12 @@ async def _run(
     try:
         async with asyncio.timeout(limits.max_seconds) as deadline:
             box = await adapter.open_tools(task, trace, shared)
-            stop = await _converse(task, trace, box, engine, chat, sampling, limits, counts)
+            dialogue: Dialogue
+            if chat is not None:
+                dialogue = TokenDialogue(trace, box, cast(Engine, engine), chat, sampling, limits)
+            else:
+                dialogue = ChatDialogue(trace, box, cast(ChatEngine, engine), sampling, limits)
+            stop = await _converse(task, trace, box, dialogue, counts)
         adapter.stop(trace, stop)
     except TimeoutError as error:
         if not deadline.expired():
@@ -77,82 +87,29 @@ async def _run(
     return trace
 
 
-async def _converse(
-    task: vf.Task,
-    trace: vf.Trace,
-    box: ToolBox,
-    engine: Engine,
-    chat: Chat,
-    sampling: Sampling,
-    limits: Limits,
-    counts: dict[str, int],
-) -> str:
+async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
     """Turns until something ends them; returns the stop reason."""
     from plumbob.rollout import verifiers_adapter as adapter
 
     stop_hooks = task.hooks("stop")
-    new_messages = adapter.initial_messages(task)
-    rendered = chat.prompt([adapter.to_wire(m) for m in new_messages], box.schemas)
-    # At once: a rollout that ends before its first turn has a row too, and shows why.
-    _add_context(trace, new_messages, rendered, box)
-    ids: list[int] = []
-    for turn in range(limits.max_turns):
+    dialogue.open(adapter.initial_messages(task))
+    for turn in range(dialogue.limits.max_turns):
         if fired := await adapter.fired_stop(task, trace, stop_hooks):
             return fired
-        budget = limits.max_context - len(ids) - len(rendered.token_ids)
-        if budget <= 0:
-            return StopReason.MAX_CONTEXT
-        ids = ids + rendered.token_ids  # a new list: the engine may keep the one it was given
-        start = time.time()
-        completion = await engine.generate(ids, _turn_sampling(sampling, chat, turn, budget))
-        if not completion.token_ids:
-            raise EngineError("the engine drew no token")
-        if completion.finish_reason == "stop" and completion.token_ids[-1] not in chat.stop_token_ids:
-            raise EngineError("the engine stopped without drawing a stop token")
-        reasoning, reply = chat.parse(completion.token_ids, has_tools=bool(box.tools))
-        calls = [_tool_call(call, f"call_{turn}_{i}") for i, call in enumerate(reply.calls)]
-        message = adapter.assistant_message(reply.content, reasoning, calls)
-        if turn:
-            _add_context(trace, new_messages, rendered)
-        adapter.add_turn(trace, rendered.header_ids, message, completion, len(ids), start)
-        ids = [*ids, *completion.token_ids]
-        if completion.finish_reason == "length":
-            return StopReason.MAX_CONTEXT if budget <= sampling.max_tokens else StopReason.MAX_TURN_TOKENS
-        if not calls:
+        spoken = await dialogue.speak(turn)
+        if spoken.stop is not None:
+            return spoken.stop
+        if not spoken.calls:
             return StopReason.COMPLETED
         # In order, one after another: calls of one turn may build on each other's effects. Rollouts run concurrently.
-        texts = [await _observe(box, call, counts) for call in reply.calls]
-        new_messages = [
-            adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
-            for call, text in zip(calls, texts, strict=True)
-        ]
-        rendered = chat.suffix([adapter.to_wire(m) for m in new_messages])
+        texts = [await _observe(box, call, counts) for call in spoken.calls]
+        dialogue.hear(
+            [
+                adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
+                for call, text in zip(spoken.tool_calls, texts, strict=True)
+            ]
+        )
     return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
-
-
-def _turn_sampling(sampling: Sampling, chat: Chat, turn: int, budget: int) -> Sampling:
-    return replace(
-        sampling,
-        max_tokens=min(sampling.max_tokens, budget),
-        stop_token_ids=chat.stop_token_ids,
-        seed=None if sampling.seed is None else derive_seed(sampling.seed, turn),
-    )
-
-
-def derive_seed(*parts: int) -> int:
-    """One 63-bit seed of several numbers; the same on every machine and in every process."""
-    import hashlib
-
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def _tool_call(call: ParsedCall | MalformedCall, call_id: str) -> Any:
-    from plumbob.rollout.verifiers_adapter import ToolCall
-
-    if isinstance(call, MalformedCall):
-        return ToolCall(id=call_id, name="", arguments=call.text)
-    return ToolCall(id=call_id, name=call.name, arguments=json.dumps(call.arguments))
 
 
 async def _observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:
@@ -170,14 +127,6 @@ async def _observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[
         counts["tool_errors"] += 1
         text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
     return text.encode("utf-8", "replace").decode()  # a name of a file may hold what no tokenizer takes
-
-
-def _add_context(trace: vf.Trace, messages: list[Any], rendered: Rendered, box: ToolBox | None = None) -> None:
-    from plumbob.rollout import verifiers_adapter as adapter
-
-    for i, (message, span) in enumerate(zip(messages, rendered.spans(), strict=True)):
-        tools = box.declared if box is not None and i == 0 else None
-        adapter.add_context(trace, message, rendered.token_ids[span], rendered.is_content[span], tools)
 
 
 async def run_group(

@@ -26,6 +26,8 @@ class MalformedCall:
     text: str
     reason: str
     """One sentence for the model, e.g. "the arguments must be a JSON object"."""
+    name: str = ""
+    """The tool it names, where only the arguments are unreadable (a chat endpoint gives the two apart)."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,19 @@ def _read_call(text: str, argument_keys: tuple[str, ...]) -> ParsedCall | Malfor
     if not isinstance(arguments, dict):
         return MalformedCall(text, "the arguments must be a JSON object")
     return ParsedCall(name, arguments)
+
+
+def read_arguments(name: str, arguments: str) -> ParsedCall | MalformedCall:
+    """A call whose name and arguments (JSON text) come apart, as in OpenAI's wire format."""
+    if not name:
+        return MalformedCall(arguments, "the call could not be read")
+    try:
+        values = _load(arguments or "{}")
+    except ValueError as error:
+        return MalformedCall(arguments, f"the arguments are not valid JSON ({error})", name)
+    if not isinstance(values, dict):
+        return MalformedCall(arguments, "the arguments must be a JSON object", name)
+    return ParsedCall(name, values)
 
 
 def _load(text: str) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -57,6 +59,34 @@ class Engine(Protocol):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Draw one completion of `prompt_ids`. Many calls run concurrently. Raises EngineError."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """One assistant turn as a chat endpoint gives it: text and calls, no token ids.
+
+    Example: `ChatReply("", (ParsedCall("lookup", {"key": "4711"}),))`.
+    """
+
+    content: str
+    calls: tuple[ParsedCall | MalformedCall, ...] = ()
+    reasoning: str | None = None
+    finish_reason: Literal["stop", "length"] = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ChatEngine(Protocol):
+    """Messages in, a message out: enough to evaluate with, not to train on.
+
+    Implementations: `plumbob.rollout.scripted.ScriptedChat`, and the trainer package's client of OpenAI-compatible servers.
+    """
+
+    async def reply(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], sampling: Sampling
+    ) -> ChatReply:
+        """The next assistant turn. `messages` and `tools` are in OpenAI's wire format. Raises EngineError."""
         ...
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
-from plumbob.rollout.types import Completion, StopReason
+from plumbob.rollout.types import ChatReply, Completion, StopReason
 from pydantic import ValidationError
 from verifiers.v1.errors import TaskError, ToolsetError, boundary
 from verifiers.v1.graph import MessageNode
@@ -27,6 +27,8 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.trace import AgentInfo, ModelCall, TimeSpan, Trace, TraceTask
 from verifiers.v1.types import AssistantMessage, SystemMessage, Tool, ToolCall, ToolMessage, Usage, UserMessage
 from verifiers.v1.utils.decorators import discover_decorated, invoke
+
+FinishReason = Literal["stop", "length"]
 
 SLOW_TOOL_SECONDS = 0.005
 """A synchronous tool that once took longer than this runs in a thread from then on, so that it cannot stall others."""
@@ -177,11 +179,7 @@ def initial_messages(task: vf.Task) -> list[Any]:
 
 def to_wire(message: Any) -> dict[str, Any]:
     """A typed message as chat templates expect it. Only what a template may read."""
-    wire: dict[str, Any] = {"role": message.role, "content": message.content}
-    if not isinstance(message.content, str | None):
-        if any(part.type != "text" for part in message.content):
-            raise UnsupportedTaskset("images in a prompt are not supported by in-process rollouts")
-        wire["content"] = "\n".join(part.text for part in message.content)
+    wire = _wire_content(message)
     if isinstance(message, AssistantMessage):
         if message.reasoning_content:
             wire["reasoning_content"] = message.reasoning_content
@@ -192,6 +190,16 @@ def to_wire(message: Any) -> dict[str, Any]:
     return wire
 
 
+def _wire_content(message: Any) -> dict[str, Any]:
+    """Role and text of a typed message."""
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str | None):
+        if any(part.type != "text" for part in message.content):
+            raise UnsupportedTaskset("images in a prompt are not supported by in-process rollouts")
+        wire["content"] = "\n".join(part.text for part in message.content)
+    return wire
+
+
 def _wire_call(call: ToolCall) -> dict[str, Any]:
     """Templates print the arguments as JSON themselves, so they get them as an object."""
     return {
@@ -199,6 +207,34 @@ def _wire_call(call: ToolCall) -> dict[str, Any]:
         "id": call.id,
         "function": {"name": call.name, "arguments": json.loads(call.arguments)},
     }
+
+
+def to_openai(message: Any) -> dict[str, Any]:
+    """A typed message as a chat endpoint takes it: arguments are JSON text there.
+
+    Arguments that are no JSON object are wrapped: servers read a call again to render it, and refuse what they cannot.
+    """
+    wire = _wire_content(message)
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        wire["tool_calls"] = [
+            {
+                "type": "function",
+                "id": c.id,
+                "function": {"name": c.name or "unreadable", "arguments": _as_object(c.arguments)},
+            }
+            for c in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        wire["tool_call_id"] = message.tool_call_id
+    return wire
+
+
+def _as_object(arguments: str) -> str:
+    try:
+        readable = isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        readable = False
+    return arguments if readable else json.dumps({"unreadable": arguments})
 
 
 async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]]) -> str | None:
@@ -214,7 +250,7 @@ def add_context(
     trace: Trace, message: Any, token_ids: list[int], is_content: list[bool], tools: list[Tool] | None = None
 ) -> None:
     """Append a message that the environment supplied; `token_ids` are the ids it adds to the row."""
-    _append(trace, message, token_ids, 0, is_content, tools=tools or [])
+    _append(trace, message, token_ids, 0, is_content, tools=tools or [], sampled=False)
     if tools:
         trace.tools = tools
 
@@ -230,18 +266,29 @@ def add_turn(
     """Append a sampled turn. `header_ids`: the unsampled ids before it that no message owns (the assistant header)."""
     sampled = list(completion.token_ids)
     is_content = [False] * len(header_ids) + [True] * len(sampled)
-    _append(trace, message, [*header_ids, *sampled], len(sampled), is_content, logprobs=list(completion.logprobs))
+    logprobs = list(completion.logprobs)
+    _append(trace, message, [*header_ids, *sampled], len(sampled), is_content, logprobs=logprobs, sampled=True)
+    _add_call(trace, message, completion.finish_reason, prompt_length, len(sampled), start)
+    trace.info.setdefault("policy_versions", []).append(completion.policy_version)
+
+
+def add_chat_turn(trace: Trace, message: AssistantMessage, reply: ChatReply, start: float) -> None:
+    """Append a turn of a chat endpoint, whose tokens are unknown."""
+    _append(trace, message, [], 0, [], sampled=True)
+    _add_call(trace, message, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens, start)
+
+
+def _add_call(
+    trace: Trace, message: AssistantMessage, finish: FinishReason, num_prompt: int, num_sampled: int, start: float
+) -> None:
     trace.calls.append(
         ModelCall.model_construct(
             node=len(trace.nodes) - 1,
-            finish_reason="tool_calls"
-            if message.tool_calls and completion.finish_reason == "stop"
-            else completion.finish_reason,
-            usage=Usage.model_construct(prompt_tokens=prompt_length, completion_tokens=len(sampled)),
+            finish_reason="tool_calls" if message.tool_calls and finish == "stop" else finish,
+            usage=Usage.model_construct(prompt_tokens=num_prompt, completion_tokens=num_sampled),
             time=TimeSpan.model_construct(start=start, end=time.time()),
         )
     )
-    trace.info.setdefault("policy_versions", []).append(completion.policy_version)
 
 
 def _append(
@@ -254,7 +301,6 @@ def _append(
         MessageNode.model_construct(
             parent=len(trace.nodes) - 1 if trace.nodes else None,
             message=message,
-            sampled=num_sampled > 0,
             token_ids=token_ids,
             mask=[False] * num_context + [True] * num_sampled,
             is_content=is_content,

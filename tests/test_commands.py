@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = [["train", "--help"], ["hub", "--help"], ["hub", "list"], ["hub", "list", "--json"]]
-HEAVY = {"torch", "transformers", "verifiers", "datasets", "rich", "vf_lookup", "vf_gsm8k"}
+COMMANDS = [
+    ["train", "--help"],
+    *[[name, "--help"] for name in ("serve", "evaluate", "predict", "benchmark", "analyze")],
+    ["hub", "--help"],
+    ["hub", "list"],
+    ["hub", "list", "--json"],
+]
+HEAVY = {"torch", "transformers", "verifiers", "datasets", "rich", "vf_lookup", "vf_gsm8k", "vf_musique"}
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:

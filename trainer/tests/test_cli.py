@@ -7,8 +7,9 @@ import pytest
 from plumbob.hub import UserError
 from plumbob.hub.console import run_app
 from plumbob.trainer import cli
-from plumbob.trainer.config import TrainConfig, read_toml
+from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.policy import load_tokenizer
+from plumbob.trainer.settings import read_toml
 
 ROW = {"question": "2 + 2?", "answer": "4\n#### 4"}
 
@@ -135,10 +136,10 @@ def test_config_file(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('env = "gsm8k"\nlearning_rat = 1e-5\n')
     with pytest.raises(UserError, match="unknown key 'learning_rat'; did you mean 'learning_rate'"):
-        read_toml(path)
+        read_toml(path, TrainConfig)
     path.write_text("env = [")
     with pytest.raises(UserError, match="is not valid TOML"):
-        read_toml(path)
+        read_toml(path, TrainConfig)
     with pytest.raises(UserError, match="--max-steps must be of type int, not '3'"):
         TrainConfig(max_steps="3")  # ty: ignore[invalid-argument-type]
 
@@ -147,5 +148,5 @@ def test_the_written_configuration_is_the_one_given(tmp_path):
     config = TrainConfig(env="gsm8k", learning_rate=1, env_args=("a=1", "b=x"), peft=True, run_name="r")
     (tmp_path / "config.toml").write_text(config.to_toml())
     # Without the run's name, so that the file can be run again.
-    assert TrainConfig(**read_toml(tmp_path / "config.toml")) == replace(config, run_name=None)
+    assert TrainConfig(**read_toml(tmp_path / "config.toml", TrainConfig)) == replace(config, run_name=None)
     assert config.learning_rate == 1.0

@@ -13,8 +13,9 @@ import torch
 from plumbob.hub.console import run_app
 from plumbob.rollout import to_sample
 from plumbob.trainer import checkpoint, cli
-from plumbob.trainer.config import TrainConfig, read_toml
+from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.loop import run
+from plumbob.trainer.settings import read_toml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verifiers.v1.trace import WireTrace
 
@@ -61,7 +62,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert AutoTokenizer.from_pretrained(folder / "model").chat_template
     saved = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert saved.dtype == torch.float32
-    assert read_toml(directory / "config.toml")["learning_rate"] == 3e-4
+    assert read_toml(directory / "config.toml", TrainConfig)["learning_rate"] == 3e-4
 
 
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
@@ -81,7 +82,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     (directory / "checkpoints" / "step_4").rename(tmp_path / "gone")
     rows = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(rows[:3]))
-    assert run(TrainConfig(**read_toml(directory / "config.toml")), directory) == 0
+    assert run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory) == 0
     assert timeless(metrics(directory)) == timeless(metrics(whole))
     summaries = [json.loads((d / "summary.json").read_text())["evaluations"] for d in (whole, directory)]
     assert summaries[0] == summaries[1]

@@ -11,7 +11,7 @@ import verifiers.v1 as vf
 import vf_gsm8k
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import AgentInfo, TraceTask
-from vf_gsm8k.taskset import SYSTEM_PROMPT, GSM8KConfig, GSM8KTaskset
+from vf_gsm8k.taskset import SYSTEM_PROMPTS, GSM8KConfig, GSM8KTaskset
 
 
 def first_task(**config):
@@ -34,9 +34,14 @@ def scored(task, *replies):
     return trace.reward, trace.metrics
 
 
-def test_the_package_exports_the_one_class_that_its_entry_point_names():
+def test_the_package_exports_its_functions_and_the_one_taskset_that_its_entry_point_names():
     (entry,) = entry_points(group="plumbob.environments", name="gsm8k")
-    assert vf_gsm8k.__all__ == ["GSM8KTaskset"]
+    assert {"Answer", "GSM8KTaskset", "extract_answer", "is_correct"} <= set(vf_gsm8k.__all__)
+    exported = [getattr(vf_gsm8k, name) for name in vf_gsm8k.__all__]
+    tasksets = [item for item in exported if isinstance(item, type) and issubclass(item, vf.Taskset)]
+    assert tasksets == [GSM8KTaskset]
+    with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+        vf_gsm8k.Missing  # noqa: B018
     assert entry.load() is vf_gsm8k.GSM8KTaskset is GSM8KTaskset
     # verifiers finds a taskset by module name: the entry point's distribution, with "_".
     assert importlib.import_module(entry.dist.name.replace("-", "_")) is vf_gsm8k
@@ -63,8 +68,7 @@ def test_only_the_hub_source_imports_datasets(monkeypatch, tmp_path):
 def test_a_task_carries_its_row():
     task = first_task(split="test", seed=4)
     assert task.key == task.data.id == "gsm8k-synthetic-test-4-0"
-    assert (task.data.idx, task.data.system_prompt) == (0, SYSTEM_PROMPT)
-    assert "#### <number>" in SYSTEM_PROMPT
+    assert (task.data.idx, task.data.system_prompt) == (0, SYSTEM_PROMPTS["hash"])
     assert task.data.prompt and int(task.data.answer) > 0
 
 
@@ -88,11 +92,94 @@ def test_one_turn_ends_the_rollout():
     assert asyncio.run(single_turn(trace_of(task, "Let me think.")))
 
 
-def test_the_reward_is_for_the_answer_and_the_metrics_say_why_not():
+def metrics(kind=None, **values):
+    """All metrics of a reply that is read as `kind`; those not given are 0."""
+    names = ("answer_found", "format_ok", "lenient_correct")
+    kinds = {f"extracted_by/{name}": float(name == kind) for name in ("hash", "boxed", "answer_tag", "phrase")}
+    return {**{name: float(values.get(name, 0)) for name in names}, **kinds}
+
+
+def test_the_reward_is_for_the_answer_and_the_metrics_say_how_it_was_read():
     task = first_task()
     gold = task.data.answer
-    assert scored(task, f"So:\n#### {gold}") == (1.0, {"answer_found": 1.0, "format_ok": 1.0})
-    assert scored(task, f"It is \\boxed{{{gold}}}.") == (1.0, {"answer_found": 1.0, "format_ok": 0.0})
-    assert scored(task, f"#### {gold}1") == (0.0, {"answer_found": 1.0, "format_ok": 1.0})
-    assert scored(task, f"It is {gold}.") == (0.0, {"answer_found": 0.0, "format_ok": 0.0})
-    assert scored(task) == (0.0, {"answer_found": 0.0, "format_ok": 0.0})
+    good = {"answer_found": 1, "lenient_correct": 1}
+    assert scored(task, f"So:\n#### {gold}") == (1.0, metrics("hash", **good, format_ok=1))
+    assert scored(task, f"It is \\boxed{{{gold}}}.") == (1.0, metrics("boxed", **good))
+    assert scored(task, f"<answer>{gold}</answer>") == (1.0, metrics("answer_tag", **good))
+    assert scored(task, f"The answer is {gold}.") == (1.0, metrics("phrase", **good))
+    assert scored(task, f"#### {gold}1") == (0.0, metrics("hash", answer_found=1, format_ok=1))
+    assert scored(task, f"It is {gold}.") == (0.0, metrics(lenient_correct=1))
+    assert scored(task, "#### <number>") == (0.0, metrics())
+    assert scored(task) == (0.0, metrics())
+
+
+def test_the_trace_says_which_text_was_read():
+    task = first_task()
+    trace = trace_of(task, "It is $\\boxed{1{,}000}$.")
+    asyncio.run(task.score(trace))
+    assert trace.to_record()["info"]["answer"] == {"text": "1{,}000", "extracted_by": "boxed"}
+    trace = trace_of(task, "It is 1000.")
+    asyncio.run(task.score(trace))
+    assert trace.info["answer"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "style"), [("hash", "hash"), ("####", "hash"), ("boxed", "boxed"), (r"\boxed", "boxed")]
+)
+def test_the_answer_style_is_what_the_prompt_asks_for_and_format_ok_wants(given, style):
+    task = first_task(answer_style=given)
+    assert task.data.answer_style == style
+    assert {"hash": "#### <number>", "boxed": r"\boxed{<number>}"}[style] in task.data.system_prompt
+    replies = {"hash": f"#### {task.data.answer}", "boxed": rf"\boxed{{{task.data.answer}}}"}
+    for name, reply in replies.items():
+        reward, read = scored(task, reply)
+        # The answer counts in either style; the format only in the one that was asked for.
+        assert (reward, read["format_ok"]) == (1.0, float(name == style))
+
+
+def test_an_unknown_answer_style_is_refused():
+    with pytest.raises(ValueError, match="'hash' or 'boxed'"):
+        GSM8KConfig(answer_style="latex")
+
+
+@pytest.mark.parametrize("style", ["hash", "boxed"])
+def test_the_oracle_scores_one_on_every_task(style):
+    for task in GSM8KTaskset(GSM8KConfig(datasets="synthetic", num_examples=20, answer_style=style)):
+        transcript = task.oracle()
+        assert all(isinstance(message, vf.AssistantMessage) for message in transcript)
+        reward, read = scored(task, *(message.content for message in transcript))
+        assert (reward, read["format_ok"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"), [("#### $1,200.50", "1200.5"), (r"\boxed{\frac{1}{3}}", "1/3"), ("It is 7.", None), ("", None)]
+)
+def test_a_prediction_is_one_row_of_json(reply, answer):
+    task = first_task(split="test")
+    row = task.prediction(trace_of(task, reply))
+    assert json.loads(json.dumps(row)) == {"id": "gsm8k-synthetic-test-0-0", "answer": answer}
+
+
+def test_scoring_many_rollouts_at_once_does_not_hold_up_the_event_loop():
+    """Arithmetic in 200 replies, while something else wants to run every few milliseconds."""
+    task = first_task()
+
+    async def run():
+        longest = 0.0
+
+        async def beat():
+            nonlocal longest
+            while True:
+                start = asyncio.get_running_loop().time()
+                await asyncio.sleep(0.005)
+                longest = max(longest, asyncio.get_running_loop().time() - start)
+
+        beats = asyncio.create_task(beat())
+        traces = [trace_of(task, rf"\boxed{{{n} \times 7 + 1}}") for n in range(200)]
+        await asyncio.gather(*(task.score(trace) for trace in traces))
+        beats.cancel()
+        return longest, traces
+
+    longest, traces = asyncio.run(run())
+    assert all(trace.metrics["extracted_by/boxed"] == 1.0 for trace in traces)
+    assert longest < 2.0

@@ -1,15 +1,19 @@
 import asyncio
+import hashlib
+import json
 import re
+from pathlib import Path
 
 import pytest
 import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plumbob.rollout import Limits
 from plumbob.rollout import verifiers_adapter as adapter
 from pydantic import ValidationError
 from verifiers.v1.types import AssistantMessage, ToolCall
 from vf_lookup import LookupTaskset
-from vf_lookup.taskset import VALUES, LookupConfig, make_data, split_of
+from vf_lookup.taskset import PRESETS, VALUES, LookupConfig, expected_reward, make_data, split_of
 
 configs = st.builds(
     lambda low, extra, table, distractors, values, seed, split: LookupConfig(
@@ -173,3 +177,115 @@ def test_metrics_tell_what_went_wrong():
 
 def test_a_key_written_as_a_number_is_the_same_key():
     assert play([("", [("lookup", '{{"key": {0}}}')]), ("x", [])]).metrics["links_followed"] == 1
+
+
+def sizes(config: LookupConfig) -> dict[str, int]:
+    return {name: getattr(config, name) for name in PRESETS["easy"]}
+
+
+def test_without_a_difficulty_the_tasks_are_what_they_always_were():
+    """The bundled policy was trained on these; a change here must be meant."""
+    digest = hashlib.sha256()
+    for split in ("train", "eval"):
+        for index in range(200):
+            data = make_data(LookupConfig(id="vf_lookup", split=split), index)
+            digest.update(data.model_dump_json(exclude_none=True).encode())
+    assert digest.hexdigest() == "cfdbf230cd6a1c5f011ef05aeb3442c0ce054d6032bd04ca66982701bd8b7a21"
+    assert sizes(LookupConfig()) == {"min_hops": 1, "max_hops": 5, "table_size": 16, "distractors": 0, "num_values": 64}
+
+
+@pytest.mark.parametrize("difficulty", PRESETS)
+def test_a_difficulty_sets_the_sizes(difficulty):
+    config = LookupConfig(id="vf_lookup", difficulty=difficulty)
+    assert sizes(config) == PRESETS[difficulty]
+    hops = [len(make_data(config, index).chain) for index in range(300)]
+    assert (min(hops), max(hops)) == (config.min_hops, config.max_hops)
+    # Written out and read again it is the same, as in a stored configuration.
+    assert LookupConfig.model_validate(config.model_dump()) == config
+
+
+def test_what_is_given_wins_over_the_difficulty():
+    config = LookupConfig(id="vf_lookup", difficulty="hard", distractors=0, max_hops="6")
+    assert sizes(config) == {**PRESETS["hard"], "distractors": 0, "max_hops": 6}
+    # Also where it equals the default without a difficulty.
+    assert LookupConfig(difficulty="hard", min_hops=1).min_hops == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"difficulty": "impossible"}, "'trivial', 'easy', 'medium', 'hard' or 'extreme'"),
+        ({"difficulty": ["hard"]}, "'trivial', 'easy', 'medium', 'hard' or 'extreme'"),
+        ({"difficulty": "hard", "max_hops": 3}, r"min_hops \(4\); difficulty hard sets those that are not given"),
+        (
+            {"difficulty": "hard", "table_size": 8},
+            r"table_size \(8\) cannot hold 10 links and 2 distractors; difficulty",
+        ),
+    ],
+)
+def test_a_difficulty_that_cannot_be_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        LookupConfig(id="vf_lookup", **given)
+
+
+def test_every_difficulty_fits_the_default_number_of_turns():
+    assert all(preset["max_hops"] + 1 <= Limits().max_turns for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("p", [percent / 100 for percent in range(30, 97)])
+def test_some_difficulty_suits_a_policy_of_any_strength(p):
+    rewards = [expected_reward(preset["min_hops"], preset["max_hops"], p) for preset in PRESETS.values()]
+    assert any(0.295 <= reward <= 0.705 for reward in rewards)
+    assert rewards == sorted(rewards, reverse=True)
+
+
+def test_the_readme_states_the_presets_and_what_they_mean():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    head = next(line for line in readme.splitlines() if line.startswith("| p |"))
+    probabilities = [float(cell) for cell in head.split("|")[2:-1]]
+    for name, preset in PRESETS.items():
+        shortest, longest = preset["min_hops"], preset["max_hops"]
+        hops = str(shortest) if shortest == longest else f"{shortest}-{longest}"
+        row = f"| `{name}` | {hops} | {preset['table_size']} | {preset['distractors']} | {preset['num_values']} |"
+        assert row in readme
+        rewards = [expected_reward(shortest, longest, p) for p in probabilities]
+        assert f"| `{name}` | {' | '.join(map(shown, rewards))} |" in readme
+    assert f"| none | {' | '.join(shown(expected_reward(1, 5, p)) for p in probabilities)} |" in readme
+
+
+def shown(reward: float) -> str:
+    return f"**{reward:.2f}**" if 0.295 <= reward <= 0.705 else f"{reward:.2f}"
+
+
+async def play_messages(task, messages) -> vf.Trace:
+    trace = adapter.new_trace(task)
+    box = await adapter.open_tools(task, trace)
+    for message in messages:
+        adapter.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
+        for call in message.tool_calls or []:
+            await box.tools[call.name].call(json.loads(call.arguments))
+    await adapter.finish(task, trace, 60)
+    assert trace.ok, trace.errors
+    return trace
+
+
+@pytest.mark.parametrize("difficulty", [None, *PRESETS])
+def test_the_oracle_scores_one(difficulty):
+    for task in LookupTaskset(LookupConfig(id="vf_lookup", difficulty=difficulty, num_examples=30, split="eval")):
+        messages = task.oracle()
+        trace = asyncio.run(play_messages(task, messages))
+        assert trace.reward == 1.0
+        assert len({call.id for message in messages for call in message.tool_calls or []}) == len(task.data.chain)
+        assert trace.metrics["links_followed"] == trace.metrics["calls"] == trace.metrics["hops"]
+        assert not trace.metrics["unknown_keys"] + trace.metrics["malformed_calls"] + trace.metrics["repeated_calls"]
+        assert task.prediction(trace) == {"id": task.key, "answer": task.data.answer}
+
+
+@pytest.mark.parametrize(
+    ("last", "answer"),
+    [(("It is amber.", []), "It is amber."), (("", []), None), (("amber", [lookup(0)]), None)],
+)
+def test_a_prediction_is_the_last_reply_or_null(last, answer):
+    task = next(iter(LookupTaskset(LookupConfig(id="vf_lookup", min_hops=3, max_hops=3))))
+    row = task.prediction(play([("", [lookup(0)]), last]))
+    assert json.loads(json.dumps(row)) == {"id": "lookup-train-0-0", "answer": answer}

@@ -331,3 +331,26 @@ def test_a_reward_that_hangs(play, kit):
 def test_a_rollout_refuses_what_it_cannot_honour(play, kit):
     with pytest.raises(adapter.UnsupportedTaskset, match="needs a container"):
         play(["x"], task=unsupported(kit)[0][0])
+
+
+def test_a_tool_whose_ground_is_gone_fails_the_rollout(play, kit):
+    """What no model can mend is no observation: vf.ToolsetError leaves the group, any other failure is told."""
+
+    class Toolset(kit.Toolset):
+        TOOL_PREFIX = "kit"
+
+        @vf.tool
+        def ask(self, server_is_down: bool) -> str:
+            """Ask the server."""
+            raise vf.ToolsetError("the index is gone") if server_is_down else RuntimeError("no such thing")
+
+    class Task(kit.Task):
+        @classmethod
+        def toolsets(cls, config):
+            return [Toolset(vf.ToolsetConfig())]
+
+    task = Task(kit.Data(prompt="Go.", results=[]))
+    trace, _ = play([("kit_ask", {"server_is_down": True}), "never drawn"], task=task)
+    assert not trace.ok and "the index is gone" in trace.errors[-1].message and trace.num_turns == 1
+    trace, _ = play([("kit_ask", {"server_is_down": False}), "well"], task=task)
+    assert trace.ok and "no such thing" in trace.tool_messages[0].content

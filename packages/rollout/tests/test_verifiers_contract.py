@@ -11,10 +11,12 @@ import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.mcpserver import MCPServer
-from plumbob.rollout import run_rollout, to_sample
+from plumbob.rollout import run_rollout, tasksets, to_sample
 from plumbob.rollout import verifiers_adapter as adapter
+from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.graph import prepare_turn
 from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
+from verifiers.v1.runtimes import provision_runtime
 from verifiers.v1.session import RolloutLimits
 from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import Response, TurnTokens
@@ -232,11 +234,62 @@ def test_any_text_of_a_conversation_survives_the_record(kit, text):
     assert WireTrace.model_validate(record).messages == [vf.UserMessage(content=text)]
 
 
+# --- what the harness takes for granted -------------------------------------------------------------------------------
+
+
+def test_a_task_without_servers_is_the_same_task_with_the_same_tools(kit):
+    task = kit.Task(kit.Data(results=["a"]))
+    clone = adapter.without_servers(task)
+    assert (type(clone), clone.data, clone.config, clone.key) == (kit.Task, task.data, task.config, task.key)
+    # Upstream asks the instance; what it would start a server for is what it gets here.
+    assert clone.toolsets(clone.config) == [] and len(task.toolsets(task.config)) == 1
+
+    async def main():
+        return await adapter.bind_tools(clone, adapter.new_trace(clone))
+
+    assert list(asyncio.run(main()).tools) == list(boxed(task).tools)
+
+
+@pytest.mark.parametrize(("status", "error"), [(0, InterceptionError), (400, HarnessError)])
+def test_a_failed_program_is_attributed_to_its_boundary(kit, status, error):
+    class Harness(vf.Harness[vf.HarnessConfig]):
+        async def launch(self, *args):
+            raise NotImplementedError
+
+    async def main():
+        async with provision_runtime(vf.SubprocessConfig()) as runtime:
+            trace = adapter.new_trace(kit.BareTask(kit.Data()))
+            await Harness(vf.HarnessConfig())._check_result(trace, runtime, adapter.failed_program(status, "boom"))
+
+    with pytest.raises(error, match="boom"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "full"),
+    [
+        (400, "This model's Maximum Context Length is 8 tokens", True),
+        (413, "Request Entity Too Large", True),
+        (400, "rollout stopped: max_turns", False),
+        (500, "maximum context length", False),
+    ],
+)
+def test_a_full_context_is_told_from_other_refusals(status, body, full):
+    assert adapter.is_context_overflow(status, body) is full
+
+
+@pytest.mark.parametrize("prompt", ["Go.", [vf.UserMessage(content="Go.")]])
+def test_the_first_messages_in_openai_s_format(prompt):
+    user = {"role": "user", "content": "Go."}
+    assert adapter.opening(None, prompt) == [user]
+    assert adapter.opening("Be brief.", prompt) == [{"role": "system", "content": "Be brief."}, user]
+
+
 # --- settings of a taskset ------------------------------------------------------------------------------------------
 
 
 def test_settings_are_read_as_their_fields_types():
-    taskset = adapter.make_taskset(LookupTaskset, "vf_lookup", {"num_examples": "3", "split": "eval"})
+    taskset = tasksets.make_taskset(LookupTaskset, "vf_lookup", {"num_examples": "3", "split": "eval"})
     assert (taskset.config.num_examples, taskset.config.split) == (3, "eval")
     assert len(list(taskset)) == 3
 
@@ -252,14 +305,14 @@ def test_settings_are_read_as_their_fields_types():
 )
 def test_a_wrong_setting_is_one_sentence(settings, why):
     with pytest.raises(ValueError, match=why) as caught:
-        adapter.make_taskset(LookupTaskset, "vf_lookup", settings)
+        tasksets.make_taskset(LookupTaskset, "vf_lookup", settings)
     assert "\n" not in str(caught.value)
 
 
 def test_choices_of_a_setting():
-    assert adapter.setting_choices("vf_lookup", "split") == ("train", "eval")
-    assert adapter.setting_choices("vf_lookup", "seed") == ()
-    assert adapter.setting_choices("vf_lookup", "nope") is None
+    assert tasksets.setting_choices("vf_lookup", "split") == ("train", "eval")
+    assert tasksets.setting_choices("vf_lookup", "seed") == ()
+    assert tasksets.setting_choices("vf_lookup", "nope") is None
 
 
 def test_the_toolsets_of_a_taskset_serve_all_its_rollouts(kit):
@@ -271,7 +324,7 @@ def test_the_toolsets_of_a_taskset_serve_all_its_rollouts(kit):
         def toolsets(cls, config):
             return [kit.Toolset(vf.ToolsetConfig())]
 
-    (toolset,) = adapter.shared_toolsets(Taskset(vf.TasksetConfig(id="x")))
+    (toolset,) = tasksets.shared_toolsets(Taskset(vf.TasksetConfig(id="x")))
     assert type(toolset) is kit.Toolset
 
 

@@ -6,134 +6,178 @@ answer counts only where the reply says that it is one, and is compared as a Fra
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_NUMBER = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
+from vf_gsm8k.expressions import evaluate
+from vf_gsm8k.notation import MAX_CHARS, plain
+from vf_gsm8k.numbers import INTEGER, NUMBER, last_side, parse_number, stated_number
 
-# "-$1,200.50", "$-3", "$42$" (LaTeX math), "3/4", "15%", each with a unit or without.
-_VALUE = re.compile(
-    rf"\$?(?P<sign>[-+]?)\s*\$?(?P<top>{_NUMBER})(?:/(?P<bottom>{_INTEGER}))?\s*%?\$?(?P<unit>\s*[A-Za-z][A-Za-z'\s-]*)?"
+Kind = Literal["hash", "boxed", "answer_tag", "phrase"]
+KINDS: tuple[Kind, ...] = ("hash", "boxed", "answer_tag", "phrase")
+
+# Of each kind, at most so many of the last markers are looked at: a looping policy writes thousands.
+_MOST_MARKERS = 32
+
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*\n?([^\n#]*)")
+_SPECIAL_TOKEN = re.compile(r"<\||</")
+# "#### 1. Add the apples"
+_NUMBERED_HEADING = re.compile(r"[\s*_]*[0-9]+\s*[.):][*_]*\s+\S")
+_STARTS_AS_NUMBER = re.compile(r"[\s*_$+\\(-]*\.?[0-9]")
+_FORMAT = re.compile(rf"-?{NUMBER}(?:/{INTEGER})?")
+_BOXED_END = re.compile(rf"({_FORMAT.pattern})\}}[\s$.*]*(?:\\[\])])?[\s.*]*")
+
+# Also "oxed" after a backspace and "boxed" alone: what is left of "\boxed" where an escape was read once too often.
+_BOX = re.compile(
+    r"(?:\\boxed|\\fbox|\x08oxed|(?<![A-Za-z\\])boxed)\s*\{|\\boxed(?:\s+(?=[-+]?\$?[0-9])|(?=[0-9]))", re.ASCII
 )
-# Words that change the number before them or name a second one: "3 dozen", "42 or fifty", "6 times seven".
-_NOT_A_UNIT = re.compile(
-    r"\b(?:k|x|times|plus|minus|multiplied|divided|over|or|and|to"
-    r"|dozens?|hundreds?|thousands?|millions?|billions?|trillions?)\b",
+_BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
+_BARE_BOX = re.compile(r"[-+]?\$?[0-9][0-9.,]*")
+_TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
+
+_ANSWER = re.compile(r"\b(?:answer|ans)\b", re.IGNORECASE)
+_BEFORE_CHARS, _AFTER_CHARS = 100, 500
+_ADJECTIVES = r"(?:(?:final|correct|right|exact|numeric(?:al)?|overall|short)\s+)*"
+_AT_LINE_START = re.compile(
+    rf"(?:^|\n|[.!?;,]\s)[ \t>#*_•-]*(?:(?:so|thus|and|therefore|hence),?\s+)?(?:(?:the|my|your|our)\s+)?{_ADJECTIVES}[*_]*$",
     re.IGNORECASE,
 )
-# int() refuses strings of more than 4300 digits with an exception, which a reply must not be able to cause.
-_MAX_CHARS = 1000
-
-_HASHES = re.compile(r"(?<!#)####(?!#)([^\n#]+)")
-_FORMAT = re.compile(rf"#### -?{_NUMBER}(?:/{_INTEGER})?")
-_BOX = re.compile(r"\\boxed\s*\{")
-_PHRASE = re.compile(r"\b(?:the(?:\s+final)?|final)\s+answer\s+is\b[\s:]*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
-
-# What surrounds a number without being part of it: blanks, Markdown emphasis and code.
-_WRAPPING = " \t\r\n*_`"
-_LATEX = (
-    (re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"), r" \1 "),
-    # The leading blank keeps "2\frac{1}{2}" from reading 21/2.
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
-    (re.compile(r"\{,\}"), ","),
-    # A thin space separates thousands, or anything else: "10\,000" but "3\,kg" and "3\,4".
-    (re.compile(r"\\[,!;:](?=[0-9]{3}(?![0-9]))"), ""),
-    (re.compile(r"\\[,!;:]"), " "),
-    (re.compile(r"\\([$% ])"), r"\1"),
-    (re.compile(r"\\[()\[\]]"), " "),
+_DETERMINED = re.compile(rf"\b(?:the|my|our|final|correct)\s+{_ADJECTIVES}[*_]*$", re.IGNORECASE)
+# "If the answer is 42, ..." states nothing.
+_CONDITIONAL = re.compile(r"\b(?:if|whether|suppose|assum(?:e|es|ing)|unless)\b[^.!?\n]*$", re.IGNORECASE)
+_OF_WHAT = r"[*_]*(?:,[^.,\n]{1,20},)?(?:\s\([^()\n]{0,40}\))?(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?"
+_IS = re.compile(
+    rf"{_OF_WHAT}\s*(?:[:=]|\s(?:is|was|equals|(?:would|will|should|must)\s+be|comes\s+(?:out\s+)?to)\b)", re.IGNORECASE
 )
+_LABEL_END = re.compile(rf"{_OF_WHAT}[ \t]*(?:[:=]|[*_: \t]*\n)", re.IGNORECASE)
+_TO_THE_VALUE = re.compile(r"\A[\s:*_]*(?:\\\[|\\\(|\$\$)?\s*")
+_SENTENCE_END = re.compile(r"\n|(?<!\bRs)(?<!\bapprox)[.!?](?=[\s*_\"')\]]|$)|(?:\s—\s|;)(?![^\n]*[0-9])")
+_REASON = re.compile(r",?\s(?:because|since|as|which|so|where|given|meaning|not|i\.e\.)\s", re.IGNORECASE)
+
+_LAST_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{NUMBER}")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A final answer as the reply wrote it, always readable as a number.
+    """A final answer as the reply wrote it, always readable as one number.
 
     Example: Answer(text="$1,200", extracted_by="boxed")
     """
 
     text: str
-    extracted_by: Literal["hashes", "boxed", "answer_tag", "phrase"]
+    extracted_by: Kind
 
 
 def extract_answer(completion: str) -> Answer | None:
-    r"""The reply's final answer, or None where it states none.
+    r"""The final answer that the reply states last, or None where it states none.
 
-    Markers in order of trust: `#### X`, `\boxed{X}`, `<answer>X</answer>`, "the answer is X". The first kind whose last
-    occurrence holds a number decides; for `####` the last one that holds a number, since "#### Step 2" is a Markdown
-    heading. A number without a marker is never an answer. Linear in the length of the completion.
+    It is stated by `#### X`, `\boxed{X}`, `<answer>X</answer>`, or "the answer is X" and "Answer: X". Of several, the
+    one that begins last decides, whatever its kind: a reply that boxes 41, thinks again and ends on "#### 42" says 42.
+    Markers without a digit (an echo of the format, a heading) are passed over. If the last one names several numbers
+    ("41 or 42"), the reply has no answer. A box that never closes counts only where nothing else is marked. A number
+    without a marker is never an answer. Never raises; linear in the length of the completion.
     """
-    reply = final_reply(completion)
-    if hashes := _hash_answers(reply):
-        return Answer(hashes[-1], "hashes")
-    candidates = (("boxed", _last_box(reply)), ("answer_tag", _last_tag(reply)), ("phrase", _last_phrase(reply)))
-    for extracted_by, text in candidates:
-        if text is not None and parse_number(text, units=True) is not None:
-            return Answer(text, extracted_by)
-    return None
+    found = find_answer(completion)
+    return None if found is None else found[0]
 
 
 def is_correct(completion: str, gold: str) -> bool:
     """Whether the reply's final answer equals the gold number exactly (42.0 equals 42; 0.33 does not equal 1/3).
 
-    Raises ValueError if gold is not a number.
+    `gold` is a number, or a worked solution that ends in "#### <number>". Raises ValueError if it is neither. Safe in
+    every thread; milliseconds at most, unless the machine stalls (see expressions.TIMEOUT_SECONDS).
     """
-    expected = parse_number(gold)
-    if expected is None:
-        raise ValueError(f"the gold answer {gold!r} is not a number")
-    answer = extract_answer(completion)
-    return answer is not None and parse_number(answer.text, units=True) == expected
+    expected = gold_value(gold)
+    found = find_answer(completion)
+    return found is not None and found[1] == expected
 
 
-def is_well_formatted(completion: str) -> bool:
-    """Whether the reply's last line is `#### <bare number>` and no other line is one."""
+def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
+    """What `extract_answer` gives, with its value."""
+    reply = final_reply(completion)
+    markers = [*_hash_markers(reply), *_box_markers(reply), *_tag_markers(reply), *_phrase_markers(reply)]
+    several_in_prose = False
+    for _, kind, text in sorted(markers, reverse=True):
+        if kind == "phrase" and several_in_prose:
+            continue
+        text = text.strip(" \t\r\n*_`")
+        if not _has_digit(text):
+            continue
+        # A phrase is prose: only a plain number is meant by it, not arithmetic.
+        value = answer_value(text, arithmetic=kind != "phrase")
+        if value is not None:
+            return Answer(text, kind), value
+        if kind in ("boxed", "answer_tag") or (kind == "hash" and _STARTS_AS_NUMBER.match(text)):
+            return None
+        several_in_prose |= kind == "phrase"
+    text = _open_box(reply)
+    value = None if text is None else answer_value(text)
+    return None if text is None or value is None else (Answer(text, "boxed"), value)
+
+
+def answer_value(text: str, *, arithmetic: bool = True) -> Fraction | None:
+    r"""The one number that a marked text states, or None. `arithmetic` also works out `6 \times 7` and `\sqrt{16}`."""
+    written = plain(text)
+    side = None if written is None else last_side(written)
+    if side is None:
+        return None
+    value = stated_number(side)
+    return evaluate(side) if value is None and arithmetic else value
+
+
+def is_lenient_match(completion: str, gold: str) -> bool:
+    """Whether the reply is correct, or its last number, marked or not, equals the gold one (verl's "flexible").
+
+    For a metric, to tell wrong arithmetic from a missing marker. Raises ValueError if gold is not a number.
+    """
+    if is_correct(completion, gold):
+        return True
+    numbers = _LAST_NUMBER.findall(final_reply(completion))
+    return bool(numbers) and parse_number(numbers[-1]) == gold_value(gold)
+
+
+def is_well_formatted(completion: str, style: Literal["hash", "boxed"] = "hash") -> bool:
+    r"""Whether the reply ends as its prompt asks: one answer, a bare number, in the last line.
+
+    hash: the last line, and no other, is `#### <number>`. boxed: the reply's only box is `\boxed{<number>}`, and nothing
+    but punctuation follows it.
+    """
     reply = final_reply(completion).rstrip()
-    last_line = reply.rpartition("\n")[2]
-    return _FORMAT.fullmatch(last_line) is not None and len(_hash_answers(reply)) == 1
+    if style == "boxed":
+        boxes = list(_BOX.finditer(reply))
+        ending = _BOXED_END.fullmatch(reply, boxes[0].end()) if len(boxes) == 1 else None
+        return ending is not None and parse_number(ending[1]) is not None
+    before, _, last_line = reply.rpartition("\n")
+    if not last_line.startswith("#### ") or not _FORMAT.fullmatch(last_line, 5) or parse_number(last_line[5:]) is None:
+        return False
+    others = (match[1] for match in _HASHES.finditer(before))
+    return not any(_STARTS_AS_NUMBER.match(text) and not _NUMBERED_HEADING.match(text) for text in others)
 
 
 def gold_answer(solution: str) -> str | None:
-    """The number after the last "####" of a worked solution in GSM8K's schema, bare; None if there is none.
+    r"""The number after the last "####" of a worked solution in GSM8K's schema, bare; None if there is none.
 
     Example: "4 * 300 = 1,200\n#### $1,200" -> "1200"
     """
     _, marker, text = solution.rpartition("####")
-    value = _match_value(text, units=False) if marker else None
+    match = re.fullmatch(rf"\s*(-?)\$?(-?)({NUMBER}(?:/{INTEGER})?)\.?\s*", text) if marker else None
+    if match is None or (match[1] and match[2]) or parse_number(match[3]) is None:
+        return None
+    return (match[1] + match[2] + match[3]).replace(",", "")
+
+
+def gold_value(gold: str) -> Fraction:
+    """The gold number, given alone or at the end of a worked solution. Raises ValueError if it is neither."""
+    value = parse_number(gold)
+    if value is None and (bare := gold_answer(gold)) is not None:
+        value = parse_number(bare)
     if value is None:
-        return None
-    fraction = f"/{value['bottom']}" if value["bottom"] else ""
-    return f"{value['sign']}{value['top']}{fraction}".replace(",", "").removeprefix("+")
-
-
-def parse_number(text: str, *, units: bool = False) -> Fraction | None:
-    """The value of a number as people and LaTeX write it; None if the text is anything else.
-
-    Reads thousands separators, a sign, `$`, `%` (15% is 15), decimals and fractions. `units` also allows words after it
-    ("42 km per hour"), but none that change the number ("3 dozen").
-    """
-    match = _match_value(text, units=units)
-    if match is None:
-        return None
-    value = Fraction(match["top"].replace(",", "")) / int((match["bottom"] or "1").replace(",", ""))
-    return -value if match["sign"] == "-" else value
-
-
-def _match_value(text: str, *, units: bool) -> re.Match[str] | None:
-    """The parts of a number, or None; never a denominator of 0."""
-    if len(text) > _MAX_CHARS:
-        return None
-    text = text.replace("\N{MINUS SIGN}", "-")
-    for pattern, replacement in _LATEX:
-        text = pattern.sub(replacement, text)
-    match = _VALUE.fullmatch(text.lstrip(_WRAPPING).rstrip(_WRAPPING + "."))
-    if match is None or (match["bottom"] and not match["bottom"].strip("0,")):
-        return None
-    if match["unit"] and (not units or _NOT_A_UNIT.search(match["unit"])):
-        return None
-    return match
+        raise ValueError(f"the gold answer {gold!r} is not a number")
+    return value
 
 
 def final_reply(completion: str) -> str:
@@ -141,41 +185,78 @@ def final_reply(completion: str) -> str:
 
     A guess inside it is not the answer. The chat template may have written <think>, so </think> can stand alone.
     """
-    reply = completion.rpartition("</think>")[2]
-    return reply.partition("<think>")[0]
+    reply = completion
+    for name in ("think", "thinking"):
+        reply = reply.rpartition(f"</{name}>")[2].partition(f"<{name}>")[0]
+    return reply
 
 
-def _hash_answers(reply: str) -> list[str]:
-    """Every X of `#### X` that is a number, in order."""
-    found = (match.strip() for match in _HASHES.findall(reply))
-    return [text for text in found if parse_number(text, units=True) is not None]
+_Marker = tuple[int, Kind, str]
+"""Where it starts, its kind, and the text it marks."""
 
 
-def _last_box(reply: str) -> str | None:
-    r"""The inside of the `\boxed{...}` that starts last among those that end; braces nest."""
-    contents = {match.end() for match in _BOX.finditer(reply)}
-    if not contents:
-        return None
+def _hash_markers(reply: str) -> Iterator[_Marker]:
+    """`#### X` to the end of the line, or the next line if X is missing; no numbered headings."""
+    for match in list(_HASHES.finditer(reply))[-_MOST_MARKERS:]:
+        text = _SPECIAL_TOKEN.split(match[1], maxsplit=1)[0]
+        if not _NUMBERED_HEADING.match(text):
+            yield match.start(), "hash", text
+
+
+def _box_markers(reply: str) -> Iterator[_Marker]:
+    r"""The insides of the last `\boxed{...}` and `\fbox{...}` that end; braces nest. `\boxed 42` ends with the number."""
+    boxes = list(_BOX.finditer(reply))
+    if not boxes:
+        return
+    starts = {match.end(): match.start() for match in boxes if match[0].endswith("{")}
+    found: list[_Marker] = [
+        (match.start(), "boxed", bare[0].rstrip(".,"))
+        for match in boxes[-_MOST_MARKERS:]
+        if not match[0].endswith("{") and (bare := _BARE_BOX.match(reply, match.end()))
+    ]
     open_braces: list[int] = []
-    last: tuple[int, int] | None = None
+    spans: list[tuple[int, int]] = []
     # One pass with a stack: looking for each box's end in turn is quadratic when a looping policy opens thousands.
-    for match in re.finditer(r"\\\\|\\[{}]|[{}]", reply):
+    for match in _BRACES.finditer(reply):
         if match[0] == "{":
             open_braces.append(match.end())
         elif match[0] == "}" and open_braces:
             start = open_braces.pop()
-            if start in contents and (last is None or start > last[0]):
-                last = (start, match.start())
-    return None if last is None else reply[last[0] : last[1]].strip()
+            if start in starts:
+                spans.append((start, match.start()))
+    found += [(starts[start], "boxed", reply[start:end]) for start, end in sorted(spans)[-_MOST_MARKERS:]]
+    yield from found
 
 
-def _last_tag(reply: str) -> str | None:
-    end = reply.rfind("</answer>")
-    start = reply.rfind("<answer>", 0, max(end, 0))
-    return None if start < 0 else reply[start + len("<answer>") : end].strip()
+def _open_box(reply: str) -> str | None:
+    """The rest of the line after the last box, if that box never closes: the reply was cut off."""
+    boxes = list(_BOX.finditer(reply))
+    if not boxes or not boxes[-1][0].endswith("{"):
+        return None
+    return reply[boxes[-1].end() :].partition("\n")[0].rstrip("$ .").strip() or None
 
 
-def _last_phrase(reply: str) -> str | None:
-    """What follows the last "the answer is", up to the end of the sentence."""
-    ends = [match.end() for match in _PHRASE.finditer(reply)]
-    return _SENTENCE_END.split(reply[ends[-1] :], maxsplit=1)[0].strip() if ends else None
+def _tag_markers(reply: str) -> Iterator[_Marker]:
+    tags = list(_TAGS.finditer(reply))[-2 * _MOST_MARKERS :]
+    for start, end in itertools.pairwise(tags):
+        if not start[1] and end[1]:
+            yield start.start(), "answer_tag", reply[start.end() : end.start()]
+
+
+def _phrase_markers(reply: str) -> Iterator[_Marker]:
+    """What follows "the answer is", "Answer:" or a heading "Final Answer", up to the end of the sentence."""
+    for match in list(_ANSWER.finditer(reply))[-_MOST_MARKERS:]:
+        before = reply[max(0, match.start() - _BEFORE_CHARS) : match.start()]
+        after = reply[match.end() : match.end() + _AFTER_CHARS]
+        at_start = _AT_LINE_START.search(before)
+        link = _LABEL_END.match(after) if at_start else None
+        link = link or (_IS.match(after) if at_start or _DETERMINED.search(before) else None)
+        if link is None or _CONDITIONAL.search(before):
+            continue
+        value = _TO_THE_VALUE.sub("", after[link.end() :], count=1)
+        sentence = _SENTENCE_END.split(value, maxsplit=1)[0]
+        yield match.start(), "phrase", _REASON.split(sentence, maxsplit=1)[0]
+
+
+def _has_digit(text: str) -> bool:
+    return len(text) > MAX_CHARS or any(sign.isnumeric() for sign in text)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import field_validator
 
-from vf_gsm8k.answers import extract_answer, is_correct, is_well_formatted
+from vf_gsm8k.answers import KINDS, find_answer, is_correct, is_lenient_match, is_well_formatted
+from vf_gsm8k.numbers import format_number
 from vf_gsm8k.sources import load_rows
 
-SYSTEM_PROMPT = (
-    "Solve the problem. Reason step by step, then end with one line that holds only the answer, a bare number: "
-    "#### <number>"
-)
+Style = Literal["hash", "boxed"]
+
+SYSTEM_PROMPTS: dict[Style, str] = {
+    "hash": (
+        "Solve the problem. Reason step by step, then end with one line that holds only the answer, a bare number: "
+        "#### <number>"
+    ),
+    "boxed": (
+        "Solve the problem. Reason step by step, then end with one line that holds only the answer, a bare number in a "
+        "box: \\boxed{<number>}"
+    ),
+}
+_STYLE_NAMES = {"####": "hash", "\\boxed": "boxed"}
 
 
 class GSM8KConfig(vf.TasksetConfig):
@@ -27,6 +38,14 @@ class GSM8KConfig(vf.TasksetConfig):
     """Which synthetic problems to generate; other sources ignore it."""
     num_examples: int = -1
     """How many rows to use, from the first; -1 means all of them, or 1000 synthetic ones."""
+    answer_style: Style = "hash"
+    """How the system prompt asks for the answer: "hash" for a last line `#### 42` (also written "####"), "boxed" for
+    `\\boxed{42}`. The reward reads both, whichever was asked for; `format_ok` wants this one."""
+
+    @field_validator("answer_style", mode="before")
+    @classmethod
+    def _by_its_sign(cls, value: Any) -> Any:
+        return _STYLE_NAMES.get(value, value) if isinstance(value, str) else value
 
     @field_validator("num_examples")
     @classmethod
@@ -39,6 +58,8 @@ class GSM8KConfig(vf.TasksetConfig):
 class GSM8KData(vf.TaskData):
     answer: str
     """The gold number, without thousands separators."""
+    answer_style: Style = "hash"
+    """What the system prompt asked for."""
 
 
 class GSM8KTask(vf.Task[GSM8KData]):
@@ -50,20 +71,46 @@ class GSM8KTask(vf.Task[GSM8KData]):
     async def single_turn(self, trace: vf.Trace) -> bool:
         return trace.num_turns >= 1
 
+    # Reading a reply takes well under a millisecond, unless it is very long or wants arithmetic: in a thread, so that no
+    # reply can hold up the others' rollouts.
+
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
-        """1 if the reply's final answer equals the gold number exactly, else 0."""
-        return float(is_correct(trace.last_reply, self.data.answer))
+        """1 if the reply's final answer equals the gold number exactly, in whichever style it is given, else 0."""
+        return float(await asyncio.to_thread(is_correct, trace.last_reply, self.data.answer))
 
     @vf.metric
-    async def answer_found(self, trace: vf.Trace) -> float:
-        """1 if the reply states a final answer in any form that the reward reads."""
-        return float(extract_answer(trace.last_reply) is not None)
+    async def reading(self, trace: vf.Trace) -> dict[str, float]:
+        """How the reply was read. `trace.info["answer"]` gets the answer's text, or None.
 
-    @vf.metric
-    async def format_ok(self, trace: vf.Trace) -> float:
-        """1 if the reply's last line, and no other, is `#### <number>`."""
-        return float(is_well_formatted(trace.last_reply))
+        `answer_found`: it states a final answer in any form that the reward reads. `extracted_by/<kind>`: in this form.
+        `format_ok`: it ends in the style that the prompt asked for. `lenient_correct`: it is correct, or its last number
+        is the gold one, marked or not.
+        """
+        return await asyncio.to_thread(self._read, trace)
+
+    def _read(self, trace: vf.Trace) -> dict[str, float]:
+        reply = trace.last_reply
+        found = find_answer(reply)
+        kind = found[0].extracted_by if found else None
+        trace.info["answer"] = {"text": found[0].text, "extracted_by": kind} if found else None
+        return {
+            "answer_found": float(found is not None),
+            "format_ok": float(is_well_formatted(reply, self.data.answer_style)),
+            "lenient_correct": float(is_lenient_match(reply, self.data.answer)),
+            **{f"extracted_by/{name}": float(kind == name) for name in KINDS},
+        }
+
+    def oracle(self) -> list[vf.AssistantMessage]:
+        """A perfect transcript: one reply that scores 1, in the style that the prompt asks for."""
+        answer = self.data.answer
+        final = f"#### {answer}" if self.data.answer_style == "hash" else f"\\boxed{{{answer}}}"
+        return [vf.AssistantMessage(content=f"Worked out step by step, it is this.\n{final}")]
+
+    def prediction(self, trace: vf.Trace) -> dict[str, Any]:
+        """The rollout as one JSON row. Example: {"id": "gsm8k-test-0", "answer": "18"}; null for no answer."""
+        found = find_answer(trace.last_reply)
+        return {"id": self.key, "answer": format_number(found[1]) if found else None}
 
 
 class GSM8KTaskset(vf.Taskset[GSM8KTask, GSM8KConfig]):
@@ -71,9 +118,17 @@ class GSM8KTaskset(vf.Taskset[GSM8KTask, GSM8KConfig]):
         """Every row is read and checked before the first task comes out; ValueError names the first bad one."""
         config = self.config
         rows = load_rows(config.datasets, config.split, seed=config.seed, num_examples=config.num_examples)
+        style = config.answer_style
         return (
             GSM8KTask(
-                GSM8KData(id=row.id, prompt=row.question, system_prompt=SYSTEM_PROMPT, answer=row.answer), config.task
+                GSM8KData(
+                    id=row.id,
+                    prompt=row.question,
+                    system_prompt=SYSTEM_PROMPTS[style],
+                    answer=row.answer,
+                    answer_style=style,
+                ),
+                config.task,
             )
             for row in rows
         )

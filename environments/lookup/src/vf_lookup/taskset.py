@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
-from typing import Literal, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
@@ -92,6 +92,26 @@ VALUES = [
 
 FIRST_KEY, LAST_KEY = 1000, 9999
 
+Difficulty = Literal["trivial", "easy", "medium", "hard", "extreme"]
+
+PRESETS: dict[Difficulty, dict[str, int]] = {
+    "trivial": {"min_hops": 1, "max_hops": 1, "table_size": 8, "distractors": 0, "num_values": 16},
+    "easy": {"min_hops": 1, "max_hops": 3, "table_size": 16, "distractors": 0, "num_values": 64},
+    "medium": {"min_hops": 2, "max_hops": 6, "table_size": 24, "distractors": 0, "num_values": 64},
+    "hard": {"min_hops": 4, "max_hops": 10, "table_size": 40, "distractors": 2, "num_values": 64},
+    "extreme": {"min_hops": 8, "max_hops": 14, "table_size": 64, "distractors": 6, "num_values": 64},
+}
+"""What each difficulty sets. The longest chain and the reply after it fit the 16 turns that runners allow by default."""
+
+
+def expected_reward(min_hops: int, max_hops: int, link_probability: float) -> float:
+    """The mean reward of a policy that follows each link with this probability, in [0, 1], and never wanders back.
+
+    Example: expected_reward(1, 3, 0.7) -> (0.7 + 0.49 + 0.343) / 3 = 0.511
+    """
+    lengths = range(min_hops, max_hops + 1)
+    return sum(link_probability**hops for hops in lengths) / len(lengths)
+
 
 def split_of(start_key: str) -> Literal["train", "eval"]:
     """Which split a task that starts at this key belongs to: a quarter of all keys start evaluation tasks only.
@@ -113,6 +133,8 @@ class LookupConfig(vf.TasksetConfig):
     """How many tasks; task i is the same whatever this is."""
     seed: int = 0
     """Another seed gives other tasks of the same split."""
+    difficulty: Difficulty | None = None
+    """Sets the five sizes below, those left out; None leaves them at their defaults."""
     min_hops: int = Field(1, ge=1)
     """The fewest lookups that reach the value."""
     max_hops: int = Field(5, ge=1)
@@ -124,13 +146,23 @@ class LookupConfig(vf.TasksetConfig):
     num_values: int = Field(len(VALUES), ge=2, le=len(VALUES))
     """How many different values there are to guess from."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        # An unknown name sets nothing here; the field says what it may be.
+        preset = next((sizes for name, sizes in PRESETS.items() if name == given.get("difficulty")), {})
+        return {**preset, **given}
+
     @model_validator(mode="after")
     def _consistent(self) -> LookupConfig:
+        chosen = f"; difficulty {self.difficulty} sets those that are not given" if self.difficulty else ""
         if self.max_hops < self.min_hops:
-            raise ValueError(f"max_hops ({self.max_hops}) is less than min_hops ({self.min_hops})")
+            raise ValueError(f"max_hops ({self.max_hops}) is less than min_hops ({self.min_hops}){chosen}")
         if self.table_size < self.max_hops + self.distractors:
             raise ValueError(
-                f"table_size ({self.table_size}) cannot hold {self.max_hops} links and {self.distractors} distractors"
+                f"table_size ({self.table_size}) cannot hold {self.max_hops} links and {self.distractors} distractors{chosen}"
             )
         return self
 
@@ -171,6 +203,24 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
             "malformed_calls": sum(not _is_wellformed(call) for call in calls),
             "turns": trace.num_turns,
         }
+
+    def oracle(self) -> list[vf.AssistantMessage]:
+        """A perfect transcript: one call for each link, then the value. It scores 1."""
+        calls = [
+            vf.ToolCall(id=f"call_{index}", name="lookup", arguments=json.dumps({"key": key}))
+            for index, key in enumerate(self.data.chain)
+        ]
+        turns = [vf.AssistantMessage(content="", tool_calls=[call]) for call in calls]
+        return [*turns, vf.AssistantMessage(content=self.data.answer)]
+
+    def prediction(self, trace: vf.Trace) -> dict[str, Any]:
+        """The rollout as one JSON row; null where the last turn called a tool or said nothing.
+
+        Example: {"id": "lookup-eval-0-17", "answer": "amber"}
+        """
+        turns = trace.assistant_messages
+        replied = bool(turns) and not turns[-1].tool_calls
+        return {"id": self.key, "answer": (trace.last_reply or None) if replied else None}
 
 
 def _is_wellformed(call: vf.ToolCall) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from plumbob.hub.console import run_app
 from plumbob.hub.errors import UserError
-from plumbob.trainer.config import FIXED_ON_RESUME, TrainConfig, flag, options, read_toml
+from plumbob.trainer.config import FIXED_ON_RESUME, TrainConfig
+from plumbob.trainer.settings import as_command, flag, read_toml
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -32,49 +32,40 @@ def train(**given: Any) -> int:
         run_dir = Path(resume)
         if not (run_dir / "config.toml").is_file():
             raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
-        saved = read_toml(run_dir / "config.toml")
+        saved = read_toml(run_dir / "config.toml", TrainConfig)
         values = {**saved, **values}
         before, now = TrainConfig(**saved), TrainConfig(**values)
         for name in FIXED_ON_RESUME:
             if getattr(now, name) != getattr(before, name):
                 raise UserError(f"--resume goes on with the run's own {flag(name)}; start a new run to change it")
     elif config_file is not None:
-        values = {**read_toml(Path(config_file)), **values}
+        values = {**read_toml(Path(config_file), TrainConfig), **values}
     config = TrainConfig(**values)
 
     from plumbob.hub import find
 
     find(config.env)  # a wrong name is told at once, before seconds of imports
-    _quiet_libraries()
+    quiet_libraries()
     from plumbob.trainer.loop import run
 
     return run(config, run_dir)
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Progress bars and advice of the libraries would tear the live table."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _signature() -> inspect.Signature:
-    env = Annotated[str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")]
-    extra = {
-        "config_file": Annotated[
-            str | None, typer.Option("--config", help="A TOML file of these settings; flags win.")
-        ],
-        "resume": Annotated[str | None, typer.Option("--resume", help="Go on with the run in this run directory.")],
-    }
-    annotations: list[tuple[str, Any]] = [("env", env), *extra.items(), *((f.name, hint) for f, hint in options())]
-    return inspect.Signature(
-        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in annotations]
-    )
-
-
-train.__signature__ = _signature()  # type: ignore[attr-defined]
-train.__annotations__ = {name: p.annotation for name, p in train.__signature__.parameters.items()}  # type: ignore[attr-defined]
-app.command(help=_HELP)(train)
+_ARGUMENTS: dict[str, Any] = {
+    "env": Annotated[
+        str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")
+    ],
+    "config_file": Annotated[str | None, typer.Option("--config", help="A TOML file of these settings; flags win.")],
+    "resume": Annotated[str | None, typer.Option("--resume", help="Go on with the run in this run directory.")],
+}
+app.command(help=_HELP)(as_command(train, _ARGUMENTS, TrainConfig))
 
 
 def main() -> None:

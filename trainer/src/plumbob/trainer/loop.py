@@ -23,7 +23,8 @@ from plumbob.trainer.advantages import compute_advantages
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.console import Board, sparkline
 from plumbob.trainer.engine import TransformersEngine
-from plumbob.trainer.evaluation import Estimate, evaluate
+from plumbob.trainer.evaluation.estimates import Estimate
+from plumbob.trainer.held_out import evaluate
 from plumbob.trainer.interruption import Interrupted, Interruption
 from plumbob.trainer.losses import LossInputs, clipped_loss, row_weights
 from plumbob.trainer.metrics import Tally, advantage_metrics, rollout_metrics, sync_metrics
@@ -109,7 +110,7 @@ def _set_up(config: TrainConfig, resume_from: Path | None) -> tuple[Run, int]:
     tokenizer = load_tokenizer(config.model)
     tasks = load_tasks(config)
     model = load_model(config.model)
-    chat = load_chat(tokenizer, model)
+    chat = load_chat(tokenizer, model.generation_config)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and config.max_context > positions:
         raise UserError(f"--max-context {config.max_context} is more than the model's {positions} positions")

@@ -5,36 +5,46 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from peft import LoraConfig, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, set_peft_model_state_dict
 from plumbob.hub import UserError
 from plumbob.rollout import Chat, ChatTemplateError, Sample
 from plumbob.trainer.config import BUNDLED_MODELS, TrainConfig
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 CHUNK_LOGITS = 1 << 25
 """At most so many logits exist at once: 128 MiB in float32, 220 tokens of a 152k vocabulary."""
 
 
 def model_path(name: str) -> str:
-    """A bundled model's folder, or the name as it is."""
-    return str(Path(__file__).parent / "policies" / name) if name in BUNDLED_MODELS else name
+    """A bundled model's folder, the last checkpoint's of a run directory, or the name as it is."""
+    if name in BUNDLED_MODELS:
+        return str(Path(__file__).parent / "policies" / name)
+    folder = Path(name).expanduser()
+    steps = sorted(folder.glob("checkpoints/step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    for candidate in (*steps[-1:], folder):
+        if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
+            return str(candidate / "model")
+    return str(folder) if folder.exists() else name
 
 
 def load_tokenizer(name: str) -> Any:
     """Raises UserError for a missing model and for one without a chat template."""
     path = model_path(name)
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
-    if looks_local and not (Path(path).expanduser() / "config.json").is_file():
+    if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise UserError(f"there is no model in {name!r}: it has no config.json")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -48,10 +58,15 @@ def load_tokenizer(name: str) -> Any:
 
 
 def load_model(name: str) -> PreTrainedModel:
-    """The model in float32: bfloat16 weights would round most of a small step away."""
+    """The model in float32: bfloat16 weights would round most of a small step away. An adapter is merged into its base."""
+    path = model_path(name)
     try:
-        return AutoModelForCausalLM.from_pretrained(model_path(name), dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        adapter = Path(path) / ADAPTER_CONFIG
+        if not adapter.is_file():
+            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None
 
 
@@ -78,9 +93,17 @@ def check_supported(model: PreTrainedModel, max_context: int) -> None:
             raise UserError(f"{name} rescales its logits ({scale}), which plumbob does not support yet")
 
 
-def load_chat(tokenizer: Any, model: PreTrainedModel) -> Chat:
+def load_generation_config(name: str) -> GenerationConfig | None:
+    """Of a model whose weights are not needed here; None if it has none."""
+    try:
+        return GenerationConfig.from_pretrained(model_path(name))
+    except OSError:
+        return None
+
+
+def load_chat(tokenizer: Any, generation_config: GenerationConfig | None) -> Chat:
     """The chat template, ended by its own end token and by those of the generation config."""
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    eos = generation_config.eos_token_id if generation_config is not None else None
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     try:
         return Chat.of(tokenizer, stop_token_ids=ids)

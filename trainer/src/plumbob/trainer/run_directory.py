@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,18 @@ from pathlib import Path
 import verifiers.v1 as vf
 from plumbob.hub import UserError
 from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.evaluation.config import EvaluateConfig
 
 
 def new_directory(config: TrainConfig) -> Path:
     model = Path(config.model).name
     name = config.run_name or f"{config.env}-{model}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = Path(config.output_dir) / name
+    return make_directory(config.output_dir, name)
+
+
+def make_directory(parent: str, name: str) -> Path:
+    """Raises UserError if it exists already, or cannot be made."""
+    directory = Path(parent) / name
     try:
         directory.mkdir(parents=True, exist_ok=False)
     except FileExistsError:
@@ -25,6 +32,18 @@ def new_directory(config: TrainConfig) -> Path:
     except OSError as error:
         raise UserError(f"cannot make {directory}: {error.strerror}") from None
     return directory
+
+
+def evaluation_name(config: EvaluateConfig) -> str:
+    what = "oracle" if config.oracle else "replay" if config.replay else Path(config.model).name
+    return config.run_name or f"{'+'.join(config.envs)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once: an interruption leaves the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
 
 
 def append_metrics(directory: Path, metrics: dict[str, float]) -> None:

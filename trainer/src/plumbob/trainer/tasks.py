@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.hub import UserError, find
+from plumbob.rollout import tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.config import TrainConfig
 
@@ -63,14 +65,39 @@ def load_tasks(config: TrainConfig) -> Tasks:
             raise UserError(
                 f"all tasks of {config.env} are held out; give --eval-datasets, more training data or a smaller --eval-examples"
             )
+    _check(config.env, tasks[0])
+    return Tasks(tasks, held_out, _set_up_shared(train), config.seed)
+
+
+def load_evaluation_tasks(
+    env: str, settings: dict[str, Any], num_examples: int, *, oracle: bool = False
+) -> tuple[list[vf.Task], Sequence[vf.Toolset]]:
+    """The first `num_examples` tasks (-1: all) of the held-out split, unless the settings name another, and toolsets.
+
+    `oracle`: with the settings that the environment's own transcripts are perfect for. Raises UserError.
+    """
+    environment = find(env)
+    cls = environment.load()
+    module = environment.entry_point.module
+    if oracle:
+        settings = {**getattr(cls, "oracle_settings", {}), **settings}
+    taskset, tasks = _load(env, cls, module, _on_split(module, settings, HELD_OUT_SPLITS), limit=num_examples)
+    _check(env, tasks[0])
+    return tasks, _set_up_shared(taskset)
+
+
+def _check(env: str, task: vf.Task) -> None:
     try:
-        adapter.check_supported(tasks[0])
+        adapter.check_supported(task)
     except adapter.UnsupportedTaskset as error:
-        raise UserError(f"{config.env}: {error}") from None
-    shared = adapter.shared_toolsets(train)
+        raise UserError(f"{env}: {error}") from None
+
+
+def _set_up_shared(taskset: vf.Taskset) -> Sequence[vf.Toolset]:
+    shared = tasksets.shared_toolsets(taskset)
     for toolset in shared:
         asyncio.run(toolset.setup())
-    return Tasks(tasks, held_out, shared, config.seed)
+    return shared
 
 
 def _prompt(task: vf.Task) -> str:
@@ -79,17 +106,19 @@ def _prompt(task: vf.Task) -> str:
 
 def _on_split(module: str, settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The settings with the first of `names` that the environment's `split` can be, unless the user chose one."""
-    choices = adapter.setting_choices(module, "split")
+    choices = tasksets.setting_choices(module, "split")
     chosen = next((name for name in names if choices and name in choices), None)
     return settings if chosen is None or "split" in settings else {**settings, "split": chosen}
 
 
-def _load(name: str, cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -> tuple[vf.Taskset, list[vf.Task]]:
+def _load(
+    name: str, cls: type[vf.Taskset], module: str, settings: dict[str, Any], limit: int = -1
+) -> tuple[vf.Taskset, list[vf.Task]]:
     try:
-        taskset = adapter.make_taskset(cls, module, settings)
+        taskset = tasksets.make_taskset(cls, module, settings)
         if not taskset.bounded:
             taskset = taskset.take(100_000)
-        tasks = list(taskset)
+        tasks = list(taskset if limit < 0 else itertools.islice(taskset, limit))
     except (ValueError, OSError) as error:
         raise UserError(f"{name}: {str(error).strip().rstrip('.')}") from None
     if not tasks:

@@ -4,7 +4,7 @@ from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
 from plumbob.rollout.dialogue import EndOfScript, derive_seed
 from plumbob.rollout.runner import run_group, run_rollout, to_sample
 from plumbob.rollout.scripted import ScriptedChat
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply
+from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply, read_arguments
 from plumbob.rollout.types import (
     ChatEngine,
     ChatReply,
@@ -39,6 +39,7 @@ __all__ = [
     "Tokenizer",
     "derive_seed",
     "parse_reply",
+    "read_arguments",
     "run_group",
     "run_rollout",
     "to_sample",

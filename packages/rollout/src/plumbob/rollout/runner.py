@@ -102,7 +102,7 @@ async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dial
         if not spoken.calls:
             return StopReason.COMPLETED
         # In order, one after another: calls of one turn may build on each other's effects. Rollouts run concurrently.
-        texts = [await _observe(box, call, counts) for call in spoken.calls]
+        texts = [await observe(box, call, counts) for call in spoken.calls]
         dialogue.hear(
             [
                 adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
@@ -112,8 +112,13 @@ async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dial
     return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
 
 
-async def _observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:
-    """A call's result as text; whatever goes wrong becomes an observation that the model can act on."""
+async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:
+    """A call's result as text; whatever goes wrong becomes an observation that the model can act on.
+
+    Only `vf.ToolsetError` is raised: with it a tool says that what it stands on is down, which no model can mend.
+    """
+    from plumbob.rollout.verifiers_adapter import ToolsetError
+
     if isinstance(call, MalformedCall):
         counts["malformed_calls"] += 1
         return f"Error: this tool call could not be read: {call.reason}."
@@ -123,6 +128,8 @@ async def _observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[
         return f"Error: there is no tool {call.name!r}; the tools are: {', '.join(box.tools)}."
     try:
         text = await box.tools[call.name].call(call.arguments)
+    except ToolsetError:
+        raise
     except (Exception, SystemExit) as error:  # a tool's own failure is something for the model to see
         counts["tool_errors"] += 1
         text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"

@@ -7,20 +7,22 @@ it costs seconds (verifiers pulls in about a hundred packages), so callers impor
 from __future__ import annotations
 
 import asyncio
-import difflib
+import copy
 import inspect
 import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
 from plumbob.rollout.types import ChatReply, Completion, StopReason
 from pydantic import ValidationError
-from verifiers.v1.errors import TaskError, ToolsetError, boundary
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE, TaskError, ToolsetError, boundary
 from verifiers.v1.graph import MessageNode
+from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 from verifiers.v1.mcp.server import _call_state
 from verifiers.v1.session import call_hook, hook_boundary
 from verifiers.v1.state import state_cls
@@ -137,9 +139,14 @@ async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] =
     the context variable that upstream's server sets. It stays set for the calling asyncio task, so a rollout must run
     in a task of its own.
     """
-    _call_state.set(trace.state)
     async with boundary(TaskError, "task setup"):
         await invoke(task.setup, {"trace": trace, "runtime": None})
+    return await bind_tools(task, trace, shared)
+
+
+async def bind_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
+    """`open_tools` for a task that upstream has set up already."""
+    _call_state.set(trace.state)
     box = ToolBox()
     async with boundary(ToolsetError, "toolset setup"):
         per_rollout = type(task).toolsets(task.config)
@@ -150,6 +157,30 @@ async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] =
             for fn in discover_decorated(toolset, "tool"):
                 _bind(box, toolset, fn)
     return box
+
+
+def without_servers(task: vf.Task) -> vf.Task:
+    """The same task, for which upstream starts no tool server: it asks the instance for toolsets, `bind_tools` the class."""
+    clone = copy.copy(task)
+    clone.toolsets = lambda config: []
+    return clone
+
+
+def opening(system: str | None, prompt: Any) -> list[dict[str, Any]]:
+    """The first messages of a conversation, in OpenAI's wire format. `prompt`: a text or typed messages."""
+    said = [UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or ())
+    told = [] if system is None else [SystemMessage(content=system)]
+    return [message_to_wire(message) for message in (*told, *said)]
+
+
+def failed_program(status: int, body: str) -> vf.ProgramResult:
+    """The result of a harness whose model call failed. Status 0: the connection broke, which upstream tells apart."""
+    return vf.ProgramResult(exit_code=1 if status else MODEL_TRANSPORT_ERROR_EXIT_CODE, stdout="", stderr=body)
+
+
+def is_context_overflow(status: int, body: str) -> bool:
+    """Whether a model's server refused a conversation for its length, in any of the ways that upstream knows."""
+    return status in (400, 413) and any(marker in body.casefold() for marker in CONTEXT_OVERFLOW_MARKERS)
 
 
 def _bind(box: ToolBox, toolset: vf.Toolset, fn: Callable[..., Any]) -> None:
@@ -340,34 +371,3 @@ def stop(trace: Trace, reason: str) -> None:
         trace.record_timeout("agent")
     else:
         trace.stop(str(reason))
-
-
-def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -> vf.Taskset:
-    """A taskset of this class and these settings; text values are read as their field's type.
-
-    Raises ValueError with one sentence that names the setting.
-    """
-    config_type = vf.taskset_config_type(module)
-    for name in settings:
-        if name not in config_type.model_fields:
-            near = difflib.get_close_matches(name, config_type.model_fields, n=1)
-            raise ValueError(f"it has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    try:
-        return cls(config_type.model_validate({"id": module, **settings}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}") from None
-
-
-def setting_choices(module: str, name: str) -> tuple[str, ...] | None:
-    """The values a setting can take: None if there is no such setting, () if it is not a choice among literals."""
-    field = vf.taskset_config_type(module).model_fields.get(name)
-    if field is None:
-        return None
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-
-
-def shared_toolsets(taskset: vf.Taskset) -> list[vf.Toolset]:
-    """The taskset's own toolsets: one instance serves all rollouts, each seeing its own state."""
-    return type(taskset).toolsets(taskset.config)

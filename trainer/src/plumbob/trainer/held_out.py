@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import verifiers.v1 as vf
 from plumbob.rollout import Chat, Engine, Limits, Sampling, derive_seed, run_rollout
-
-Z95 = 1.959963984540054
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its 95% confidence interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def estimate(rewards: Sequence[float]) -> Estimate:
-    """For rewards of 0 and 1 the Wilson score interval (Wilson 1927), else the normal one around the mean."""
-    n = len(rewards)
-    if not n:
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    mean = math.fsum(rewards) / n
-    if all(reward in (0.0, 1.0) for reward in rewards):
-        centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-        half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
-        return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), n)
-    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / max(n - 1, 1)
-    half = Z95 * math.sqrt(variance / n)
-    return Estimate(mean, mean - half, mean + half, n)
+from plumbob.trainer.evaluation.estimates import Estimate, estimate
 
 
 async def evaluate(

@@ -1,0 +1,124 @@
+"""Write a short text plainly: one spelling for each of the ways that Unicode, LaTeX and Markdown spell the same sign.
+
+Nothing here decides what a number is. Each step may only replace a sign by its equal, and never joins two numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from unicodedata import numeric
+
+_VULGAR_FRACTIONS = {sign: Fraction(numeric(sign)).limit_denominator(10) for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+_CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("\N{MINUS SIGN}‐‑‒–﹣－", "-"),
+        **dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\r\n~", " "),
+        **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0f\u00ad", ""),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        **dict(zip("，．％＄＋＝／：（）", ",.%$+=/:()", strict=True)),
+        **dict.fromkeys("€£¥₹₩₽¢₱₺₫₦", "$"),
+        **dict.fromkeys("×·⋅∙✕✖", r"\times "),
+        **dict.fromkeys("÷⁄∕", "/"),
+        **dict.fromkeys("≈≃≅", "="),
+        **dict.fromkeys("“”„", '"'),
+        **dict.fromkeys("‘’", "'"),
+        "℃": " degrees C",
+        "℉": " degrees F",
+        "°": " degrees ",
+        # The blanks keep "2½" from reading 21/2.
+        **{sign: f" {value} " for sign, value in _VULGAR_FRACTIONS.items()},
+    }
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
+_WORD_END = r"(?![A-Za-z])"
+
+_Replacement = str | Callable[[re.Match[str]], str]
+_STEPS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
+    (re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+"), lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}"),
+    # Pictographs decorate: "42 ✅".
+    (re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]"), " "),
+    (re.compile(r"\\{1,2}([$%&#_ ])"), r"\1"),
+    (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|bf|rm|it)" + _WORD_END), " "),
+    (re.compile(r"\\text\s*\{,\}|\{,\}"), ","),
+    # A thin space separates thousands, or anything else: "10\,000" and "1,\!000", but "3\,kg" and "3\,4".
+    (re.compile(r"(?<=[0-9,])(?:\{\\[,!;:]\}|\\[,!;:])+(?=[0-9]{3}(?![0-9]))"), ""),
+    (re.compile(r"\{\\[,!;:]\}|\\[,!;:]|\\(?:quad|qquad|thinspace|enspace|space)" + _WORD_END), " "),
+    (re.compile(r"\^\s*\{?\s*\\(?:circ|degree)" + _WORD_END + r"\s*\}?|\\degree" + _WORD_END), " degrees "),
+    (re.compile(r"\\(?:textdollar|dollar|pounds|textsterling|euro|texteuro|yen|textcent|cent)" + _WORD_END), "$"),
+    (re.compile(r"\\(?:approx|approxeq|simeq|sim|cong)" + _WORD_END), "="),
+    (re.compile(r"\\(?:times|cdot|ast)" + _WORD_END), r"\\times "),
+    (re.compile(r"\\div" + _WORD_END), "/"),
+    (re.compile(r"\\[dtc]frac" + _WORD_END), r"\\frac"),
+    (re.compile(r"\\[()\[\]]"), " "),
+    # Markdown. "2**3" is a power: stars between two numbers stay.
+    (re.compile(r"(?<![0-9)}])\*\*|\*\*(?![0-9({\\])|__|`"), ""),
+    (re.compile(r"(?<![\w)}*])\*(?! )([^*]*[^* ])\*(?![\w(\\*])"), r"\1"),
+)
+_TEXT = re.compile(
+    r"\\(?:boxed|fbox|text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|underline"
+    r"|operatorname|boldsymbol|bm)\*?\s*\{([^{}]*)\}"
+)
+_TEXT_LEVELS = 4
+_BLANKS_AND_DOLLARS = re.compile(r" ?\$[ $]*")
+_UNIT_FRACTION = re.compile(r"\\frac ?\{ ?([A-Za-z ]+?) ?\} ?\{ ?([A-Za-z ]+?) ?\}")
+_PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">", '"': '"', "'": "'"}
+
+_ARGUMENT = r"\s*(?:\{\s*([-+]?[0-9][0-9,. ]*|\.[0-9]+)\s*\}|([0-9]))"
+_NUMBER_FRACTION = re.compile(r"\\frac" + _ARGUMENT + _ARGUMENT)
+
+MAX_CHARS = 1000
+"""A longer text states no number. It also keeps int() from its limit of 4300 digits, which raises."""
+
+
+def plain(text: str) -> str | None:
+    r"""The text in one plain spelling, without what merely surrounds it; None if it has more than MAX_CHARS.
+
+    Left of LaTeX are \frac, \sqrt, \times and what is unknown; currencies are `$`, approximations `=`, and every run of
+    blanks is one. Example: "**€1{,}000\\text{ a year}**." -> "$1,000 a year"
+    """
+    if len(text) > MAX_CHARS:
+        return None
+    text = text.translate(_CHARACTERS)
+    for pattern, replacement in _STEPS:
+        text = pattern.sub(replacement, text)
+    for _ in range(_TEXT_LEVELS):
+        text, found = _TEXT.subn(r" \1 ", text)
+        if not found:
+            break
+    text = _BLANKS_AND_DOLLARS.sub("$", " ".join(text.split()))
+    text = _UNIT_FRACTION.sub(r"\1/\2", text)
+    return _unwrapped(text)
+
+
+def inline_fractions(text: str) -> str:
+    r"""`\frac{3}{4}` of two plain numbers as " 3/4 "; other fractions stay.
+
+    The blanks keep "2\frac{1}{2}" from reading 21/2, and "\frac123" from reading 1/23.
+    """
+    spread = _NUMBER_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]} ", text)
+    return " ".join(spread.split())
+
+
+def _unwrapped(text: str) -> str:
+    """Without quotes, brackets, stars and the full stop around the whole."""
+    for _ in range(4):
+        text = (
+            text.strip(" *_")
+            .rstrip(" \\")
+            .removesuffix(".")
+            .rstrip(" *_\\")
+            .removesuffix(",")
+            .removesuffix(";")
+            .lstrip(":")
+        )
+        inner = text.removeprefix("$").removesuffix("$").strip()
+        if (
+            len(inner) < 2
+            or _PAIRS.get(inner[0]) != inner[-1]
+            or any(sign in inner[1:-1] for sign in inner[0] + inner[-1])
+        ):
+            return text.strip()
+        text = inner[1:-1]
+    return text.strip()

@@ -1,0 +1,40 @@
+"""A taskset from its class and a user's settings, through verifiers' public configuration types."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal, get_args, get_origin
+
+import verifiers.v1 as vf
+from pydantic import ValidationError
+
+
+def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -> vf.Taskset:
+    """A taskset of this class and these settings; text values are read as their field's type.
+
+    Raises ValueError with one sentence that names the setting.
+    """
+    config_type = vf.taskset_config_type(module)
+    for name in settings:
+        if name not in config_type.model_fields:
+            near = difflib.get_close_matches(name, config_type.model_fields, n=1)
+            raise ValueError(f"it has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        return cls(config_type.model_validate({"id": module, **settings}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def setting_choices(module: str, name: str) -> tuple[str, ...] | None:
+    """The values a setting can take: None if there is no such setting, () if it is not a choice among literals."""
+    field = vf.taskset_config_type(module).model_fields.get(name)
+    if field is None:
+        return None
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def shared_toolsets(taskset: vf.Taskset) -> list[vf.Toolset]:
+    """The taskset's own toolsets: one instance serves all rollouts, each seeing its own state."""
+    return type(taskset).toolsets(taskset.config)

@@ -1,0 +1,127 @@
+"""`benchmark`: models x retrievers x environments, each cell an evaluation of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.hub import UserError
+from plumbob.trainer.evaluation.config import EvaluateConfig
+from plumbob.trainer.settings import to_toml
+
+GRID = "benchmark.toml"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is varied besides the environments. No retrievers: each environment's own."""
+
+    models: tuple[str, ...]
+    retrievers: tuple[str, ...]
+
+
+def read_grid(directory: Path) -> Grid:
+    """Raises UserError if the directory is no benchmark."""
+    try:
+        values = tomllib.loads((directory / GRID).read_text())
+        return Grid(tuple(values["models"]), tuple(values["retrievers"]))
+    except (OSError, ValueError, KeyError):
+        raise UserError(f"{directory} is not a benchmark: it has no readable {GRID}") from None
+
+
+def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json: bool = False) -> int:
+    """Evaluate every cell that is not finished, then print the table. Raises UserError before the first rollout."""
+    from plumbob.trainer.evaluation import run as evaluation
+    from plumbob.trainer.interruption import Interrupted
+    from plumbob.trainer.run_directory import make_directory
+
+    cells = [
+        (model, env, retriever)
+        for model in grid.models
+        for env in config.envs
+        for retriever in (_retrievers(env, grid.retrievers))
+    ]
+    name = config.run_name or f"benchmark-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = resume_from or make_directory(config.output_dir, name)
+    (directory / "config.toml").write_text(config.to_toml())
+    (directory / GRID).write_text(to_toml({"models": grid.models, "retrievers": grid.retrievers}))
+    reports: list[dict[str, Any]] = []
+    asked: tuple[str, Any] | None = None
+    for number, (model, env, retriever) in enumerate(cells, 1):
+        own = _cell(config, model, env, retriever)
+        folder = directory / _folder(model, env, retriever)
+        print(f"[{number}/{len(cells)}] {folder.name}", file=sys.stderr, flush=True)
+        finished = folder / "summary.json"
+        if finished.is_file():
+            report = json.loads(finished.read_text())
+        else:
+            folder.mkdir(exist_ok=True)
+            (folder / "config.toml").write_text(own.to_toml())
+            part = evaluation.plan(own, env)
+            if asked is None or asked[0] != model:
+                asked = (model, evaluation.ask(own))  # one model in memory at a time, loaded once
+            try:
+                (report,) = evaluation.evaluate_plans(own, [part], asked[1], folder)
+            except (Interrupted, evaluation.EvaluationFailed) as error:
+                reason = f"Stopped: {error}" if str(error) else "Interrupted"
+                print(f"{reason}; what was finished is kept. Go on with:  benchmark --resume {directory}")
+                return 1
+            finished.write_text(json.dumps(report))
+        reports.append({"model": model, "retriever": retriever, **report})
+    print(json.dumps(reports, indent=2) if as_json else f"{_table(reports)}\n\nresults  {directory}")
+    return 0
+
+
+def _retrievers(env: str, wanted: tuple[str, ...]) -> tuple[str | None, ...]:
+    from plumbob.hub import find
+    from plumbob.rollout import tasksets
+
+    environment = find(env)
+    environment.load()
+    has_any = tasksets.setting_choices(environment.entry_point.module, "retriever") is not None
+    return wanted if wanted and has_any else (None,)
+
+
+def _cell(config: EvaluateConfig, model: str, env: str, retriever: str | None) -> EvaluateConfig:
+    settings = config.settings_of(env) | ({} if retriever is None else {"retriever": retriever})
+    pairs = tuple(f"{key}={value}" for key, value in settings.items())
+    return dataclasses.replace(config, envs=(env,), model=model, env_args=pairs, datasets=None)
+
+
+def _folder(*parts: str | None) -> str:
+    return "-".join(
+        re.sub(r"[^\w.]+", "_", Path(part).name if i == 0 else part) for i, part in enumerate(parts) if part
+    )
+
+
+def _table(reports: list[dict[str, Any]]) -> str:
+    from plumbob.trainer.evaluation.results import aligned
+
+    lines = [["model", "environment", "retriever", "reward [95% interval]", "passed", "failed", "tokens", "seconds"]]
+    for report in reports:
+        lines.append(
+            [
+                report["model"],
+                report["env"],
+                report["retriever"] or "",
+                str(_estimate(report["scores"]["reward"])),
+                f"{_estimate(next(iter(report['pass_at'].values()))).mean:.3f}",
+                str(report["num_failed"]),
+                f"{report['output_tokens']:.0f}",
+                f"{report['seconds']:.0f}",
+            ]
+        )
+    return aligned(lines)
+
+
+def _estimate(value: Any) -> Any:
+    from plumbob.trainer.evaluation.estimates import Estimate
+
+    return value if isinstance(value, Estimate) else Estimate(**value)

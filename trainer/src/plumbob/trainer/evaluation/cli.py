@@ -1,0 +1,139 @@
+"""`evaluate`, `predict` and `benchmark`: the command lines. torch and verifiers load only when work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from plumbob.hub.console import run_app
+from plumbob.hub.errors import UserError
+from plumbob.trainer.cli import quiet_libraries
+from plumbob.trainer.evaluation.config import FIXED_ON_RESUME, EvaluateConfig
+from plumbob.trainer.settings import as_command, flag, read_toml
+
+_EVALUATE = """Roll out installed environments and score them: the rollouts and rewards of training, and no training.
+
+Prints each environment's scores with 95% intervals over tasks, pass@k, and the same by number of hops. Every rollout is
+kept as a line of EVALUATION/ENV.jsonl; one that was interrupted goes on with --resume EVALUATION.
+"""
+_PREDICT = """Answer every task of an environment and write one JSON line per task, in its official submission format.
+
+Takes the options of `evaluate`; all tasks unless --num-examples says otherwise.
+"""
+_BENCHMARK = """Evaluate models x retrievers x environments, and print one table.
+
+Takes the options of `evaluate`. Each cell is an evaluation of its own below one directory; --resume goes on with those
+that are missing. `analyze DIRECTORY` compares them task by task.
+"""
+
+_ENVS = Annotated[list[str] | None, typer.Argument(help="Installed environments: see `hub list`.", metavar="ENV...")]
+_ENV = Annotated[str | None, typer.Argument(help="An installed environment: see `hub list`.", metavar="ENV")]
+_CONFIG = Annotated[str | None, typer.Option("--config", help="A TOML file of these settings; flags win.")]
+_RESUME = Annotated[str | None, typer.Option("--resume", help="Go on with the evaluation in this directory.")]
+_JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def evaluate(**given: Any) -> int:
+    as_json = bool(given.pop("as_json"))
+    config, directory = _configure(given)
+    from plumbob.trainer.evaluation.run import run
+
+    return run(config, directory, as_json=as_json)
+
+
+def predict(**given: Any) -> int:
+    file = given.pop("output_file")
+    env = given.pop("env")
+    given["envs"] = None if env is None else [env]
+    if given["num_examples"] is None and given["resume"] is None:
+        given["num_examples"] = -1
+    config, directory = _configure(given)
+    if len(config.envs) != 1 or config.rollouts_per_example != 1:
+        raise UserError("predict writes one answer per task of one environment")
+    from plumbob.trainer.evaluation.predict import run
+
+    return run(config, directory, None if file is None else Path(file))
+
+
+def benchmark(**given: Any) -> int:
+    as_json = bool(given.pop("as_json"))
+    models, retrievers = _listed(given.pop("models")), _listed(given.pop("retrievers"))
+    if given["resume"] is not None and (models or retrievers):
+        raise UserError("--resume goes on with the benchmark's own --models and --retrievers")
+    from plumbob.trainer.evaluation import benchmark as work
+
+    if given["resume"] is None:
+        grid = work.Grid(tuple(models) or (given["model"] or "tiny",), tuple(retrievers))
+        given["model"] = grid.models[0]
+        config, directory = _configure(given)
+    else:
+        directory = Path(given.pop("resume"))
+        grid = work.read_grid(directory)
+        config, _ = _configure({**given, "resume": str(directory)})
+    return work.run(config, grid, directory, as_json=as_json)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
+    """The settings, and the directory to go on with. A wrong environment is told before seconds of imports."""
+    from plumbob.hub import find
+
+    resume, config_file = given.pop("resume"), given.pop("config_file")
+    values = {name: value for name, value in given.items() if value is not None}
+    directory = None
+    if resume is not None:
+        if config_file is not None:
+            raise UserError("--resume reads the evaluation's own configuration; leave --config out")
+        directory = Path(resume)
+        if not (directory / "config.toml").is_file():
+            raise UserError(f"{directory} is not an evaluation: it has no config.toml")
+        saved = read_toml(directory / "config.toml", EvaluateConfig)
+        values = {**saved, **values}
+        before, now = EvaluateConfig(**saved), EvaluateConfig(**values)
+        for name in FIXED_ON_RESUME:
+            if getattr(now, name) != getattr(before, name):
+                what = "environments" if name == "envs" else flag(name)
+                raise UserError(f"--resume goes on with the evaluation's own {what}; start a new one to change it")
+    elif config_file is not None:
+        values = {**read_toml(Path(config_file), EvaluateConfig), **values}
+    config = EvaluateConfig(**values)
+    for env in config.envs:
+        find(env)
+    quiet_libraries()
+    return config, directory
+
+
+def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(help=help)(as_command(function, arguments, EvaluateConfig))
+    return app
+
+
+_COMMON: dict[str, Any] = {"config_file": _CONFIG, "resume": _RESUME}
+_OUTPUT = Annotated[str | None, typer.Option("--output-file", help="Default: predictions.jsonl beside the results.")]
+_MODELS = Annotated[str | None, typer.Option("--models", help="Models, separated by commas.")]
+_RETRIEVERS = Annotated[
+    str | None, typer.Option("--retrievers", help="Values of the setting `retriever`, separated by commas.")
+]
+
+evaluate_app = _app(evaluate, _EVALUATE, {"envs": _ENVS, **_COMMON, "as_json": _JSON})
+predict_app = _app(predict, _PREDICT, {"env": _ENV, **_COMMON, "output_file": _OUTPUT})
+benchmark_app = _app(
+    benchmark, _BENCHMARK, {"envs": _ENVS, "models": _MODELS, "retrievers": _RETRIEVERS, **_COMMON, "as_json": _JSON}
+)
+
+
+def main() -> None:
+    run_app("evaluate", evaluate_app)
+
+
+def predict_main() -> None:
+    run_app("predict", predict_app)
+
+
+def benchmark_main() -> None:
+    run_app("benchmark", benchmark_app)

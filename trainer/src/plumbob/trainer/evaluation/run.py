@@ -1,0 +1,250 @@
+"""An evaluation, from top to bottom: `run` loads, `_roll_out` fills one result file per environment, `_report` prints.
+
+It is the rollout path and the rewards of training. Every finished rollout is on disk at once, so that an evaluation
+which was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from plumbob.hub import UserError
+from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
+from plumbob.trainer.evaluation.config import EvaluateConfig
+from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
+from plumbob.trainer.interruption import Interrupted, Interruption
+from plumbob.trainer.progress import Progress
+from plumbob.trainer.run_directory import evaluation_name, make_directory, write_whole
+from plumbob.trainer.tasks import load_evaluation_tasks
+
+UNBOUNDED = 1 << 40
+"""A script ends by itself: limits that were counted in tokens have no meaning for it."""
+GIVE_UP_AFTER = 32
+"""So many failed rollouts before the first good one end an evaluation: the reason is one for all."""
+
+
+class EvaluationFailed(Exception):
+    """Nothing could be rolled out; the message says why."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whom the rollouts of one environment ask."""
+
+    engine: Engine | ChatEngine | None
+    """None: each job brings a script."""
+    chat: Chat | None
+    sampling: Sampling
+    limits: Limits
+    description: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to do."""
+
+    task: vf.Task
+    example: int
+    rollout: int
+    script: ScriptedChat | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One environment's part: its tasks in order, and what is shared among all their rollouts."""
+
+    env: str
+    tasks: Sequence[vf.Task]
+    toolsets: Sequence[vf.Toolset]
+    stored: Sequence[dict[str, Any]] = ()
+    """The transcripts that are scored again."""
+
+    def jobs(self, config: EvaluateConfig, done: set[tuple[int, int]]) -> Iterator[Job]:
+        for example, task in enumerate(self.tasks):
+            for rollout in range(config.rollouts_per_example):
+                if (example, rollout) in done:
+                    continue
+                script = None
+                if config.oracle:
+                    script = ScriptedChat.of_messages(task.oracle())
+                elif self.stored:
+                    script = ScriptedChat.of_record(self.stored[example])
+                yield Job(task, example, rollout, script)
+
+
+def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: bool = False) -> int:
+    """Evaluate as configured; returns the exit code. Raises UserError."""
+    plans = [plan(config, env) for env in config.envs]
+    asked = ask(config)
+    directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
+    (directory / "config.toml").write_text(config.to_toml())
+    try:
+        reports = evaluate_plans(config, plans, asked, directory)
+    except Interrupted:
+        print(f"Interrupted; what was finished is kept. Go on with:  evaluate --resume {directory}")
+        return 1
+    except EvaluationFailed as error:
+        print(f"Stopped: {error}. Go on with:  evaluate --resume {directory}")
+        return 1
+    (directory / "summary.json").write_text(json.dumps(reports, indent=2))
+    if as_json:
+        print(json.dumps({"directory": str(directory), "environments": reports}, indent=2))
+    else:
+        for report in reports:
+            print(f"\n{report['heading']}\n{report['table']}")
+        print(f"\nresults  {directory}")
+    return 0 if all(report.get("equal", True) for report in reports) else 1
+
+
+def evaluate_plans(
+    config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, directory: Path
+) -> list[dict[str, Any]]:
+    """Roll out what is missing of each plan, and report. Raises Interrupted and EvaluationFailed."""
+    reports = []
+    with Interruption() as interruption, asyncio.Runner() as loop:
+        for part in plans:
+            path = directory / f"{part.env}.jsonl"
+            done = _read_finished(path, part)
+            started = time.time()
+            interruption.run(loop, _roll_out(config, part, asked, path, done))
+            records = _sorted(path)
+            reports.append(_report(config, part, asked, records, time.time() - started))
+    return reports
+
+
+def plan(config: EvaluateConfig, env: str) -> Plan:
+    """Raises UserError for an unknown environment, setting or file, and for one that has no oracle where one is asked."""
+    settings = config.settings_of(env)
+    if config.replay is None:
+        tasks, toolsets = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
+        if config.oracle and not hasattr(tasks[0], "oracle"):
+            raise UserError(f"environment {env!r} has no oracle: its task has no method of that name")
+        return Plan(env, tasks, toolsets)
+    stored = read_records(Path(config.replay))
+    if not stored:
+        raise UserError(f"{config.replay} holds no transcript")
+    if config.wanted_examples > 0:
+        stored = stored[: config.wanted_examples]
+    samples, toolsets = load_evaluation_tasks(env, settings, 1)
+    like = samples[0]
+    try:
+        data = [type(like.data).model_validate(record["task"]["data"]) for record in stored]
+    except ValueError as error:
+        raise UserError(
+            f"{config.replay} holds tasks of another environment than {env}: {str(error).splitlines()[0]}"
+        ) from None
+    return Plan(env, [type(like)(each, like.config) for each in data], toolsets, stored)
+
+
+def ask(config: EvaluateConfig) -> Asked:
+    """Load the model or reach the server. Raises UserError."""
+    temperature = config.sampling_temperature
+    sampling = Sampling(
+        config.max_tokens, temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, seed=config.seed
+    )
+    limits = Limits(config.max_turns, config.max_context, config.max_seconds)
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    if config.oracle or config.replay:
+        what = "oracle" if config.oracle else f"replay of {config.replay}"
+        return Asked(None, None, sampling, Limits(UNBOUNDED, UNBOUNDED, config.max_seconds), what)
+    from plumbob.trainer import engines
+
+    loaded = engines.load_engine(config)
+    return Asked(loaded.engine, loaded.chat, sampling, limits, f"{config.model} on {loaded.where}, {how}")
+
+
+async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path, done: set[tuple[int, int]]) -> None:
+    """Every rollout that is not done yet, each written as soon as it is finished."""
+    slots = asyncio.Semaphore(config.max_concurrent)
+    jobs = list(part.jobs(config, done))
+    good = failed = 0
+    with path.open("a") as file, Progress(f"{part.env}: rollouts", len(jobs) + len(done), len(done)) as progress:
+
+        async def one(job: Job) -> None:
+            nonlocal good, failed
+            seed = derive_seed(config.seed, job.example, job.rollout)
+            async with slots:
+                trace = await run_rollout(
+                    job.task,
+                    job.script or asked.engine,  # ty: ignore[invalid-argument-type]
+                    asked.chat,
+                    replace(asked.sampling, seed=seed),
+                    asked.limits,
+                    shared_toolsets=part.toolsets,
+                )
+            file.write(json.dumps(_record(job, trace)) + "\n")
+            file.flush()
+            good, failed = good + trace.ok, failed + (not trace.ok)
+            progress.advance(f"reward {trace.reward:.2f}" if trace.ok else "failed")
+            if failed >= min(GIVE_UP_AFTER, len(jobs)) and not good:
+                error = trace.errors[-1]
+                raise EvaluationFailed(f"the first {failed} rollouts all failed: {error.type}: {error.message}")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    group.create_task(one(job))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+
+def _record(job: Job, trace: vf.Trace) -> dict[str, Any]:
+    """The stored trace, with where it belongs and the answer in the environment's own submission format."""
+    record = {**trace.to_record(), "example": job.example, "rollout": job.rollout}
+    if (predict := getattr(job.task, "prediction", None)) is not None:
+        record["prediction"] = predict(trace) if trace.ok else None
+    return record
+
+
+def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:
+    """What an interrupted evaluation has finished; failed rollouts are dropped from the file, to be tried again."""
+    if not path.exists():
+        return set()
+    kept = [record for record in read_records(path) if record["ok"]]
+    for record in kept:
+        example = record["example"]
+        if example >= len(part.tasks) or part.tasks[example].key != record["task"]["key"]:
+            raise UserError(f"{path} was made of other tasks than these; start a new evaluation")
+    _write_records(path, kept)
+    return {(record["example"], record["rollout"]) for record in kept}
+
+
+def _sorted(path: Path) -> list[dict[str, Any]]:
+    """The finished file in the order of the tasks, whichever rollout ended first."""
+    records = sorted(read_records(path), key=lambda record: (record["example"], record["rollout"]))
+    _write_records(path, records)
+    return records
+
+
+def _write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def _report(
+    config: EvaluateConfig, part: Plan, asked: Asked, records: Sequence[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    rows = rows_of(records)
+    summary = summarize(rows, config.pass_threshold)
+    heading = (
+        f"{part.env}: {summary.num_tasks} tasks x {config.rollouts_per_example} | {asked.description} | {seconds:.0f} s"
+    )
+    if summary.failures:
+        reasons = "; ".join(f"{n} x {reason}" for reason, n in summary.failures.items())
+        heading += f"\n{summary.num_failed} of {summary.num_rollouts} rollouts failed and count as reward 0: {reasons}"
+    report = {"env": part.env, "heading": heading, "table": table(summary), "seconds": seconds, **summary.to_json()}
+    if part.stored:
+        before = [Row.of_record(record) for record in part.stored]
+        differences = [abs(row.reward - old.reward) for row, old in zip(rows, before, strict=True)]
+        equal = sum(difference < 1e-9 for difference in differences)
+        report["equal"] = equal == len(rows)
+        report["heading"] += (
+            f"\nscored again: {equal} of {len(rows)} rewards equal the stored ones, largest difference {max(differences):.3g}"
+        )
+    return report

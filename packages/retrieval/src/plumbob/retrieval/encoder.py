@@ -1,0 +1,141 @@
+"""One worker thread per model: it loads the model, embeds documents and queries, and scores.
+
+Queries that arrive while it works are encoded together as the next batch, so no timer and no delay: an idle worker
+takes a query at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from plumbob.retrieval.models import load
+from plumbob.retrieval.store import VectorStore, cache_directory, key_of
+
+QUERY_BATCH = 64
+TEXT_BATCH = 32
+QUERIES_KEPT = 4096
+
+
+@dataclass
+class _Job:
+    """Work of the worker: `prepare`, then encode `query` (None: nothing to encode), then `finish` its vector."""
+
+    query: str | None
+    prepare: Callable[[], object]
+    finish: Callable[[np.ndarray], Any]
+    future: Future = field(default_factory=Future)
+
+
+class Encoder:
+    """A sentence-transformers model behind a queue. All methods but `submit` are for the worker thread."""
+
+    def __init__(self, model: str, cache: Path) -> None:
+        self.model = model
+        self._cache = cache
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._loaded: Any = None
+        self._store: VectorStore | None = None
+        self._queries: OrderedDict[str, np.ndarray] = OrderedDict()
+        self.batches: list[int] = []  # sizes of the last query batches, for tests and diagnosis
+
+    def submit(
+        self, query: str | None, finish: Callable[[np.ndarray], Any], prepare: Callable[[], object] = lambda: None
+    ) -> Future:
+        """Have the worker run `prepare()` and `finish(vector of query)`; the future has the latter's result."""
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():  # also dead after a fork
+                self._thread = threading.Thread(target=self._serve, name=f"encoder {self.model}", daemon=True)
+                self._thread.start()
+        job = _Job(query, prepare, finish)
+        self._jobs.put(job)
+        return job.future
+
+    def load(self) -> VectorStore:
+        """Load the model if that has not happened. Raises ModelError."""
+        if self._store is None:
+            self._loaded, identity = load(self.model)
+            self._store = VectorStore(self._cache / "embeddings" / identity)
+        return self._store
+
+    def embed(self, texts: Sequence[str]) -> int:
+        """Embed those of `texts` that are neither in memory nor on disk. Returns how many that were."""
+        store = self.load()
+        by_key = {key_of(text): text for text in texts}
+        new = store.missing(by_key)
+        if new:
+            store.add(new, self._encode(self._loaded.encode_document, [by_key[key] for key in new]))
+        return len(new)
+
+    def vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors of `texts`, float32 [len(texts), dimension]."""
+        self.embed(texts)
+        found = [self.load().get(key_of(text)) for text in texts]
+        return np.stack([vector for vector in found if vector is not None])
+
+    def _encode(self, encode: Callable[..., np.ndarray], texts: list[str]) -> np.ndarray:
+        return encode(
+            texts, batch_size=TEXT_BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+
+    def _serve(self) -> None:
+        while True:
+            jobs = [self._jobs.get()]
+            while len(jobs) < QUERY_BATCH and not self._jobs.empty():
+                jobs.append(self._jobs.get())
+            self._run([job for job in jobs if job.future.set_running_or_notify_cancel()])
+
+    def _run(self, jobs: list[_Job]) -> None:
+        ready = []
+        for job in jobs:
+            try:
+                job.prepare()
+                ready.append(job)
+            except BaseException as error:
+                job.future.set_exception(error)
+        try:
+            vectors = self._query_vectors([job.query for job in ready if job.query is not None])
+        except BaseException as error:
+            for job in ready:
+                job.future.set_exception(error)
+            return
+        for job in ready:
+            try:
+                job.future.set_result(job.finish(np.empty(0) if job.query is None else vectors[job.query]))
+            except BaseException as error:
+                job.future.set_exception(error)
+
+    def _query_vectors(self, queries: list[str]) -> dict[str, np.ndarray]:
+        """Unit vectors, float32 [dimension], by query; those asked for lately are remembered."""
+        found = {query: self._queries[query] for query in dict.fromkeys(queries) if query in self._queries}
+        new = [query for query in dict.fromkeys(queries) if query not in found]
+        if new:
+            self.load()
+            self.batches = [*self.batches[-999:], len(new)]
+            found.update(zip(new, self._encode(self._loaded.encode_query, new), strict=True))
+        for query, vector in found.items():
+            self._queries[query] = vector
+            self._queries.move_to_end(query)
+        while len(self._queries) > QUERIES_KEPT:
+            self._queries.popitem(last=False)
+        return found
+
+
+@cache
+def _encoder(model: str, directory: Path) -> Encoder:
+    return Encoder(model, directory)
+
+
+def encoder_for(model: str, cache: str | Path | None = None) -> Encoder:
+    """The process's one encoder of `model` that keeps its embeddings under `cache` (default: the user's cache)."""
+    return _encoder(model, Path(cache) if cache is not None else cache_directory())

@@ -1,0 +1,156 @@
+"""Embeddings on disk: immutable shard files, each written under a temporary name and renamed into place.
+
+Why not SQLite: its WAL does not work on network file systems, where home directories of clusters lie, a WAL database
+cannot be opened from a read-only directory, and one damaged page can take the whole file along. Here a reader sees a
+shard complete or not at all, writers never wait for each other, a shard with a wrong checksum is ignored, and two writers
+of the same vector do no harm.
+
+A shard is MAGIC, a 16-byte digest of the rest, count and dimension (little-endian uint32), then count keys of 16 bytes,
+then count vectors (float32).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import mmap
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+CACHE_VARIABLE = "PLUMBOB_CACHE"
+MAGIC = b"PLUMBOBV"
+KEY_BYTES = 16
+_SIZES = struct.Struct("<II")
+_HEAD = len(MAGIC) + KEY_BYTES + _SIZES.size
+# So many files are merged when the store is next opened; one per question of a data set adds up.
+MERGE_ABOVE = 256
+
+log = logging.getLogger(__name__)
+
+
+def cache_directory() -> Path:
+    """$PLUMBOB_CACHE, else plumbob/ in $XDG_CACHE_HOME or ~/.cache."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "plumbob"
+
+
+def key_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+
+
+class VectorStore:
+    """The vectors of one model: a directory of shards, each read once, and what this process added.
+
+    Not locked: the encoder's one worker thread is its only user in a process.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._place: dict[bytes, tuple[np.ndarray, int]] = {}
+        self._seen: set[str] = set()
+        self._warned = False
+        self.refresh()
+        if len(self._seen) > MERGE_ABOVE:
+            self._merge()
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def get(self, key: bytes) -> np.ndarray | None:
+        """The vector of `key`, float32 [dimension], or None."""
+        found = self._place.get(key)
+        return None if found is None else found[0][found[1]]
+
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """The distinct keys that have no vector, after a look at what other processes wrote meanwhile."""
+        wanted = list(dict.fromkeys(keys))
+        if any(key not in self._place for key in wanted):
+            self.refresh()
+        return [key for key in wanted if key not in self._place]
+
+    def add(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
+        """Keep `vectors` (float32 [len(keys), dimension]), on disk too if the directory can be written."""
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        self._remember(keys, vectors)
+        try:
+            self._write(keys, vectors)
+        except OSError as error:
+            if not self._warned:
+                log.warning("embeddings stay in memory: %s cannot be written (%s)", self.directory, error)
+            self._warned = True
+
+    def refresh(self) -> None:
+        """Read the shards that are new in the directory."""
+        try:
+            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".shard"))
+        except OSError:
+            return
+        for name in names:
+            if name not in self._seen:
+                self._seen.add(name)
+                shard = read_shard(self.directory / name)
+                if shard is not None:
+                    self._remember(*shard)
+
+    def _remember(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
+        for row, key in enumerate(keys):
+            self._place.setdefault(key, (vectors, row))
+
+    def _write(self, keys: Sequence[bytes], vectors: np.ndarray) -> str:
+        body = _SIZES.pack(*vectors.shape) + b"".join(keys) + vectors.astype("<f4").tobytes()
+        digest = hashlib.blake2b(body, digest_size=KEY_BYTES).digest()
+        name = f"{digest.hex()}.shard"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # Not tempfile.mkstemp, whose files nobody else may read: a cache may be shared by a team.
+        temporary = self.directory / f".writing-{uuid.uuid4().hex}"
+        try:
+            with temporary.open("xb") as stream:
+                stream.write(MAGIC + digest + body)
+            os.replace(temporary, self.directory / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._seen.add(name)
+        return name
+
+    def _merge(self) -> None:
+        """One shard of all. A process that listed the small ones and finds them gone embeds again: slower, never wrong."""
+        keys = list(self._place)
+        dimensions = {self._place[key][0].shape[1] for key in keys}
+        if len(dimensions) != 1:
+            return
+        small = set(self._seen)
+        with contextlib.suppress(OSError):
+            kept = self._write(keys, np.stack([self._place[key][0][self._place[key][1]] for key in keys]))
+            for name in small - {kept}:
+                os.unlink(self.directory / name)
+
+
+def read_shard(path: Path) -> tuple[list[bytes], np.ndarray] | None:
+    """Keys and vectors (float32 [count, dimension], mapped, not read) of a shard; None if it is damaged or gone."""
+    try:
+        with path.open("rb") as stream:
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        return None
+    start = len(MAGIC) + KEY_BYTES
+    if len(content) < _HEAD or content[: len(MAGIC)] != MAGIC:
+        return None
+    with memoryview(content) as raw, raw[start:] as body:
+        if content[len(MAGIC) : start] != hashlib.blake2b(body, digest_size=KEY_BYTES).digest():
+            return None
+    count, dimension = _SIZES.unpack(content[start:_HEAD])
+    vectors_at = _HEAD + count * KEY_BYTES
+    if len(content) != vectors_at + 4 * count * dimension:
+        return None
+    keys = content[_HEAD:vectors_at]
+    vectors = np.frombuffer(content, dtype="<f4", offset=vectors_at).reshape(count, dimension)
+    return [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)], vectors

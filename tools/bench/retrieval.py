@@ -1,0 +1,208 @@
+"""How well and how fast plumbob.retrieval finds the supporting paragraphs of MuSiQue questions.
+
+    uv run python tools/bench/retrieval.py PATH [PATH ...] [--only NAME ...] [--no-times]
+
+PATH: MuSiQue-Answerable records, one JSON object a line, in the official schema (github.com/StonyBrookNLP/musique).
+
+Quality, over each question's own 20 paragraphs (title and text):
+- R@2, R@5: share of the supporting paragraphs among the first 2 or 5 for the full question, mean over questions;
+- full@5: share of questions with every supporting paragraph among the first 5;
+- hit@2: share of hops whose paragraph is among the first 2 for the hop's own question, `#1`, `#2`, ... replaced by the
+  answers of earlier hops: what an agent gets that asks ideal questions.
+In brackets, the 95% percentile interval of 2,000 bootstrap samples of questions (a question's hops stay together).
+golden returns all supporting paragraphs however few are asked for, so its columns are 1 by definition.
+
+Times, in this process, one query at a time, tokenising included; milliseconds are medians over the questions:
+- first: build over a question's 20 paragraphs, and its first search. For semantic and hybrid the paragraphs' vectors are
+  already in the cache, but the question's is not: it is encoded;
+- later: a further search of the same documents, over the hops' questions. Semantic and hybrid encode each new question;
+- q/s: searches (top 5) a second over all distinct paragraphs of all records as one corpus, best of three passes. For
+  semantic and hybrid questions seen before, whose vectors are remembered: what is timed is the ranking.
+
+Beside ours: rank-bm25's BM25Okapi over `text.lower().split()`, its documentation's example, and bm25s with its own
+tokeniser and defaults, both over title and text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from plumbob.retrieval import Document, build, check_name, prefetch
+
+OURS = ("bm25", "semantic", "hybrid/minmax", "hybrid/rrf", "golden")
+BASELINES = ("rank-bm25 default", "bm25s default")
+Search = Callable[[str, int], Sequence[str]]  # (query, top_k) -> document ids
+
+
+@dataclass(frozen=True)
+class Record:
+    """One question. `hops` are (question with earlier answers filled in, id of its supporting paragraph)."""
+
+    question: str
+    documents: list[Document]
+    supporting: frozenset[str]
+    hops: list[tuple[str, str]]
+
+
+def read(paths: Sequence[Path]) -> list[Record]:
+    """The records of MuSiQue files."""
+    return [record_of(json.loads(line)) for path in paths for line in path.read_text("utf-8").splitlines() if line]
+
+
+def record_of(row: dict) -> Record:
+    answers: list[str] = []
+    hops = []
+    for hop in row["question_decomposition"]:
+        question = hop["question"]
+        for number in range(len(answers), 0, -1):
+            question = question.replace(f"#{number}", answers[number - 1])
+        answers.append(hop["answer"])
+        hops.append((question, str(hop["paragraph_support_idx"])))
+    paragraphs = row["paragraphs"]
+    return Record(
+        row["question"],
+        [Document(str(p["idx"]), p["title"], p["paragraph_text"]) for p in paragraphs],
+        frozenset(str(p["idx"]) for p in paragraphs if p["is_supporting"]),
+        hops,
+    )
+
+
+def one_corpus(records: Sequence[Record]) -> list[Document]:
+    """The distinct paragraphs of all records."""
+    texts = dict.fromkeys((d.title, d.text) for record in records for d in record.documents)
+    return [Document(str(number), title, text) for number, (title, text) in enumerate(texts)]
+
+
+def searcher(name: str, documents: list[Document], golden: frozenset[str] | None = None) -> Search:
+    """Ours by name, or one of BASELINES."""
+    texts = [f"{document.title} {document.text}" for document in documents]
+    ids = [document.id for document in documents]
+    if name == "rank-bm25 default":
+        from rank_bm25 import BM25Okapi
+
+        okapi = BM25Okapi([text.lower().split() for text in texts])
+        return lambda query, top_k: okapi.get_top_n(query.lower().split(), ids, n=top_k)
+    if name == "bm25s default":
+        import bm25s
+
+        index = bm25s.BM25()
+        index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+
+        def search(query: str, top_k: int) -> Sequence[str]:
+            words = bm25s.tokenize(query, return_ids=False, show_progress=False)
+            return [ids[i] for i in index.retrieve(words, k=top_k, show_progress=False).documents[0]]
+
+        return search
+    retriever = build(name, documents, golden)
+    return lambda query, top_k: [hit.doc_id for hit in retriever.search(query, top_k)]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Per question, float64 [questions, 5]: R@2, R@5, full@5, hops hit within 2, hops."""
+
+    rows: np.ndarray
+
+    def means(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """R@2, R@5, hit@2, full@5, float64 [..., 4], of `rows` [..., questions, 5] (default: all questions)."""
+        rows = self.rows if rows is None else rows
+        mean, total = rows.mean(axis=-2), rows.sum(axis=-2)
+        return np.stack([mean[..., 0], mean[..., 1], total[..., 3] / total[..., 4], mean[..., 2]], axis=-1)
+
+    def intervals(self, samples: int = 2000) -> np.ndarray:
+        """95% bootstrap intervals of `means`, float64 [2, 4]."""
+        drawn = np.random.default_rng(0).integers(0, len(self.rows), (samples, len(self.rows)))
+        return np.quantile(self.means(self.rows[drawn]), [0.025, 0.975], axis=0)
+
+
+def quality(name: str, records: Sequence[Record]) -> Quality:
+    rows = []
+    for record in records:
+        search = searcher(name, record.documents, record.supporting)
+        two, five = (set(search(record.question, top_k)) & record.supporting for top_k in (2, 5))
+        hits = sum(support in search(question, 2) for question, support in record.hops)
+        size = len(record.supporting)
+        rows.append((len(two) / size, len(five) / size, len(five) == size, hits, len(record.hops)))
+    return Quality(np.array(rows, dtype=np.float64))
+
+
+_passes = itertools.count(1)
+
+
+def times(name: str, records: Sequence[Record]) -> tuple[float, float, float]:
+    """first (ms), later (ms), q/s: see the docstring of this file."""
+    first, later = [], []
+    # Blanks that no earlier pass appended: the same words, but not a question whose vector is remembered.
+    blanks = " " * next(_passes)
+    searcher(name, records[0].documents, records[0].supporting)("warm up", 2)
+    for number, record in enumerate(records):
+        # New ids, so that no retriever of an earlier pass is found again.
+        documents = [Document(f"{len(blanks)}-{number}-{d.id}", d.title, d.text) for d in record.documents]
+        golden = frozenset(f"{len(blanks)}-{number}-{doc_id}" for doc_id in record.supporting)
+        start = time.perf_counter()
+        search = searcher(name, documents, golden)
+        search(record.question + blanks, 5)
+        first.append(time.perf_counter() - start)
+        for question, _ in record.hops:
+            start = time.perf_counter()
+            search(question + blanks, 5)
+            later.append(time.perf_counter() - start)
+    search = searcher(name, one_corpus(records), frozenset())
+    questions = [q for record in records for q in (record.question, *(question for question, _ in record.hops))]
+    passes = []
+    for _ in range(4):  # the first also indexes
+        start = time.perf_counter()
+        for question in questions:
+            search(question, 5)
+        passes.append(len(questions) / (time.perf_counter() - start))
+    return 1e3 * statistics.median(first), 1e3 * statistics.median(later), max(passes[1:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these retrievers instead of the usual ones")
+    parser.add_argument("--no-times", action="store_true", help="quality only")
+    options = parser.parse_args()
+    names = options.only or [*BASELINES, *OURS]
+    try:
+        for name in set(names) - set(BASELINES):
+            check_name(name, load_model=True)
+        records = read(options.paths)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    corpus = one_corpus(records)
+    for name in set(names) - set(BASELINES):
+        prefetch(name, corpus, progress=lambda done, of: print(f"embedded {done}/{of}", end="\r", file=sys.stderr))
+    hops = sum(len(record.hops) for record in records)
+    print(
+        f"{len(records)} questions, {hops} hops, {len(corpus)} distinct paragraphs | Python {platform.python_version()}"
+    )
+    print(f"{'':18} {'R@2':17} {'R@5':17} {'hit@2':17} {'full@5':17}", end="")
+    print(f" first ms  later ms {'q/s':>9}" if not options.no_times else "")
+    for name in names:
+        measured = quality(name, records)
+        parts = zip(measured.means(), *measured.intervals(), strict=True)
+        print(f"{name:18}", " ".join(f"{mean:.3f} [{low:.3f},{high:.3f}]" for mean, low, high in parts), end="")
+        if not options.no_times:
+            first, later, rate = times(name, records)
+            print(f" {first:8.2f} {later:9.3f} {rate:9,.0f}", end="")
+        print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+"""The official MuSiQue metrics of one answer, by their definitions (Trivedi et al. 2022, evaluate_v1.0.py)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize(text: str) -> str:
+    """Lower case, without punctuation, articles and extra blanks, as SQuAD compares answers (Rajpurkar et al. 2016)."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 if the prediction equals one of the answers after normalisation, else 0.0.
+
+    `answers`: the gold answer and its aliases. Raises ValueError if there is none.
+    """
+    _need(answers)
+    return float(normalize(prediction) in {normalize(answer) for answer in answers})
+
+
+def answer_f1(prediction: str, answers: Sequence[str]) -> float:
+    """The best harmonic mean of token precision and recall over the answers, in [0, 1].
+
+    If either side has no token left after normalisation, it is 1.0 when both have none, else 0.0. Raises ValueError if
+    there is no answer.
+    """
+    _need(answers)
+    return max(_token_f1(normalize(prediction).split(), normalize(answer).split()) for answer in answers)
+
+
+def _need(answers: Sequence[str]) -> None:
+    if isinstance(answers, str) or not answers:
+        raise ValueError("answers must be a list of at least one string")
+
+
+def _token_f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = (Counter(predicted) & Counter(gold)).total()
+    return f1(common / len(predicted), common / len(gold))
+
+
+def support_f1(predicted_ids: Iterable[int | str], gold_ids: Iterable[int | str]) -> float:
+    """F1 of two sets of paragraph ids, in [0, 1]; 1.0 if both are empty. 3 and "3" are the same id."""
+    predicted, gold = set(map(str, predicted_ids)), set(map(str, gold_ids))
+    if not predicted and not gold:
+        return 1.0
+    common = predicted & gold
+    return f1(share(common, predicted), share(common, gold))
+
+
+def share(part: Collection[str], whole: Collection[str]) -> float:
+    """How much of the whole the part is; 0.0 of nothing."""
+    return len(part) / len(whole) if whole else 0.0
+
+
+def f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

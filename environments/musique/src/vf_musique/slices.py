@@ -1,0 +1,46 @@
+"""Splits as the `datasets` library writes them: `train`, `train[:100]`, `train[10%:20%]`, `train[-5:]+validation`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_TERM = re.compile(r"(?P<name>\w*)(\[(?P<start>-?\d+)?(?P<p1>%)?:(?P<stop>-?\d+)?(?P<p2>%)?\])?")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One term. Example: Slice("train", 10, 20, percent=True) is train[10%:20%]."""
+
+    name: str
+    start: int | None = None
+    stop: int | None = None
+    percent: bool = False
+
+    def of(self, rows: Sequence[T]) -> Sequence[T]:
+        """The rows it selects; bounds beyond the end are cut, and percents rounded to the nearest row, as there."""
+        start, stop = self.start, self.stop
+        if self.percent:
+            start, stop = (None if bound is None else round(bound * len(rows) / 100.0) for bound in (start, stop))
+        return rows[start:stop]
+
+
+def parse_split(text: str, where: str) -> list[Slice]:
+    """The terms of a split. A name may be left out (""). Raises ValueError that names `where`."""
+    terms = []
+    for term in text.split("+"):
+        match = _TERM.fullmatch(term.strip())
+        if not match or not term.strip():
+            raise ValueError(
+                f"{where}: the split {text!r} is not one of train, train[:100], train[10%:20%], train+validation"
+            )
+        start, stop = (None if match[bound] is None else int(match[bound]) for bound in ("start", "stop"))
+        percent = bool(match["p1"] or match["p2"])
+        if percent and any(bound is not None and abs(bound) > 100 for bound in (start, stop)):
+            raise ValueError(f"{where}: the split {text!r} has a percentage beyond 100")
+        terms.append(Slice(match["name"], start, stop, percent))
+    return terms

@@ -1,0 +1,234 @@
+"""Where questions come from: hub datasets, local JSONL or Parquet files, and the generator; all in one schema.
+
+A source is written `path,name,split`; several are joined by `;`. Name and split may be left out. A part that is named
+`full`, or that holds an unanswerable question, is full: its prompts allow that the documents do not suffice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vf_musique.records import Record, check_record
+from vf_musique.slices import parse_split
+from vf_musique.synthetic import generate
+
+NAMES = ("answerable", "full")
+SPLITS = ("train", "validation")
+DEFAULT_SYNTHETIC_ROWS = 1000
+
+_HUB_CONFIGS = {"bdsaglam/musique": {"full": "default"}}
+"""What a hub dataset calls our names, where it calls them otherwise."""
+_FILE_NAMES = {"answerable": "ans", "full": "full", "train": "train", "validation": "dev"}
+
+Located = tuple[str, Any]
+"""Where a row stands, for error messages, and the row."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One part of a spec. Example: Source("bdsaglam/musique", "answerable", "train[:100]")"""
+
+    path: str
+    name: str | None = None
+    split: str | None = None
+
+    def __str__(self) -> str:
+        return ",".join(part for part in (self.path, self.name, self.split) if part is not None)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Settings of the generator: which world, how many rows a split has, and which hop counts."""
+
+    seed: int = 0
+    rows: int = DEFAULT_SYNTHETIC_ROWS
+    paragraphs: int = 20
+    hops: tuple[int, ...] = ()
+
+
+def parse_spec(spec: str) -> list[Source]:
+    """The parts of `path,name,split;path,name,split`, trimmed. Raises ValueError that names the part and the field."""
+    sources = []
+    for number, part in enumerate(spec.split(";"), start=1):
+        if not part.strip():
+            continue  # a trailing ";"
+        where = f"datasets part {number} ({part.strip()!r})"
+        path, *rest = (piece.strip() for piece in part.split(","))
+        if not path:
+            raise ValueError(f"{where}: the path is empty; a part is written path,name,split")
+        if len(rest) > 2:
+            raise ValueError(f"{where}: has {len(rest) + 1} fields; a part is written path,name,split")
+        name, split = (piece or None for piece in (*rest, "", "")[:2])
+        if split is None and name is not None and (name in SPLITS or "[" in name):
+            name, split = None, name  # path,split: no name looks like a split
+        if split is not None:
+            parse_split(split, where)
+        sources.append(Source(path, name, split))
+    if not sources:
+        raise ValueError("datasets is empty; a part is written path,name,split")
+    return sources
+
+
+def load_records(spec: str, split: str, synthetic: Synthetic) -> list[Record]:
+    """The checked records of all parts, in order, without repeats. `split`: for parts that name none.
+
+    Raises ValueError, one sentence that says what is wrong and where.
+    """
+    records: dict[str, Record] = {}
+    for source in parse_spec(spec):
+        loaded = _load(source, split, synthetic)
+        if not loaded:
+            raise ValueError(f"datasets: {source} has no rows")
+        for record in loaded:
+            first = records.setdefault(record.key, record)
+            if first.question != record.question:
+                raise ValueError(f"datasets: {source} has a second question with the id {record.id!r}")
+    return list(records.values())
+
+
+def _load(source: Source, default_split: str, synthetic: Synthetic) -> list[Record]:
+    records = [check_record(row, where) for where, row in _rows(source, default_split, synthetic)]
+    if source.name == "answerable":
+        records = [record for record in records if record.answerable]
+    full = source.name == "full" or not all(record.answerable for record in records)
+    return [replace(record, full=True) for record in records] if full else records
+
+
+def _rows(source: Source, default_split: str, synthetic: Synthetic) -> Sequence[Located]:
+    path = Path(os.path.expanduser(source.path))
+    split = source.split or default_split
+    if source.path == "synthetic":
+        full = _known_name(source) == "full"
+        return _sliced(split, source, lambda each: _synthetic(each, full, synthetic))
+    if path.is_dir():
+        name = _known_name(source)
+        return _sliced(split, source, lambda each: _read(_official_file(path, name, each)))
+    if path.exists() or _looks_like_path(source.path):
+        return _from_file(path, source)
+    name = source.name or NAMES[0]
+    return _from_hub(source.path, _HUB_CONFIGS.get(source.path, {}).get(name, name), split)
+
+
+def _known_name(source: Source) -> str:
+    if source.name not in (None, *NAMES):
+        raise ValueError(f"datasets: {source}: the name {source.name!r} is not one of {', '.join(NAMES)}")
+    return source.name or NAMES[0]
+
+
+def _sliced(split: str, source: Source, read: Callable[[str], Sequence[Located]]) -> list[Located]:
+    """The rows of a split's terms, one after another; `read` gives all rows of a split by its name."""
+    rows: list[Located] = []
+    for term in parse_split(split, f"datasets: {source}"):
+        name = term.name or SPLITS[0]
+        if name not in SPLITS:
+            raise ValueError(f"datasets: {source}: the split {name!r} is not one of {', '.join(SPLITS)}")
+        rows += term.of(read(name))
+    return rows
+
+
+def _synthetic(split: str, full: bool, settings: Synthetic) -> list[Located]:
+    # The seed, split and index make a row, so a filter or another size changes no row.
+    rows = (
+        row
+        for row in generate(
+            "train" if split == "train" else "validation",
+            seed=settings.seed,
+            paragraphs=settings.paragraphs,
+            unanswerable=full,
+        )
+        if not settings.hops or len(row["question_decomposition"]) in settings.hops
+    )
+    return _numbered(f"synthetic {split}", itertools.islice(rows, settings.rows))
+
+
+def _numbered(name: str, rows: Iterable[Any]) -> list[Located]:
+    return [(f"{name} row {index}", row) for index, row in enumerate(rows)]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _looks_like_path(path: str) -> bool:
+    """Whether something that does not exist was meant as a file; a hub name is "name" or "owner/name"."""
+    return (
+        path.endswith((".jsonl", ".json", ".parquet", "/")) or path.startswith((".", "/", "~")) or path.count("/") > 1
+    )
+
+
+def _official_file(directory: Path, name: str, split: str) -> Path:
+    return directory / f"musique_{_FILE_NAMES[name]}_v1.0_{_FILE_NAMES[split]}.jsonl"
+
+
+def _from_file(path: Path, source: Source) -> Sequence[Located]:
+    """A file is one split, whatever the split's name; slices of it are honoured."""
+    _known_name(source)
+    rows = _read(path)
+    if source.split is None:
+        return rows
+    terms = parse_split(source.split, f"datasets: {source}")
+    if len({term.name for term in terms}) > 1:
+        raise ValueError(f"datasets: {source}: a file holds one split; the split may give slices of it, as [:100]")
+    return [row for term in terms for row in term.of(rows)]
+
+
+def _read(path: Path) -> list[Located]:
+    try:
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        return list(_parse_lines(path, path.read_bytes()))
+    except FileNotFoundError:
+        raise ValueError(f"no such dataset file: {path}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read dataset file {path}: {error.strerror or error}") from None
+
+
+def _read_parquet(path: Path) -> list[Located]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return _numbered(str(path), pyarrow.parquet.read_table(path).to_pylist())
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _parse_lines(path: Path, content: bytes) -> Iterator[Located]:
+    # Bytes, not text: str.splitlines() also breaks at U+2028, which is legal inside a JSON string.
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            yield where, json.loads(line.decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"{where}: not UTF-8 text") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+        except (ValueError, RecursionError) as error:
+            # Python's own limits: integers of more than 4300 digits, very deep nesting.
+            raise ValueError(f"{where}: not readable JSON ({error})") from None
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+def _from_hub(path: str, name: str, split: str) -> list[Located]:
+    # Here and not at the top: importing datasets takes seconds that local and synthetic rows need not wait for.
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(path, name, split=split)
+    except Exception as error:
+        # The hub fails in a dozen types of its own; to the user they are all "this name gave no rows".
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"cannot load dataset {path!r}, {name!r}, split {split!r}, from the Hugging Face hub ({cause}); give the path "
+            'of a local .jsonl or .parquet file, of a directory with the official files, or "synthetic", instead'
+        ) from error
+    return _numbered(f"{path} {name} {split}", rows)

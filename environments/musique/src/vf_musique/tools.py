@@ -1,0 +1,130 @@
+"""The retrieval tools. Upstream serves this module as an MCP server; plumbob calls the methods directly.
+
+No `from __future__ import annotations` here: upstream's server reads the tools' annotations as they stand.
+"""
+
+from functools import cache
+from typing import Annotated, Any
+
+import verifiers.v1 as vf
+from plumbob.retrieval import Document, ModelError, RerankClient, Reranked, RerankError, Retriever, build
+from pydantic import BaseModel, BeforeValidator, Field
+
+from vf_musique.submission import parse_ids
+
+DEFAULT_TOP_K = 2
+
+
+def _as_id(value: Any) -> Any:
+    """The id meant by 3, "[3]" or "Document 3"; anything else stays, for the model to see what it asked for."""
+    ids = parse_ids(value)
+    return ids[0] if len(ids) == 1 else str(value)
+
+
+def _as_count(value: Any) -> Any:
+    return DEFAULT_TOP_K if value is None else value
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+# What a model may write for a string, an id and a number, beside the things themselves.
+Text = Annotated[str, BeforeValidator(_as_text)]
+DocumentId = Annotated[str, BeforeValidator(_as_id)]
+TopK = Annotated[int, BeforeValidator(_as_count)]
+
+
+class ToolUse(BaseModel):
+    """One call that a tool answered, as the tool saw it."""
+
+    tool: str
+    asked: str
+    """The query or the document id."""
+    found: list[str]
+    """Ids of the documents that it returned, best first."""
+
+
+class Completion(BaseModel):
+    """The first call of `complete`."""
+
+    reasoning: str
+    final_answer: str
+    cited: list[str]
+
+
+class MusiqueState(vf.State):
+    """What the tools did during one rollout. Recorded here and not read from their texts, which a document can imitate."""
+
+    uses: list[ToolUse] = Field(default_factory=list)
+    completion: Completion | None = None
+
+
+class MusiqueToolsetConfig(vf.ToolsetConfig):
+    """Filled in from the taskset's settings of the same names."""
+
+    retriever: str = "bm25"
+    max_top_k: int = Field(5, ge=1)
+    rerank_url: str | None = None
+    rerank_model: str | None = None
+
+
+@cache
+def _rerank_client(url: str, model: str | None) -> RerankClient:
+    """One for all rollouts: they share its connections and what it has scored."""
+    return RerankClient(url, model=model)
+
+
+class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
+    TOOL_PREFIX = None
+
+    async def setup_task(self, task: Any) -> None:
+        documents = [Document(id=d.id, title=d.title, text=d.text) for d in task.documents]
+        self.documents = {document.id: document for document in documents}
+        # `build` gives all rollouts of a question the same retriever, which indexes at its first search.
+        self.retriever: Retriever = build(self.config.retriever, documents, golden=task.supporting)
+        if self.config.rerank_url is not None:
+            self.retriever = Reranked(self.retriever, _rerank_client(self.config.rerank_url, self.config.rerank_model))
+        # One instance serves one rollout. Its own record is what counts: under upstream, calls made at the same time
+        # each bring a copy of the state, and the last to end would undo what the others wrote.
+        self.uses: list[ToolUse] = []
+        self.completion: Completion | None = None
+
+    def record(self, tool: str, asked: str, found: list[str]) -> None:
+        self.uses.append(ToolUse(tool=tool, asked=asked, found=found))
+        self.state.uses = self.uses
+        self.state.completion = self.completion
+
+    @vf.tool
+    async def retrieve_documents(self, query: Text, top_k: TopK = DEFAULT_TOP_K) -> str:
+        """Search the documents. Returns the top_k that match the query best. Specific queries work best."""
+        if top_k < 1:
+            return f"top_k must be at least 1, not {top_k}."
+        found = await self.search(query, min(top_k, self.config.max_top_k)) if self.documents else []
+        self.record("retrieve_documents", query, found)
+        return "\n\n".join(map(self.render, found)) or "No documents found."
+
+    async def search(self, query: str, top_k: int) -> list[str]:
+        """Ids, best first. A retriever that is down is nothing for the model to see: it fails the rollout."""
+        try:
+            return [hit.doc_id for hit in await self.retriever.asearch(query, top_k)]
+        except (RerankError, ModelError) as error:
+            raise vf.ToolsetError(str(error)) from error
+
+    @vf.tool
+    async def get_document(self, doc_id: DocumentId) -> str:
+        """Read one document by its ID."""
+        if doc_id not in self.documents:
+            self.record("get_document", doc_id, [])
+            return f"Document with ID {doc_id} not found."
+        self.record("get_document", doc_id, [doc_id])
+        return self.render(doc_id)
+
+    def render(self, doc_id: str) -> str:
+        """A document as the model sees it."""
+        document = self.documents[doc_id]
+        return f"Document ID: {document.id}\n# {document.title}\n{document.text}"
+
+
+if __name__ == "__main__":
+    MusiqueToolset.run()

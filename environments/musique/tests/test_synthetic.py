@@ -1,0 +1,139 @@
+"""The generator: official schema, answerable step by step, and nothing shared between the splits."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import vf_musique
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plumbob.retrieval import Document, build
+from vf_musique.metrics import normalize
+from vf_musique.records import check_record
+from vf_musique.synthetic import GRAPHS, generate
+from vf_musique.synthetic_world import JOINS, RELATIONS
+
+
+def rows(count, split="train", seed=0, **kwargs):
+    return list(itertools.islice(generate(split, seed=seed, **kwargs), count))
+
+
+def sub_questions(row):
+    answers = [step["answer"] for step in row["question_decomposition"]]
+    return [
+        re.sub(r"#(\d)", lambda m: answers[int(m[1]) - 1], step["question"]) for step in row["question_decomposition"]
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["train", "validation"]), st.integers(0, 10**6), st.integers(4, 30))
+def test_records_are_official_ones_and_answerable_by_their_decomposition(split, seed, size):
+    for row in rows(6, split, seed, paragraphs=size):
+        record = check_record(row, "here")
+        assert len(record.paragraphs) == size and [p.idx for p in record.paragraphs] == list(range(size))
+        assert record.answerable and record.kind in GRAPHS and record.hops == len(GRAPHS[record.kind])
+        steps = row["question_decomposition"]
+        assert row["answer"] == steps[-1]["answer"]
+        supporting = {p.idx for p in record.paragraphs if p.supporting}
+        assert supporting == {step["paragraph_support_idx"] for step in steps} and len(supporting) == record.hops
+        references = [set(map(int, re.findall(r"#(\d)", step["question"]))) for step in steps]
+        assert references == [{i + 1 for i in inputs if i >= 0} for inputs in GRAPHS[record.kind]]
+        for number, (question, step) in enumerate(zip(sub_questions(row), steps, strict=True)):
+            paragraph = record.paragraphs[step["paragraph_support_idx"]]
+            # What is asked about stands in the paragraph, and so does the answer.
+            relations = [r for r in (*RELATIONS, *JOINS) if _matches(r.question, question)]
+            (relation,) = relations
+            subjects = _matches(relation.question, question)
+            fact = relation.fact.format(**subjects, o=step["answer"])
+            assert normalize(fact) in normalize(paragraph.text), (fact, paragraph)
+            # No other paragraph answers the same sub-question.
+            others = [p for p in record.paragraphs if p is not paragraph]
+            pattern = re.escape(normalize(relation.fact.format(**subjects, o="OBJECT"))).replace("object", ".+")
+            assert not any(re.search(pattern, normalize(p.text)) for p in others), (pattern, others)
+            # The question does not name what has to be found.
+            assert normalize(step["answer"]) not in normalize(row["question"]), (number, row["question"])
+
+
+def _matches(template, text):
+    pattern = re.escape(normalize(template.format(a="AAA", b="BBB")))
+    pattern = pattern.replace("aaa", "(?P<a>.+)", 1).replace("bbb", "(?P<b>.+)", 1)
+    match = re.fullmatch(pattern, normalize(text))
+    return match.groupdict() if match else None
+
+
+def test_all_graph_types_and_hop_counts_occur():
+    kinds = [row["id"].split("__")[0] for row in rows(600)]
+    assert set(kinds) == set(GRAPHS)
+    for hops in "234":
+        assert 150 < sum(kind[0] == hops for kind in kinds) < 250
+
+
+def test_the_splits_share_no_name():
+    def names(split):
+        found = set()
+        for seed in (0, 1):
+            for row in rows(150, split, seed):
+                found |= {p["title"] for p in row["paragraphs"]}
+        return found
+
+    train, validation = names("train"), names("validation")
+    assert len(validation) > 300 and not train & validation
+    questions = {split: {row["question"] for row in rows(500, split)} for split in ("train", "validation")}
+    assert not questions["train"] & questions["validation"]
+    assert len(questions["train"]) > 490
+
+
+def test_twins_lack_one_step_and_nothing_else():
+    pairs = rows(60, unanswerable=True)
+    for row, twin in zip(pairs[::2], pairs[1::2], strict=True):
+        assert (row["id"], row["question"], row["answer"]) == (twin["id"], twin["question"], twin["answer"])
+        assert row["answerable"] and not twin["answerable"]
+        assert check_record(twin, "here").key == f"{row['id']}/unanswerable"
+        different = [i for i, (a, b) in enumerate(zip(row["paragraphs"], twin["paragraphs"], strict=True)) if a != b]
+        (gone,) = different
+        assert row["paragraphs"][gone]["is_supporting"] and not twin["paragraphs"][gone]["is_supporting"]
+        supports = [step["paragraph_support_idx"] for step in twin["question_decomposition"]]
+        assert supports.count(None) == 1
+    assert [row for row in pairs if row["answerable"]] == rows(30)
+
+
+def test_rows_do_not_depend_on_the_process():
+    # The generator's modules alone: the whole package takes seconds to import.
+    code = (
+        "import itertools, json, sys, types; package = types.ModuleType('vf_musique');"
+        "package.__path__ = [sys.argv[1]]; sys.modules['vf_musique'] = package;"
+        "from vf_musique.synthetic import generate;"
+        "print(json.dumps(list(itertools.islice(generate('train', seed=3, unanswerable=True), 40))))"
+    )
+    command = [sys.executable, "-c", code, str(Path(vf_musique.__file__).parent)]
+    here = rows(40, seed=3, unanswerable=True)
+    for hash_seed in ("1", "2"):
+        out = subprocess.run(command, capture_output=True, check=True, env={"PYTHONHASHSEED": hash_seed}).stdout
+        assert json.loads(out) == here
+
+
+def test_sub_questions_find_their_paragraph_and_the_whole_question_does_not():
+    hits = hops = whole = 0
+    questions = rows(200)
+    for row in questions:
+        documents = [Document(id=str(p["idx"]), title=p["title"], text=p["paragraph_text"]) for p in row["paragraphs"]]
+        retriever = build("bm25", documents)
+        for query, step in zip(sub_questions(row), row["question_decomposition"], strict=True):
+            found = [hit.doc_id for hit in retriever.search(query, 2)]
+            hits += str(step["paragraph_support_idx"]) in found
+            hops += 1
+        supporting = {str(p["idx"]) for p in row["paragraphs"] if p["is_supporting"]}
+        whole += supporting <= {hit.doc_id for hit in retriever.search(row["question"], 5)}
+    print(f"oracle hit@2 {hits / hops:.3f}, all supporting in the top 5 of the whole question {whole / 200:.3f}")
+    assert hits / hops > 0.93
+    assert whole / len(questions) < 0.15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_paragraphs_are_short(seed):
+    lengths = [len(p["paragraph_text"].split()) for row in rows(100, seed=seed) for p in row["paragraphs"]]
+    assert max(lengths) < 30 and sum(lengths) / len(lengths) < 12

@@ -12,10 +12,22 @@ COMMANDS = [
     ["train", "--help"],
     *[[name, "--help"] for name in ("serve", "evaluate", "predict", "benchmark", "analyze")],
     ["hub", "--help"],
+    ["vf-install", "--help"],
     ["hub", "list"],
     ["hub", "list", "--json"],
 ]
-HEAVY = {"torch", "transformers", "verifiers", "datasets", "rich", "vf_lookup", "vf_gsm8k", "vf_musique"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "verifiers",
+    "datasets",
+    "rich",
+    "requests",
+    "pypi_simple",
+    "vf_lookup",
+    "vf_gsm8k",
+    "vf_musique",
+}
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
@@ -28,7 +40,7 @@ def test_no_heavy_import(command):
     result = run(command, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
-    assert "typer" in imported
+    assert "plumbob" in imported
     assert not imported & HEAVY
 
 

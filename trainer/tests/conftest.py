@@ -1,15 +1,18 @@
-"""Small real models: random weights in the architectures that users train, with the bundled tokenizer."""
+"""Small real models: random weights in the architectures that users train, with the bundled tokenizer; and a server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from plumbob.rollout import Chat, Sample
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.policy import Policy, load_tokenizer
+from plumbob.trainer.server import load_server, running
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 # Two threads that share two busy cores wait for each other: tiny models are many times faster with one.
@@ -99,3 +102,35 @@ def run_async():
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def server():
+    return load_server("tiny", max_concurrent=8, max_context=1024)
+
+
+@pytest.fixture
+def with_http(server):
+    """Run a coroutine function of (http session, root URL) against the running server."""
+
+    def run(main, served=server):
+        async def outer():
+            async with running(served) as url, aiohttp.ClientSession(base_url=url) as http:
+                return await main(http)
+
+        return asyncio.run(outer())
+
+    return run
+
+
+@pytest.fixture
+def post(with_http):
+    def send(path, body):
+        async def main(http):
+            data = body if isinstance(body, bytes) else json.dumps(body)
+            async with http.post(path, data=data) as response:
+                return response.status, await response.json()
+
+        return with_http(main)
+
+    return send

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from plumbob.hub import UserError
 from plumbob.hub.console import run_app
+from plumbob.rollout import EngineError, ScriptedChat
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.evaluation import cli
+from plumbob.trainer.evaluation.benchmark import _folder
 from plumbob.trainer.evaluation.config import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
@@ -80,7 +82,7 @@ def test_resuming_with_other_data_is_refused(evaluate):
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
     program = "from plumbob.trainer.evaluation.cli import main; import sys; sys.argv[0] = 'evaluate'; main()"
     command = [sys.executable, "-c", program]
-    args = ["lookup", "-n", "400", "--max-concurrent", "2", "-o", str(tmp_path), "--run-name", "r"]
+    args = ["lookup", "-n", "200", "--max-concurrent", "2", "-o", str(tmp_path), "--run-name", "r"]
     process = subprocess.Popen([*command, *args], stdout=subprocess.PIPE, text=True)
     file = tmp_path / "r" / "lookup.jsonl"
     deadline = time.monotonic() + 120
@@ -89,10 +91,11 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and f"evaluate --resume {tmp_path / 'r'}" in output
-    assert 5 < len(read_records(file)) < 400
-    done = subprocess.run([*command, "--resume", str(tmp_path / "r")], capture_output=True, text=True, check=True)
-    assert "400 tasks x 1" in done.stdout
-    assert len(read_records(file)) == 400
+    assert 5 < len(read_records(file)) < 200
+    again = [*command, "--resume", str(tmp_path / "r"), "--max-concurrent", "64"]
+    done = subprocess.run(again, capture_output=True, text=True, check=True)
+    assert "200 tasks x 1" in done.stdout
+    assert len(read_records(file)) == 200
 
 
 def test_the_oracle_is_perfect(evaluate):
@@ -105,6 +108,34 @@ def test_a_replay_scores_a_stored_evaluation_alike(evaluate, capsys):
     again = evaluate(run_name="replayed", replay=str(directory / "lookup.jsonl"), num_examples=None)
     assert "24 of 24 rewards equal the stored ones" in capsys.readouterr().out
     assert [row[3:] for row in scores(again)] == [row[3:] for row in scores(directory)]
+
+
+def test_a_replay_takes_the_settings_of_the_transcripts_and_needs_no_data(evaluate, capsys, monkeypatch):
+    """Scored under another answer style or retriever, equal transcripts would differ; the data are in the traces."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    musique = EvaluateConfig(
+        envs=("musique",), num_examples=4, oracle=True, run_name="m",
+        env_args=("datasets=synthetic", "answer_style=complete"),
+    )  # fmt: skip
+    directory = evaluate(musique)
+    again = replace(LOOKUP, envs=("musique",), replay=str(directory / "musique.jsonl"), num_examples=None)
+    evaluate(again, run_name="again")
+    assert "4 of 4 rewards equal the stored ones" in capsys.readouterr().out
+
+
+def test_resuming_goes_on_when_what_is_left_fails_again(evaluate, tmp_path, monkeypatch):
+    directory = evaluate()
+    file = directory / "lookup.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
+
+    async def broken(*args):
+        raise EngineError("no")
+
+    monkeypatch.setattr("plumbob.trainer.engine.TransformersEngine.generate", broken)
+    evaluate(resume=directory)
+    rows = scores(directory)
+    assert len(rows) == 12 and sum(ok for _, _, ok, *_ in rows) == 4
 
 
 def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path, evaluate, capsys):
@@ -169,9 +200,51 @@ def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
     first = go(*args, "--models", "tiny", "--run-name", "b")
     assert [cell["env"] for cell in first] == ["lookup", "gsm8k"]
     directory = tmp_path / "evaluations" / "b"
-    (directory / "tiny-gsm8k" / "summary.json").unlink()
+    (finished,) = directory.glob("tiny-gsm8k-*/summary.json")
+    finished.unlink()
     again = go("--resume", str(directory), "--json")
     assert [c["scores"] for c in again] == [c["scores"] for c in first]
+
+
+def test_models_of_one_name_are_two_cells_of_a_benchmark():
+    assert _folder("org1/m", "gsm8k", None) != _folder("org2/m", "gsm8k", None)
+    assert _folder("m", "a", "b") != _folder("m", "a-b", None)
+
+
+def test_a_wrong_retriever_is_told_before_the_first_rollout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        run_app("benchmark", cli.benchmark_app, ["musique", "--datasets", "synthetic", "--retrievers", "bm25,nosuch"])
+    assert exit_.value.code == 2 and "nosuch" in capsys.readouterr().err
+    assert not (tmp_path / "evaluations").exists()
+
+
+def test_predictions_are_in_the_source_s_order_and_failures_can_be_filled(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    with pytest.raises(SystemExit):
+        run_app(
+            "predict", cli.predict_app, ["musique", "--oracle", "--datasets", "synthetic", "-n", "6", "--run-name", "a"]
+        )
+    answers = [json.loads(r)["id"] for r in (tmp_path / "evaluations/a/predictions.jsonl").read_text().splitlines()]
+    assert answers == sorted(answers, key=lambda i: int(i.rsplit("-", 1)[1])) and len(answers) == 6
+
+    calls, reply = [], ScriptedChat.reply
+
+    async def fails_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise EngineError("no")
+        return await reply(*args)
+
+    monkeypatch.setattr(ScriptedChat, "reply", fails_once)
+    args = ["lookup", "--oracle", "-n", "3", "--output-file", str(rows)]
+    for extra, code in (["--run-name", "b"], 1), (["--run-name", "c", "--fill-failed"], 0):
+        calls.clear()
+        with pytest.raises(SystemExit) as exit_:
+            run_app("predict", cli.predict_app, [*args, *extra])
+        assert exit_.value.code == code and rows.exists() == (code == 0)
+    assert [bool(json.loads(row)["answer"]) for row in rows.read_text().splitlines()] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +260,8 @@ def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
         (["lookup", "gsm8k", "--datasets", "x"], "give -a ENV.datasets="),
         (["lookup", "-a", "max_hop=3"], "did you mean 'max_hops'?"),
         (["lookup", "--oracle", "--replay", "x"], "give one"),
+        (["lookup", "--replay", "x", "-r", "2"], "scores each transcript once"),
+        (["lookup", "-a", "gsm9k.datasets=synthetic"], "is for 'gsm9k', which is not evaluated here"),
         (["lookup", "--replay", "missing.jsonl"], "cannot read missing.jsonl"),
         (["lookup", "--resume", "nowhere"], "it has no config.toml"),
         (["lookup", "--model", "./nowhere"], "there is no model in './nowhere'"),

@@ -204,6 +204,20 @@ def test_calls_reasoning_and_finish_reasons_are_read():
         assert say(url).finish_reason == "length"
 
 
+def test_servers_that_bend_the_format_are_read():
+    odd = chat_answer(
+        content=[{"type": "text", "text": "so"}, {"type": "text", "text": "be it"}],
+        tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+    )
+    odd["usage"] = {"prompt_tokens": None, "completion_tokens": None}
+    with misbehaving(always(odd)) as (url, _):
+        reply = say(url)
+    assert reply.content == "so\nbe it" and reply.calls == (ParsedCall("f", {"a": 1}),)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (0, 0)
+    with misbehaving(always({**odd, "choices": [{"message": None}]})) as (url, _), pytest.raises(EngineError):
+        say(url)
+
+
 def test_settings_reach_the_server_and_defaults_stay_out():
     with misbehaving(always(chat_answer(content="x"))) as (url, asked):
         say(url)

@@ -68,6 +68,10 @@ def test_the_bootstrap_interval_is_that_of_the_mean_of_differences():
     assert c.low == pytest.approx(mean - 1.96 * error, abs=0.1 * error)
     assert c.high == pytest.approx(mean + 1.96 * error, abs=0.1 * error)
     assert c.p_value < 0.01
+    # Half of the resampled means of (1, -1) x n lie on either side of 0: the two-sided p is 1; 15 of 16 ones: about .0004.
+    assert paired_bootstrap([1.0, -1.0] * 50, [0.0] * 100).p_value > 0.9
+    few = paired_bootstrap([1.0] * 4 + [-1.0], [0.0] * 5)  # P(mean <= 0) = P(Binomial(5, .2) >= 3) = .05792
+    assert few.p_value == pytest.approx(2 * 0.05792, abs=0.02)
     back = paired_bootstrap(theirs, ours)
     assert back.difference == pytest.approx(-mean)
 
@@ -89,6 +93,10 @@ def test_the_task_is_the_unit_and_failures_count_as_0():
     assert summary.pass_at[1].mean == 0.5 and summary.pass_at[2].mean == 1.0
 
 
+def test_pass_at_all_rollouts_is_always_told():
+    assert set(summarize(rows_of([record("a", 1.0)] * 10)).pass_at) == {1, 2, 4, 8, 10}
+
+
 def test_pass_at_needs_as_many_rollouts_of_every_task():
     rows = rows_of([record("a", 1.0), record("a", 0.0), record("b", 1.0)])
     assert set(summarize(rows).pass_at) == {1}
@@ -105,6 +113,23 @@ def test_scores_by_hops():
     assert len({len(line) for line in shown.splitlines()[1:2]}) == 1
 
 
+def test_a_failed_rollout_counts_in_its_column_too():
+    """Its hops are known from the task's other rollouts, or from its data."""
+    lost = record("d", 0.0, ok=False)
+    lost["task"]["data"] = {"hops": 3}
+    rows = rows_of([record("a", 1.0, hops=2), record("a", 0.0, ok=False), record("c", 1.0, hops=3), lost])
+    summary = summarize(rows)
+    assert {h: scores["reward"].mean for h, scores in summary.hops.items()} == {2: 0.5, 3: 0.5}
+    assert summary.scores["reward"].mean == 0.5
+
+
+def test_what_a_group_lacks_is_left_out_of_it():
+    rows = rows_of([record("a", 1.0, hops=2, f1=0.5), record("b", 1.0, hops=4)])
+    summary = summarize(rows)
+    assert set(summary.hops[4]) == {"reward", "correct"} and "f1" in summary.hops[2]
+    json.dumps(summary.to_json(), allow_nan=False)
+
+
 def test_weighted_rewards_sum_as_verifiers_sums_them():
     r = record("a", 0.5)
     r["rewards"] = {"x": {"score": 0.5, "weight": 2.0}, "y": {"score": 1.0, "weight": 0.25}}
@@ -113,8 +138,10 @@ def test_weighted_rewards_sum_as_verifiers_sums_them():
 
 def test_a_file_cut_while_it_was_written(results):
     path = results("r.jsonl", [record("a", 1.0), record("b", 0.0)])
-    path.write_text(path.read_text()[:-20])
-    assert [r["task"]["key"] for r in read_records(path)] == ["a"]
+    whole = path.read_text()
+    for end in range(len(whole) - 2, len(whole) // 2 + 20, -1):  # wherever it was cut, also behind a brace
+        path.write_text(whole[:end])
+        assert [r["task"]["key"] for r in read_records(path)] == ["a"]
 
 
 def test_upstream_s_episodes_are_read_trace_by_trace(results):

@@ -1,27 +1,18 @@
-"""The real server over the bundled policy: what it answers, what it refuses, and that it says what a rollout would."""
+"""The real server over the bundled policy: what it answers, and that it says what a rollout would."""
 
 import asyncio
 import json
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import openai
 import pytest
-from plumbob.hub.console import run_app
 from plumbob.rollout import Limits, MalformedCall, Sampling, run_rollout
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.trainer import chat_api, serve
-from plumbob.trainer.server import Server, load_server, running
+from plumbob.trainer import chat_api
+from plumbob.trainer.server import Server, running
 from vf_lookup.taskset import LookupConfig, LookupTaskset
 
-MAX_CONTEXT = 1024
 HELLO = [{"role": "user", "content": "Start key: 1234"}]
 ASK = {"model": "tiny", "messages": HELLO, "max_tokens": 8}
 LOOKUP = {
@@ -30,42 +21,10 @@ LOOKUP = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
-    return load_server("tiny", max_concurrent=8, max_context=MAX_CONTEXT)
-
-
-@pytest.fixture
-def with_http(server):
-    """Run a coroutine function of (http session, root URL) against the running server."""
-
-    def run(main, served=server):
-        async def outer():
-            async with running(served) as url, aiohttp.ClientSession(base_url=url) as http:
-                return await main(http)
-
-        return asyncio.run(outer())
-
-    return run
-
-
 @asynccontextmanager
 async def sdk(server):
     async with running(server) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def post(with_http):
-    def send(path, body):
-        async def main(http):
-            data = body if isinstance(body, bytes) else json.dumps(body)
-            async with http.post(path, data=data) as response:
-                return response.status, await response.json()
-
-        return with_http(main)
-
-    return send
 
 
 @pytest.fixture
@@ -81,14 +40,14 @@ def ask(post):
 # --- what it says ---------------------------------------------------------------------------------------------------
 
 
-def test_health_and_models(with_http):
+def test_health_and_models(with_http, server):
     async def main(http):
         async with http.get("/health") as health, http.get("/v1/models") as models:
             return health.status, await models.json()
 
     status, models = with_http(main)
     assert status == 200
-    assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [("tiny", MAX_CONTEXT)]
+    assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [("tiny", server.max_length)]
 
 
 def test_a_completion_says_why_it_ended_and_what_it_took(ask, server):
@@ -210,7 +169,7 @@ def test_a_conversation_over_the_server_is_the_rollout_in_this_process(server):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
     async def main():
-        recording = Server(Recording(), server.chat, model="tiny", max_length=MAX_CONTEXT)
+        recording = Server(Recording(), server.chat, model="tiny", max_length=server.max_length)
         async with sdk(recording) as client:
             for task in lookup_tasks(6):
                 prompts.clear()
@@ -315,104 +274,3 @@ def test_the_token_route_stops_where_it_is_told(post, server):
     stopping = {**greedy, "stop_token_ids": [second]}
     _, answer = post("/inference/v1/generate", {"token_ids": prompt, "sampling_params": stopping})
     assert answer["choices"][0]["token_ids"][-1] == second and answer["choices"][0]["finish_reason"] == "stop"
-
-
-# --- what it refuses ------------------------------------------------------------------------------------------------
-
-BAD = [
-    (b"{", 400, "the request is not valid JSON"),
-    (b"\xff", 400, "the request is not valid JSON"),
-    (b"[" * 100_000, 400, "the request is not valid JSON"),
-    ([], 400, "Input should be"),
-    ({"messages": HELLO}, 400, "model: Field required"),
-    ({**ASK, "model": "gpt"}, 404, "The model `gpt` does not exist; this server has `tiny`"),
-    ({**ASK, "messages": []}, 400, "messages: "),
-    ({**ASK, "messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
-    ({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages.0"),
-    ({**ASK, "temperature": -1}, 400, "temperature: "),
-    ({**ASK, "temperature": "hot"}, 400, "temperature: "),
-    ({**ASK, "n": 0}, 400, "n: "),
-    ({**ASK, "stop": ["x"]}, 400, 'this server does not support stop=["x"]; leave it out'),
-    ({**ASK, "tool_choice": "required"}, 400, "does not support tool_choice"),
-    ({**ASK, "response_format": {"type": "json_object"}}, 400, "does not support response_format"),
-    ({**ASK, "messages": [{"role": "user", "content": "x" * 5000}]}, 400, "maximum context length is 1024 tokens"),
-]
-
-
-@pytest.mark.parametrize(("body", "status", "message"), BAD, ids=[case[2][:40] for case in BAD])
-def test_a_request_that_cannot_be_answered(post, body, status, message):
-    got, answer = post("/v1/chat/completions", body)
-    assert got == status
-    assert message in answer["error"]["message"]
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-
-
-def test_paths_and_methods_that_do_not_exist_are_error_objects(with_http):
-    async def main(http):
-        async with http.get("/v1/nothing") as missing, http.get("/v1/chat/completions") as wrong:
-            return missing.status, await missing.json(), wrong.status, await wrong.json()
-
-    missing, said, wrong, why = with_http(main)
-    assert (missing, wrong) == (404, 405)
-    assert said["error"]["message"] and why["error"]["message"]
-
-
-def test_an_engine_that_fails_is_a_server_error(with_http, server):
-    class Broken:
-        async def generate(self, prompt_ids, sampling):
-            raise RuntimeError("boom")
-
-    async def main(http):
-        async with http.post("/v1/chat/completions", json=ASK) as response:
-            return response.status, await response.json()
-
-    status, answer = with_http(main, Server(Broken(), server.chat, model="tiny", max_length=MAX_CONTEXT))
-    assert status == 500 and answer["error"]["message"] == "RuntimeError: boom"
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
-def refused(capsys, *args):
-    with pytest.raises(SystemExit) as exit_:
-        run_app("serve", serve.app, list(args))
-    output = capsys.readouterr()
-    assert exit_.value.code == 2 and output.out == ""
-    return output.err.splitlines()[-1]  # in this process, transformers may show its progress before it
-
-
-def test_a_port_that_is_taken_is_one_sentence(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        message = refused(capsys, "--port", port)
-    assert message == f"serve: cannot listen on 127.0.0.1:{port}: Address already in use; try --port 0"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--model", "./nowhere"], "there is no model in './nowhere': it has no config.json"),
-        (["--host", "nowhere.invalid", "--port", "0"], "cannot listen on nowhere.invalid:0: Name or service not known"),
-        (["--max-context", "100000000"], "--max-context 100000000 is more than the model's"),
-        (["--port", "70000"], "--port"),
-    ],
-)
-def test_a_user_s_mistake_is_one_sentence(capsys, args, message):
-    said = refused(capsys, *args)
-    assert message in said and said.startswith("serve: ")
-
-
-@pytest.mark.slow
-def test_it_says_where_it_serves_and_ends_when_asked():
-    command = [Path(sys.executable).parent / "serve", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        port = int(re.search(r"serving tiny at http://127.0.0.1:(\d+)/v1", process.stdout.readline())[1])
-        example = process.stdout.readline()
-        socket.create_connection(("127.0.0.1", port)).close()
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(timeout=20) == 0 and process.stderr.read() == "stopped\n"
-    finally:
-        process.kill()
-        process.communicate()
-    assert f"vf-eval vf_lookup -m tiny --client.base-url http://127.0.0.1:{port}/v1" in example

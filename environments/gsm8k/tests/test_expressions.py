@@ -108,18 +108,18 @@ HOSTILE = [
 def test_hostile_arithmetic_costs_no_more_than_honest():
     evaluate("1 + 1")  # imports
     for text in HOSTILE:
-        start = time.process_time()
+        start = time.thread_time()
         extract_answer(rf"\boxed{{{text}}}")
-        assert time.process_time() - start < 1.5, text
+        assert time.thread_time() - start < 1.5, text
     assert evaluate("1 + 1") == 2
 
 
 def test_the_largest_numbers_that_the_bounds_allow_are_quick():
     evaluate("1 + 1")
-    start = time.process_time()
+    start = time.thread_time()
     value = evaluate(f"({P} * {P} * {P} * {P} * {P} * {P} * {P} * {P})^{{12}}")
     assert value == Fraction(int(P)) ** 96
-    assert time.process_time() - start < 1.5
+    assert time.thread_time() - start < 1.5
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from vf_musique.rewards import (
     original_reward,
     shaped_reward,
 )
-from vf_musique.submission import Submission
+from vf_musique.submission import Submission, read_tags
 
 IDS = [str(i) for i in range(20)]
 id_sets = st.sets(st.sampled_from(IDS))
@@ -44,7 +44,8 @@ groundings = st.floats(0, 1)
 def score(gold, submission, retrieved, weights=None, *, searched=True, **settings):
     retrieved = frozenset(retrieved)
     c = components(gold, submission, retrieved)
-    return shaped_reward(c, gold, weights or Weights(), searched=searched, **settings)
+    invented = bool(set(submission.cited) - retrieved)
+    return shaped_reward(c, gold, weights or Weights(), searched=searched, invented=invented, **settings)
 
 
 @settings(deadline=None)
@@ -65,7 +66,7 @@ def test_1_is_for_the_right_answer_with_the_right_citations_alone(gold, submissi
         and set(submission.cited) == gold.supporting <= retrieved
         and (not w.retrieval_precision or retrieved == gold.supporting)
         if gold.answerable
-        else submission.answer == "unanswerable"
+        else submission.answer == "unanswerable" and not submission.cited
     )
     assert (score(gold, submission, retrieved, w, grounding=grounding) == 1) == (perfect and submission.parts == 3)
 
@@ -189,6 +190,11 @@ def test_an_unanswerable_question():
     )
     assert score(gold, says, "123") == 1
     assert score(gold, says, [], searched=False) == pytest.approx(0.52)  # said without looking
+    cites = Submission("unanswerable", ("1",), 3)
+    assert score(gold, cites, "123") == pytest.approx(0.88)  # no evidence is right, were it ever so well retrieved
+    assert score(gold, cites, "23") == pytest.approx(1 - 0.96 / 2 - 0.06)  # never retrieved
+    assert score(gold, Submission("unanswerable", tuple(IDS), 3), "123") == pytest.approx(0.46)
+    assert score(gold, cites, [], searched=False) == pytest.approx(0.46)
     assert score(gold, guesses, "123") == pytest.approx(0.04)
     assert score(gold, silent, "123") == 0
     # And to give up on a question that has an answer earns what a wrong answer does.
@@ -247,6 +253,24 @@ def test_wrong_weights_are_named(text, message):
 
 
 # --- the predecessor ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cite", "recall"),
+    [
+        ("3, 7", 1),
+        ("7,x,\n 3 ", 1),
+        ("Document 3, [7]", 0),
+        ("3 and 7", 0),
+        ("03,07", 0),
+        ("Document 3, 7", 0.5),
+        ("", 0),
+    ],
+)
+def test_the_original_parts_citations_at_commas_and_knows_no_other_form(cite, recall):
+    gold = Gold(("Oak Hill",), frozenset("37"), 2)
+    submission = read_tags(f"<think>so</think><cite>{cite}</cite><answer>Oak Hill</answer>")
+    assert original_reward(gold, submission, frozenset("37")) == pytest.approx((3.4 + 0.6 * recall) / 4)
 
 
 @pytest.mark.parametrize(("hops", "reward"), [(2, 0.435), (3, 0.660), (4, 0.890)])

@@ -229,6 +229,9 @@ def test_an_unanswerable_question_has_no_answer_metrics(kit, small):
     assert trace.reward == 1 and trace.metrics["sufficiency"] == 1
     assert "exact_match" not in trace.metrics and "support_f1" not in trace.metrics
     assert kit.play(task, [kit.final("unanswerable")]).reward == pytest.approx(0.52)
+    found, invented = ([kit.say("", kit.get(1), kit.search()), kit.final("unanswerable", [i])] for i in (1, 19))
+    assert kit.play(task, found).reward == pytest.approx(0.88)
+    assert kit.play(task, invented).reward == pytest.approx(0.46)
     assert kit.play(task, [kit.say("", kit.search()), kit.final("Oak Hill", [1, 3])]).reward <= 0.25
 
 
@@ -239,6 +242,42 @@ def test_the_original_reward(kit, small):
     assert trace.metrics["exact_match"] == 0  # the official one knows no digits
     with pytest.raises(ValueError, match="reward=original knows no unanswerable questions"):
         small({"answerable": False}, reward="original")
+
+
+def test_the_original_reads_the_last_message_at_its_commas(kit, small):
+    task = small(reward="original", retriever="golden")
+    tags = "<think>so</think><cite>{}</cite><answer>Oak Hill</answer>"
+    for cite, reward in (("1, 3", 1), ("Document 1, [3]", 3.4 / 4)):
+        trace = kit.play(task, [kit.say("", kit.search()), kit.say(tags.format(cite))])
+        assert trace.reward == pytest.approx(reward) and trace.metrics["citation_f1"] == 1
+    assert kit.play(task, [kit.say(tags.format("1, 3"), kit.search())], max_turns=1).reward == pytest.approx(1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("last", ["", "no tags", "<cite>1, 3", "<think>cut off <answer>Oak Hill</answer>"])
+def test_what_cannot_be_read_is_an_empty_prediction_with_all_metrics(kit, small, style, last):
+    task = small(answer_style=style)
+    trace = kit.play(task, [kit.say("", kit.search()), kit.say(last)])
+    assert task.prediction(trace) == {
+        "id": "2hop__1_2",
+        "predicted_answer": "",
+        "predicted_support_idxs": [],
+        "predicted_answerable": True,
+    }
+    none = ("exact_match", "f1", "citation_f1", "support_f1", "format", "sufficiency", "answered", "n_cited")
+    assert [trace.metrics[name] for name in none] == [0] * len(none)
+    assert trace.metrics["n_retrieved"] == 2
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_rollout_that_did_not_finish_has_a_prediction_too(kit, small, style):
+    """One that fails before `finalize` keeps nothing of the tools on its record."""
+    task = small(answer_style=style)
+    trace = kit.play(task, [kit.say("", kit.search()), kit.say("")])
+    del trace.info["musique"]
+    again = WireTrace.model_validate(json.loads(json.dumps(trace.model_dump(mode="json"))))
+    assert task.prediction(again) == task.prediction(trace)
+    assert task.prediction(again)["predicted_answer"] == ""
 
 
 def test_weights_grounding_and_hop_factor_reach_the_reward(kit, small):

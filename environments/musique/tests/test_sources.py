@@ -204,6 +204,29 @@ def test_a_file_is_used_whole_or_in_slices_whatever_the_split(kit, write):
         load(f"{path},ful")
 
 
+def test_a_slice_without_a_name_is_of_the_split_that_the_setting_names(kit, write, tmp_path):
+    for name in ("train", "dev"):
+        write(*(kit.record(f"2hop__{name}_{i}") for i in range(3)), name=f"musique_ans_v1.0_{name}.jsonl")
+    assert ids(f"{tmp_path},[:1]") == ["2hop__train_0"]
+    assert ids(f"{tmp_path},[:1]", split="validation") == ["2hop__dev_0"]
+    assert ids(f"{tmp_path},[:1] + train[1:2]", split="validation") == ["2hop__dev_0", "2hop__train_1"]
+    unnamed = ids("synthetic,answerable,[:2]", split="validation")
+    assert unnamed == ids("synthetic,answerable,validation[:2]") and len(unnamed) == 2
+    assert ids("synthetic,[:2]") == ids("synthetic,answerable,train[:2]")
+
+
+@pytest.mark.parametrize("rows", [12, 1000, 1500])
+def test_a_synthetic_slice_holds_the_same_rows_whatever_number_is_wanted(rows):
+    def numbers(spec):
+        return [int(record.id.rsplit("-", 1)[1]) for record in load(spec, synthetic=Synthetic(rows=rows, paragraphs=4))]
+
+    assert numbers("synthetic,answerable,train[100:200]") == list(range(100, 200))
+    assert numbers("synthetic,answerable,train[:50%]") == list(range(500))
+    assert numbers("synthetic,answerable,train[-5:]") == list(range(995, 1000))
+    assert numbers("synthetic,answerable,train[:1200]") == list(range(1200))
+    assert numbers("synthetic") == list(range(max(rows, 1000)))
+
+
 def test_parquet(kit, tmp_path):
     path = tmp_path / "rows.parquet"
     rows = [kit.record(f"2hop__{i}") for i in range(3)]
@@ -278,6 +301,9 @@ def test_what_the_hub_is_asked_for(hub, kit):
         ("bdsaglam/musique", "default", "train[:10%]+validation"),
         ("bdsaglam/hotpotqa-distractor", "default", "train"),
     ]
+    hub.calls.clear()
+    load("a/b,[:2] + train[5:]", split="validation")
+    assert hub.calls == [("a/b", "answerable", "validation[:2]+train[5:]")]
 
 
 def test_a_bad_hub_row_is_named(hub, kit):

@@ -59,13 +59,18 @@ def test_reasoning_that_came_apart_from_the_text_is_the_thinking():
         ("[1], [2] 3", "1 2 3"),
         ("[1, 2]", "1 2"),
         ("Document 3, document ID: 4", "3 4"),
+        ("doc3, doc7", "3 7"),
+        ("D3 and Document7, DOC_11, doc-12", "3 7 11 12"),
+        ("3 (2010), 7", "3 7"),
+        ("3(Ada Reed, 1905) 7 (see 4), (5), (6)", "3 7 5 6"),
+        ("3 (2010", "3 2010"),
         ("#5; (6) {7} '8' \"9\" 10.", "5 6 7 8 9 10"),
         ("1\n2\t3", "1 2 3"),
         ("3, 3, 03", "3"),
         ("0, 00", "0"),
         ("none", ""),
         ("", ""),
-        ("the 1990s, v2, 1.5, x3", ""),  # not ids
+        ("the 1990s, v2, 1.5, x3, add3, doc3b, doc 1.5", ""),  # not ids
         ("1234567890", ""),  # more digits than an id has
         ("１２", ""),
         (4, "4"),
@@ -100,7 +105,24 @@ def test_the_phrase(answer, says):
     assert Submission(answer).says_unanswerable is says
 
 
-NASTY = ["<think>", "</think>", "<cite>", "</cite>", "<answer>", "</answer>", "<", "</", "1" * 50, "1, ", "x", "[", " "]
+NASTY = [
+    "<think>",
+    "</think>",
+    "<cite>",
+    "</cite>",
+    "<answer>",
+    "</answer>",
+    "<",
+    "</",
+    "1" * 50,
+    "1, ",
+    "x",
+    "[",
+    " ",
+    "1 (",
+    ")",
+    "doc",
+]
 
 
 @settings(deadline=None)
@@ -112,7 +134,9 @@ def test_anything_is_read(text):
     assert submission.answer is None or submission.answer in text
 
 
-@pytest.mark.parametrize("piece", [*NASTY, "<think></think>", "<cite>1", "1x", "1.", "<answer></answer>", "<<answer>"])
+@pytest.mark.parametrize(
+    "piece", [*NASTY, "<think></think>", "<cite>1", "1x", "1.", "<answer></answer>", "<<answer>", "1(2)", "d1 "]
+)
 def test_200_kb_of_anything_are_read_at_once(piece):
     """Work that grew with the square of the length would take minutes."""
     many = piece * (200_000 // len(piece))

@@ -133,6 +133,41 @@ def test_sub_questions_find_their_paragraph_and_the_whole_question_does_not():
     assert whole / len(questions) < 0.15
 
 
+def test_the_last_fact_is_not_told_by_its_subject_being_named_elsewhere():
+    """Neither by its being named at all, nor by how often: decoys lead to other last facts of the same relation."""
+    named = most = 0.0
+    questions = rows(500)
+    for row in questions:
+        (relation,) = (r for r in (*RELATIONS, *JOINS) if _matches(r.question, sub_questions(row)[-1]))
+        pattern = re.escape(normalize(relation.fact.format(a="AAA", b="BBB", o="OOO")))
+        for name in "abo":
+            pattern = pattern.replace(name * 3, f"(?P<{name}>.+)", 1)
+        texts = [normalize(p["paragraph_text"]) for p in row["paragraphs"]]
+        facts = [
+            match.groupdict()
+            for p in row["paragraphs"]
+            for sentence in re.findall(r"[^.]+\.", p["paragraph_text"])
+            if (match := re.fullmatch(pattern, normalize(sentence)))
+        ]
+        candidates = []  # (how often its least named subject is named, object), of subjects that have to be found
+        for fact in facts:
+            subjects = {fact[name] for name in "ab" if name in fact}
+            hidden = [subject for subject in subjects if subject not in normalize(row["question"])]
+            if hidden and (count := min(sum(subject in text for text in texts) for subject in hidden)) > 1:
+                candidates.append((count, fact["o"]))
+        right = normalize(row["answer"])
+        named += _chance(right, [obj for _, obj in candidates])
+        most += _chance(right, [obj for count, obj in candidates if count == max(candidates)[0]])
+    print(f"right by a subject named elsewhere {named / 500:.3f}, by the one named most {most / 500:.3f}")
+    assert named / len(questions) < 0.3
+    assert most / len(questions) < 0.35
+
+
+def _chance(right, candidates):
+    """Of choosing the right one of them at random."""
+    return candidates.count(right) / len(candidates) if candidates else 0.0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_paragraphs_are_short(seed):
     lengths = [len(p["paragraph_text"].split()) for row in rows(100, seed=seed) for p in row["paragraphs"]]

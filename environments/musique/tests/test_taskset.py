@@ -133,6 +133,9 @@ def test_synthetic_splits_and_sizes(kit):
     assert len(train) == len(held_out) == 50
     assert not {task.data.prompt for task in train} & {task.data.prompt for task in held_out}
     assert len(kit.tasks()) == 1000
+    assert [task.key for task in kit.tasks()][:50] == [task.key for task in train]
+    assert len(kit.tasks(num_examples=1200)) == 1200
+    assert len(kit.tasks(datasets="synthetic,answerable,train[100:200]", num_examples=10)) == 10
     assert len(kit.tasks(datasets="synthetic,answerable,train[:10%]+validation[:5]")) == 105
     assert {len(task.data.documents) for task in kit.tasks(num_examples=3, synthetic_paragraphs=7)} == {7}
 

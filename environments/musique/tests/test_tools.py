@@ -176,7 +176,7 @@ def test_calls_that_upstream_makes_at_the_same_time_are_all_recorded(small):
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=60), st.integers(1, 9), st.text(max_size=10))
 def test_any_text_is_answered(kit, query, top_k, doc_id):
-    task = kit.tasks(num_examples=1)[0]
+    (task,) = kit.tasks(datasets="synthetic,[:1]")
     texts, trace = answers(kit, task, kit.search(query, top_k=top_k), kit.get(doc_id))
     assert trace.metrics["rollout/tool_errors"] == 0 and len(texts) == 2
 

@@ -1,24 +1,30 @@
-from importlib.metadata import EntryPoint
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from plumbob.hub import UserError, find, installed, registry
-
-
-class Distribution:
-    def __init__(self, name: str) -> None:
-        self.metadata = {"Name": name, "Version": "1.0", "Summary": "..."}
-
-
-def point(name: str, value: str, distribution: str) -> EntryPoint:
-    entry = EntryPoint(name, value, registry.GROUP)
-    vars(entry)["dist"] = Distribution(distribution)
-    return entry
+from plumbob.hub import UserError, find, installed
+from plumbob.hub.listing import rows
+from plumbob.hub.registry import scan
 
 
 @pytest.fixture
-def plugins(monkeypatch):
-    def install(*points: EntryPoint) -> None:
-        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else ())
+def plugin(tmp_path, monkeypatch):
+    """Put a plugin on the path: its metadata, as an installer writes it, and no code."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(distribution: str, points: str, metadata: bytes | None = None) -> Path:
+        info = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.4\nName: {distribution}\nVersion: 1.0\nSummary: A plugin\n\n# README\n"
+        (info / "METADATA").write_bytes(text.encode() if metadata is None else metadata)
+        (info / "entry_points.txt").write_text(f"[plumbob.environments]\n{points}\n")
+        return site
 
     return install
 
@@ -29,24 +35,78 @@ def test_an_environment_is_found_by_each_of_its_names(name):
     assert find(name).load().__name__ == "LookupTaskset"
 
 
-def test_a_near_miss_gets_a_suggestion():
-    with pytest.raises(UserError, match="there is no environment 'lokup'; did you mean 'lookup'?"):
+def test_a_near_miss_gets_a_suggestion_and_the_install_line():
+    with pytest.raises(UserError, match="there is no environment 'lokup'; did you mean 'lookup'?.*`vf-install lokup`"):
         find("lokup")
-    with pytest.raises(UserError, match="installed: gsm8k, lookup"):
+    with pytest.raises(UserError, match="installed: gsm8k, lookup.*To install it: `vf-install xyzzy`"):
         find("xyzzy")
 
 
-def test_two_claims_to_one_name_are_refused_with_both_owners(plugins):
-    plugins(point("math", "a:A", "vf-math"), point("math", "b:B", "evil-math"))
-    with pytest.raises(UserError, match="claimed by evil-math 1.0 and vf-math 1.0; uninstall one"):
+def test_two_claims_to_one_name_are_refused_with_both_owners_and_how_to_choose(plugin):
+    plugin("vf-math", "math = a:A")
+    plugin("evil-math", "vf_math = b:B")
+    with pytest.raises(UserError, match="claimed by vf-math 1.0 and evil-math 1.0; .*`uv pip uninstall vf-math`"):
         find("math")
+    claims = {r["distribution"]: r for r in rows() if r["status"] == "conflict"}
+    assert set(claims) == {"vf-math", "evil-math"}
+    assert claims["vf-math"]["reason"] == "evil-math claims this name too; uninstall one"
 
 
-def test_a_broken_plugin_names_itself_and_harms_no_other(plugins):
-    plugins(point("broken", "no_such_module_at_all:A", "vf-broken"), point("fine", "json:JSONDecoder", "vf-fine"))
-    assert [e.name for e in installed()] == ["broken", "fine"]
+def test_a_broken_plugin_names_itself_and_harms_no_other(plugin):
+    plugin("vf-broken", "broken = no_such_module_at_all:A")
+    plugin("vf-exits", "exits = antigravity_of_nobody:A\nfine = json:JSONDecoder")
+    names = [e.name for e in installed()]
+    assert {"broken", "exits", "fine", "lookup"} <= set(names)
     assert find("fine").load().__name__ == "JSONDecoder"
     with pytest.raises(
         UserError, match="'broken' \\(vf-broken 1.0\\) is installed but does not load: ModuleNotFoundError"
     ):
         find("broken").load()
+
+
+def test_metadata_that_cannot_be_read_is_listed_as_broken(plugin):
+    """importlib's own entry_points() raises for every plugin if one file is like this."""
+    plugin("vf-garbage", "a line without an equals sign")
+    plugin("vf-fine", "fine = json:JSONDecoder")
+    environments, broken = scan()
+    assert "fine" in [e.name for e in environments]
+    assert [b.distribution for b in broken] == ["vf-garbage"]
+    assert "its metadata cannot be read" in next(r for r in rows() if r["status"] == "broken")["reason"]
+
+
+def test_check_loads_each_and_says_which_do_not(new_python, make_wheel):
+    python = new_python()
+    bad = {
+        "raises": "raise RuntimeError('no data here')",
+        "exits": "import os; os._exit(7)",
+    }
+    for name, body in bad.items():
+        python.run("vf-install", make_wheel(f"vf-{name}", "0.1.0", (), name, body), code=1)
+    python.run("vf-install", make_wheel("vf-other", "1.0", (), "other"))
+    unchecked = json.loads(python.run("hub", "list", "--json").stdout)
+    assert [(e["name"], e["status"]) for e in unchecked] == [("exits", "ok"), ("other", "ok"), ("raises", "ok")]
+    checked = {
+        e["name"]: (e["status"], e["reason"]) for e in json.loads(python.run("hub", "list", "--check", "--json").stdout)
+    }
+    assert checked == {
+        "exits": ("broken", "its import ended the process with code 7"),
+        "other": ("ok", ""),
+        "raises": ("broken", "RuntimeError: no data here"),
+    }
+    assert "BROKEN: RuntimeError: no data here" in python.run("hub", "list", "--check").stdout
+
+
+def test_fifty_plugins_are_listed_in_a_fifth_of_a_second(plugin):
+    for i in range(50):
+        site = plugin(f"vf-plugin{i}", f"plugin{i} = vf_plugin{i}:Taskset")
+    command = [Path(sys.executable).parent / "hub", "list", "--json"]
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, check=True, env=environ)
+        assert len(json.loads(done.stdout)) >= 50
+        return time.perf_counter() - start
+
+    # The best of ten: a shared machine can only make it slower.
+    assert min(seconds() for _ in range(10)) < 0.2

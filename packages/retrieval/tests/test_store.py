@@ -45,22 +45,24 @@ def test_another_process_s_vectors_are_found_without_reopening(tmp_path):
 WRITER = """
 import sys, numpy as np
 from pathlib import Path
+from plumbob.retrieval import store as module
 from plumbob.retrieval.store import VectorStore, key_of
+module.MERGE_ABOVE = 40
 directory, first = sys.argv[1], int(sys.argv[2])
-for number in range(first, first + 120):
+for number in range(first, first + 90):
     store = VectorStore(Path(directory))
     store.add([key_of(str(number))], np.sin(np.arange(8, dtype=np.float32) + number)[None])
 """
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    # 6 processes, each number written by two of them, and enough shards that some are merged while others are written.
-    starts = [0, 0, 100, 100, 200, 200]
+    # Each number is written by two processes, and there are enough shards that some are merged while others are written.
+    starts = [0, 0, 60, 60]
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(start)]) for start in starts]
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * 6
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
     store = VectorStore(tmp_path)
-    found = [number for number in range(320) if holds(store, number)]
-    assert found == list(range(320))
+    found = [number for number in range(150) if holds(store, number)]
+    assert found == list(range(150))
     assert not [name for name in os.listdir(tmp_path) if not name.endswith(".shard")]
 
 

@@ -23,13 +23,18 @@ KINDS: tuple[Kind, ...] = ("hash", "boxed", "answer_tag", "phrase")
 # Of each kind, at most so many of the last markers are looked at: a looping policy writes thousands.
 _MOST_MARKERS = 32
 
-_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*\n?([^\n#]*)")
+# What a reply may be full of meets only patterns that take linear time: no two adjacent runs can share a sign. Only a
+# pattern that sees a text of bounded length may be worse than that.
+
+# Before the text, up to one empty line, and a bullet at the start of its line: "- 42" is not -42 there.
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*(?:(?:\n[ \t]*){1,2}(?:[-•][ \t]+)?)?([^\n#]*)")
+_NUMBER_TAG = re.compile(r"\s*<(?:number|result|value)>", re.IGNORECASE)
 _SPECIAL_TOKEN = re.compile(r"<\||</")
 # "#### 1. Add the apples"
 _NUMBERED_HEADING = re.compile(r"[\s*_]*[0-9]+\s*[.):][*_]*\s+\S")
 _STARTS_AS_NUMBER = re.compile(r"[\s*_$+\\(-]*\.?[0-9]")
 _FORMAT = re.compile(rf"-?{NUMBER}(?:/{INTEGER})?")
-_BOXED_END = re.compile(rf"({_FORMAT.pattern})\}}[\s$.*]*(?:\\[\])])?[\s.*]*")
+_BOXED_END = re.compile(rf"({_FORMAT.pattern})\}}[\s$.*]*(?:\\[\])][\s.*]*)?")
 
 # Also "oxed" after a backspace and "boxed" alone: what is left of "\boxed" where an escape was read once too often.
 _BOX = re.compile(
@@ -39,7 +44,8 @@ _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BARE_BOX = re.compile(r"[-+]?\$?[0-9][0-9.,]*")
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 
-_ANSWER = re.compile(r"\b(?:answer|ans)\b", re.IGNORECASE)
+_ANSWER = re.compile(r"(?<![^\W_])(?:answer|ans)(?![^\W_])", re.IGNORECASE)
+_ANS_END = re.compile(r"\.[ \t]*")
 _BEFORE_CHARS, _AFTER_CHARS = 100, 500
 _ADJECTIVES = r"(?:(?:final|correct|right|exact|numeric(?:al)?|overall|short)\s+)*"
 _AT_LINE_START = re.compile(
@@ -49,14 +55,32 @@ _AT_LINE_START = re.compile(
 _DETERMINED = re.compile(rf"\b(?:the|my|our|final|correct)\s+{_ADJECTIVES}[*_]*$", re.IGNORECASE)
 # "If the answer is 42, ..." states nothing.
 _CONDITIONAL = re.compile(r"\b(?:if|whether|suppose|assum(?:e|es|ing)|unless)\b[^.!?\n]*$", re.IGNORECASE)
-_OF_WHAT = r"[*_]*(?:,[^.,\n]{1,20},)?(?:\s\([^()\n]{0,40}\))?(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?"
+_OF_WHAT = r"[*_]*(?:,[^.,\n]{1,20},)?(?:\s\([^()\n]{0,40}\))?(?:\s(?:to|for|of)\s[^.:\n]{0,79}?[^.:\s])?"
 _IS = re.compile(
     rf"{_OF_WHAT}\s*(?:[:=]|\s(?:is|was|equals|(?:would|will|should|must)\s+be|comes\s+(?:out\s+)?to)\b)", re.IGNORECASE
 )
-_LABEL_END = re.compile(rf"{_OF_WHAT}[ \t]*(?:[:=]|[*_: \t]*\n)", re.IGNORECASE)
+_LABEL_END = re.compile(rf"{_OF_WHAT}(?:[ \t]*[:=]|[*_: \t]*\n)", re.IGNORECASE)
+_BULLET = re.compile(r"[\s:*_]*\n[ \t]*[-•][ \t]+")
+_NEXT_BULLET = re.compile(r"[^\n]*\n[ \t]*[-•*+][ \t][^\n]*[0-9][^\n]*")
 _TO_THE_VALUE = re.compile(r"\A[\s:*_]*(?:\\\[|\\\(|\$\$)?\s*")
-_SENTENCE_END = re.compile(r"\n|(?<!\bRs)(?<!\bapprox)[.!?](?=[\s*_\"')\]]|$)|(?:\s—\s|;)(?![^\n]*[0-9])")
+_SENTENCE_END = re.compile(r"\n|(?<!\bRs)(?<!\bapprox)(?<!\bi\.e)[.!?](?=[\s*_\"')\]]|$)|(?:\s—\s|;)(?![^\n]*[0-9])")
 _REASON = re.compile(r",?\s(?:because|since|as|which|so|where|given|meaning|not|i\.e\.)\s", re.IGNORECASE)
+
+# A remark after the answer, "(since 41.6 rounds up)", "(i.e., 6 x 7)", " — the total of 3 boxes", may have numbers of its
+# own if it begins as an explanation; without these words, it must state the same number once more.
+_EXPLAINS = re.compile(
+    r"(?:since|because|as|given|for|out of|including|excluding|rounded (?:(?:up|down) )?from"
+    r"|the (?:total|sum|product|difference|number|amount|cost) (?:of|for|from))\b",
+    re.IGNORECASE,
+)
+_TAKES_BACK = re.compile(
+    r"\b(?:or|not|never|no|but|if|unless|assuming|provided|wrong|incorrect|false|invalid|mistaken?|error|maybe|perhaps"
+    r"|possibly|actually|rather|instead|however|should|would|could|wait|correct(?:ed|ion|ly)?|negative|minus|below"
+    r"|doubled|tripled|halved|tens|dozens?|hundreds?|thousands?|millions?|billions?|lakhs?|crores?)\b|n't\b",
+    re.IGNORECASE,
+)
+_THAT_IS = re.compile(r"(?:i\.e\.|that is|=),? ?", re.IGNORECASE)
+_TIMES_SIGN = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")
 
 _LAST_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{NUMBER}")
 
@@ -122,11 +146,42 @@ def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
 def answer_value(text: str, *, arithmetic: bool = True) -> Fraction | None:
     r"""The one number that a marked text states, or None. `arithmetic` also works out `6 \times 7` and `\sqrt{16}`."""
     written = plain(text)
-    side = None if written is None else last_side(written)
+    if written is None:
+        return None
+    value = _value(written, arithmetic=arithmetic)
+    if value is None and (parts := _remark(written)) is not None:
+        value = _value(parts[0], arithmetic=arithmetic)
+        return value if value is not None and _agrees(parts[1], value) else None
+    return value
+
+
+def _value(written: str, *, arithmetic: bool) -> Fraction | None:
+    side = last_side(written)
     if side is None:
         return None
     value = stated_number(side)
     return evaluate(side) if value is None and arithmetic else value
+
+
+def _remark(written: str) -> tuple[str, str] | None:
+    """A text in `plain` spelling without its remark, and the remark. Example: ("42 students", "out of 100")."""
+    head, dash, remark = written.partition(" — ")
+    if dash:
+        return (head, remark) if _EXPLAINS.match(remark) else None
+    head, bracket, remark = written.removesuffix(")").rpartition("(")
+    if not written.endswith(")") or not bracket or ")" in remark:
+        return None
+    return head.rstrip(), remark.strip()
+
+
+def _agrees(remark: str, value: Fraction) -> bool:
+    """Whether a remark explains the answer before it, or states it once more, and does not take it back."""
+    if _TAKES_BACK.search(remark):
+        return False
+    if _EXPLAINS.match(remark):
+        return True
+    again = _TIMES_SIGN.sub(r" \\times ", _THAT_IS.sub("", remark, count=1))
+    return _value(again, arithmetic=True) == value
 
 
 def is_lenient_match(completion: str, gold: str) -> bool:
@@ -196,9 +251,14 @@ _Marker = tuple[int, Kind, str]
 
 
 def _hash_markers(reply: str) -> Iterator[_Marker]:
-    """`#### X` to the end of the line, or the next line if X is missing; no numbered headings."""
+    """`#### X` to the end of the line, or the next text line if X is missing; no numbered headings."""
     for match in list(_HASHES.finditer(reply))[-_MOST_MARKERS:]:
-        text = _SPECIAL_TOKEN.split(match[1], maxsplit=1)[0]
+        tag = _NUMBER_TAG.match(match[1])
+        text = _SPECIAL_TOKEN.split(match[1][tag.end() if tag else 0 :], maxsplit=1)[0].rstrip(" \t*_`")
+        # "#### 42!" is glad and no factorial; "#### 2 * 3!" and "\boxed{42!}" may be one.
+        calm = text.rstrip("!")
+        if calm != text and (_FORMAT.fullmatch(calm.lstrip(" \t*_`$")) or calm[-1:].isalpha()):
+            text = calm
         if not _NUMBERED_HEADING.match(text):
             yield match.start(), "hash", text
 
@@ -251,9 +311,18 @@ def _phrase_markers(reply: str) -> Iterator[_Marker]:
         at_start = _AT_LINE_START.search(before)
         link = _LABEL_END.match(after) if at_start else None
         link = link or (_IS.match(after) if at_start or _DETERMINED.search(before) else None)
+        if at_start and len(match[0]) == 3:
+            link = link or _ANS_END.match(after)
         if link is None or _CONDITIONAL.search(before):
             continue
-        value = _TO_THE_VALUE.sub("", after[link.end() :], count=1)
+        # From the line break on, if there is one: "Answer:\n- 42" has a bullet, "Answer: -42" a sign.
+        value = after[link.end() - link[0].endswith("\n") :]
+        if bullet := _BULLET.match(value):
+            value = value[bullet.end() :]
+            if several := _NEXT_BULLET.match(value):
+                yield match.start(), "phrase", several[0]
+                continue
+        value = _TO_THE_VALUE.sub("", value, count=1)
         sentence = _SENTENCE_END.split(value, maxsplit=1)[0]
         yield match.start(), "phrase", _REASON.split(sentence, maxsplit=1)[0]
 

@@ -45,7 +45,7 @@ _STEPS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
     # A thin space separates thousands, or anything else: "10\,000" and "1,\!000", but "3\,kg" and "3\,4".
     (re.compile(r"(?<=[0-9,])(?:\{\\[,!;:]\}|\\[,!;:])+(?=[0-9]{3}(?![0-9]))"), ""),
     (re.compile(r"\{\\[,!;:]\}|\\[,!;:]|\\(?:quad|qquad|thinspace|enspace|space)" + _WORD_END), " "),
-    (re.compile(r"\^\s*\{?\s*\\(?:circ|degree)" + _WORD_END + r"\s*\}?|\\degree" + _WORD_END), " degrees "),
+    (re.compile(r"\^\s*(?:\{\s*)?\\(?:circ|degree)" + _WORD_END + r"\s*\}?|\\degree" + _WORD_END), " degrees "),
     (re.compile(r"\\(?:textdollar|dollar|pounds|textsterling|euro|texteuro|yen|textcent|cent)" + _WORD_END), "$"),
     (re.compile(r"\\(?:approx|approxeq|simeq|sim|cong)" + _WORD_END), "="),
     (re.compile(r"\\(?:times|cdot|ast)" + _WORD_END), r"\\times "),

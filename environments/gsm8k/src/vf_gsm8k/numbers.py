@@ -40,12 +40,18 @@ _NUMBER_WORD = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)"
 )
-# Words that change the number before them or name a second one: "3 dozen", "42 or fifty", "6 times seven".
+# Words that change the number before them, name a second one, or take it back: "3 dozen", "42 or fifty", "6 times seven",
+# "42 below zero", "42 if x is even", "42 is wrong". After `^`, those that do so only next to it: "42 quarters", and a
+# variable ("42a", but not "42m", "42 a day" and "42L").
 _NOT_A_UNIT = re.compile(
     r"\b(?:times|plus|minus|multiplied|divided|squared|cubed|factorial|choose|modulo|over|or|and|but|point|half|versus|vs"
     r"|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|(?:ten|hundred|thousand|million)ths?"
+    r"|lakhs?|crores?|negative|below|doubled|tripled|quadrupled|halved|if|unless|assuming|provided"
+    r"|wrong|incorrect|false|invalid|mistaken|(?:is|was|are|were|can) ?not|(?:is|was|are|were|ca)n't|not (?:correct|right|true)"
     rf"|(?:to|through|until|not) (?:an?|the|{_NUMBER_WORD}))\b"
-    rf"|^ ?-?(?:[xyzneik]|(?-i:[KMB])|bn|mln|{_NUMBER_WORD})\b",
+    rf"|^ ?-?(?:[xyzneik]|(?-i:[KMB])|bn|mln|mil|gross|tens|halves|thirds|quarters|fourths|{_NUMBER_WORD})\b"
+    r"|^ ?-?(?:fif|six|seven|eigh|nin)ths\b"
+    r"|^(?: ?[-(])?(?!(?-i:[mglhstLCFVWJ])\b|a [a-z]{2})[a-z\u0370-\u03ff]\b",
     re.IGNORECASE,
 )
 _SHORT_SCALE = re.compile(r" ?(?:[kmb]|bn|mn|mil|mm)\b", re.IGNORECASE)

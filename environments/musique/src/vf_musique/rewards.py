@@ -107,6 +107,8 @@ def components(gold: Gold, submission: Submission, retrieved: frozenset[str]) ->
     cited = set(submission.cited)
     right = cited & retrieved & gold.supporting
     precision, recall = share(right, cited), share(right, gold.supporting)
+    if not gold.answerable:  # the right set of citations is the empty one
+        precision, recall = float(not cited), 1.0
     found = retrieved & gold.supporting
     judged_answerable = not submission.says_unanswerable
     # Not left to the empty string: a gold answer such as "A" normalises to nothing, and would equal it.
@@ -126,7 +128,14 @@ def components(gold: Gold, submission: Submission, retrieved: frozenset[str]) ->
 
 
 def shaped_reward(
-    c: Components, gold: Gold, weights: Weights, *, searched: bool, grounding: float = 0.5, hop_factor: bool = False
+    c: Components,
+    gold: Gold,
+    weights: Weights,
+    *,
+    searched: bool,
+    invented: bool,
+    grounding: float = 0.5,
+    hop_factor: bool = False,
 ) -> float:
     """In [0, 1].
 
@@ -136,7 +145,12 @@ def shaped_reward(
          + w_precision * retrieval_precision + w_format * format] / sum of weights
 
     so it is 1 only with the right answer, the right citations and, with those retrieved, everything else. Unanswerable:
-    evidence cannot be right, so all weight but the format's goes to saying so, times 1 - g if nothing was searched.
+    evidence cannot be right, so with j = 1 for saying so, times 1 - g if nothing was searched or if something was cited
+    that was not retrieved (`invented`), and 0 for anything else,
+
+        [(w_answer + w_recall + w_precision) * j + w_citation * j * (nothing was cited) + w_format * format]
+         / sum of weights
+
     `hop_factor` multiplies by min(1, hops / 4).
     """
     if gold.answerable:
@@ -149,10 +163,10 @@ def shaped_reward(
             weights.format * c.format,
         )
     else:
-        judged = c.sufficiency * (1 if searched else 1 - grounding)
+        judged = c.sufficiency * (1 if searched and not invented else 1 - grounding)
         earned = (
             weights.answer * judged,
-            weights.citation * judged,
+            weights.citation * judged * c.citation_f1,
             weights.retrieval_recall * judged,
             weights.retrieval_precision * judged,
             weights.format * c.format,
@@ -191,6 +205,8 @@ def original_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
 def original_reward(gold: Gold, submission: Submission, retrieved: frozenset[str]) -> float:
     """In [0, hops / 2]: the combined reward of the environment that this one replaces, in its last tag version.
 
+    Its reader of citations knew nothing but commas: `submission.cited_pieces`. Of repeated tags, and of tags inside
+    thinking, the submission's own rules hold.
     Citations are judged by recall alone and need not be retrieved, wrong answers keep all evidence rewards, and the
     hop count (of supporting documents) scales the sum; that is why it is here for comparison only.
     """
@@ -201,7 +217,9 @@ def original_reward(gold: Gold, submission: Submission, retrieved: frozenset[str
         "f1": answer_f1(submission.answer or "", answers),
         "retrieval_recall": share(found, gold.supporting),
         "retrieval_precision": share(found, retrieved),
-        "citation_recall": share(set(submission.cited) & gold.supporting, gold.supporting) if gold.supporting else 1.0,
+        "citation_recall": share(gold.supporting.intersection(submission.cited_pieces), gold.supporting)
+        if gold.supporting
+        else 1.0,
         "format": submission.parts / 3,
     }
     total = sum(ORIGINAL_WEIGHTS[name] * score for name, score in scores.items())

@@ -21,6 +21,10 @@ class Slice:
     stop: int | None = None
     percent: bool = False
 
+    @property
+    def sliced(self) -> bool:
+        return (self.start, self.stop) != (None, None)
+
     def of(self, rows: Sequence[T]) -> Sequence[T]:
         """The rows it selects; bounds beyond the end are cut, and percents rounded to the nearest row, as there."""
         start, stop = self.start, self.stop
@@ -44,3 +48,9 @@ def parse_split(text: str, where: str) -> list[Slice]:
             raise ValueError(f"{where}: the split {text!r} has a percentage beyond 100")
         terms.append(Slice(match["name"], start, stop, percent))
     return terms
+
+
+def name_terms(text: str, default: str) -> str:
+    """The split with `default` for each name that is left out. Example: name_terms("[:2]", "train") is "train[:2]"."""
+    terms = (term.strip() for term in text.split("+"))
+    return "+".join(f"{default}{term}" if term.startswith("[") else term for term in terms)

@@ -11,16 +11,19 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from vf_musique.records import Record, check_record
-from vf_musique.slices import parse_split
+from vf_musique.slices import Slice, name_terms, parse_split
 from vf_musique.synthetic import generate
+from vf_musique.synthetic_world import Split
 
 NAMES = ("answerable", "full")
 SPLITS = ("train", "validation")
-DEFAULT_SYNTHETIC_ROWS = 1000
+SYNTHETIC_ROWS = 1000
+"""How many rows a synthetic split has, unless more are asked for."""
 
 _HUB_CONFIGS = {"bdsaglam/musique": {"full": "default"}}
 """What a hub dataset calls our names, where it calls them otherwise."""
@@ -44,10 +47,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Settings of the generator: which world, how many rows a split has, and which hop counts."""
+    """Settings of the generator: which world, which hop counts, and how many rows a split without a slice has at least."""
 
     seed: int = 0
-    rows: int = DEFAULT_SYNTHETIC_ROWS
+    rows: int = SYNTHETIC_ROWS
     paragraphs: int = 20
     hops: tuple[int, ...] = ()
 
@@ -102,13 +105,13 @@ def _load(source: Source, default_split: str, synthetic: Synthetic) -> list[Reco
 
 def _rows(source: Source, default_split: str, synthetic: Synthetic) -> Sequence[Located]:
     path = Path(os.path.expanduser(source.path))
-    split = source.split or default_split
+    split = name_terms(source.split, default_split) if source.split else default_split
     if source.path == "synthetic":
         full = _known_name(source) == "full"
-        return _sliced(split, source, lambda each: _synthetic(each, full, synthetic))
+        return _sliced(split, source, lambda term: _synthetic(term, full, synthetic))
     if path.is_dir():
         name = _known_name(source)
-        return _sliced(split, source, lambda each: _read(_official_file(path, name, each)))
+        return _sliced(split, source, lambda term: _read(_official_file(path, name, term.name)))
     if path.exists() or _looks_like_path(source.path):
         return _from_file(path, source)
     name = source.name or NAMES[0]
@@ -121,30 +124,34 @@ def _known_name(source: Source) -> str:
     return source.name or NAMES[0]
 
 
-def _sliced(split: str, source: Source, read: Callable[[str], Sequence[Located]]) -> list[Located]:
-    """The rows of a split's terms, one after another; `read` gives all rows of a split by its name."""
+def _sliced(split: str, source: Source, read: Callable[[Slice], Sequence[Located]]) -> list[Located]:
+    """The rows of a split's terms, one after another; `read` gives all rows of a term's split."""
     rows: list[Located] = []
     for term in parse_split(split, f"datasets: {source}"):
-        name = term.name or SPLITS[0]
-        if name not in SPLITS:
-            raise ValueError(f"datasets: {source}: the split {name!r} is not one of {', '.join(SPLITS)}")
-        rows += term.of(read(name))
+        if term.name not in SPLITS:
+            raise ValueError(f"datasets: {source}: the split {term.name!r} is not one of {', '.join(SPLITS)}")
+        rows += term.of(read(term))
     return rows
 
 
-def _synthetic(split: str, full: bool, settings: Synthetic) -> list[Located]:
+def _synthetic(term: Slice, full: bool, settings: Synthetic) -> list[Located]:
+    """The split that a term is cut from. How long it is depends on the term alone, so that a slice of it always holds
+    the same rows; without a slice it has as many as are wanted."""
+    reach = 0 if term.percent else term.stop or 0
+    size = max(SYNTHETIC_ROWS, reach, 0 if term.sliced else settings.rows)
+    split: Split = "train" if term.name == "train" else "validation"
+    rows = _generated(split, full, settings.seed, settings.paragraphs, settings.hops, size)
+    return _numbered(f"synthetic {split}", rows)
+
+
+@lru_cache(maxsize=4)
+def _generated(
+    split: Split, full: bool, seed: int, paragraphs: int, hops: tuple[int, ...], size: int
+) -> tuple[dict[str, Any], ...]:
     # The seed, split and index make a row, so a filter or another size changes no row.
-    rows = (
-        row
-        for row in generate(
-            "train" if split == "train" else "validation",
-            seed=settings.seed,
-            paragraphs=settings.paragraphs,
-            unanswerable=full,
-        )
-        if not settings.hops or len(row["question_decomposition"]) in settings.hops
-    )
-    return _numbered(f"synthetic {split}", itertools.islice(rows, settings.rows))
+    rows = generate(split, seed=seed, paragraphs=paragraphs, unanswerable=full)
+    wanted = (row for row in rows if not hops or len(row["question_decomposition"]) in hops)
+    return tuple(itertools.islice(wanted, size))
 
 
 def _numbered(name: str, rows: Iterable[Any]) -> list[Located]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vf_musique.metrics import normalize
 
@@ -13,8 +13,11 @@ UNANSWERABLE = "unanswerable"
 
 _THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)(cite|answer)>", re.IGNORECASE)
-# A number that stands alone: not a part of a word, of a decimal, or of more digits than an id has.
-_ID = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w)(?!\.[0-9])")
+# A number that stands alone, or after "doc" or "D": not a part of another word, of a decimal, or of more digits than an
+# id has.
+_ID = re.compile(r"(?<![\w.])(?:(?:document|doc|d)_?)?([0-9]{1,9})(?!\w)(?!\.[0-9])", re.IGNORECASE)
+# What a number's parentheses say about it, as in "3 (2010)".
+_REMARK = re.compile(r"(?<=[0-9])\s*\([^()]*\)")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class Submission:
     """Document ids as written, each once, in order."""
     parts: int = 0
     """How many of thinking, citations and answer are there and well-formed, 0 to 3."""
+    cite_text: str | None = field(default=None, compare=False)
+    """What stands inside `<cite>`; None if the ids came as a list."""
+
+    @property
+    def cited_pieces(self) -> tuple[str, ...]:
+        """The citations as nothing but commas part them, for the predecessor's reward; a list's are as they are."""
+        return self.cited if self.cite_text is None else tuple(piece.strip() for piece in self.cite_text.split(","))
 
     @property
     def answered(self) -> bool:
@@ -56,7 +66,8 @@ def read_tags(text: str, *, reasoned: bool = False) -> Submission:
             found[name] = spoken[opened.pop(name) : tag.start()].strip()
     answer = found.get("answer")
     parts = (thought or reasoned) + ("cite" in found) + bool(answer)
-    return Submission(answer, parse_ids(found.get("cite", "")), parts)
+    cite = found.get("cite", "")
+    return Submission(answer, parse_ids(cite), parts, cite_text=cite)
 
 
 def _without_thinking(text: str) -> tuple[str, bool]:
@@ -85,9 +96,10 @@ def read_completion(reasoning: str, final_answer: str, cited: Iterable[str]) -> 
 
 
 def parse_ids(value: object) -> tuple[str, ...]:
-    """Document ids in whatever form a model writes them, each once, in order: "[1], 2", "Document 3", 4, ["5", 6].
+    """Document ids in whatever form a model writes them, each once, in order: "[1], 2", "Document 3", "doc3", 4, ["5"].
 
-    Only whole numbers that stand alone are ids; leading zeros do not matter.
+    Only whole numbers that stand alone are ids; leading zeros do not matter, nor does a remark in parentheses after a
+    number: "3 (2010), 7" is 3 and 7.
     """
     if isinstance(value, list | tuple | set | frozenset):
         return tuple(dict.fromkeys(one for item in value for one in parse_ids(item)))
@@ -95,4 +107,4 @@ def parse_ids(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, int | float):  # a large one has too many digits even to print
         value = f"{value:.0f}" if abs(value) < 10**9 and value == int(value) else ""
-    return tuple(dict.fromkeys(match.lstrip("0") or "0" for match in _ID.findall(str(value))))
+    return tuple(dict.fromkeys(match.lstrip("0") or "0" for match in _ID.findall(_REMARK.sub(" ", str(value)))))

@@ -1,9 +1,10 @@
 """Our own multi-hop questions in the official schema: any number of them, offline, all six graph types.
 
-Each question has a small world of its own, in which every fact stands in one paragraph. The distractors take a
-question's relations with other entities, its entities with other relations, and its entities as objects, so that no
-single search finds all it needs: the later hops' entities are not named in the question. They are easier and more
-uniform than MuSiQue, and do not replace it.
+Each question has a small world of its own, in which every fact stands in one paragraph. Decoy chains take its relations
+in its order from other starts, so that only following the question from what it names tells the right last fact from
+the others. The other distractors take those chains' and its own relations with other entities, and their entities with
+other relations and as objects, so that no single search finds all it needs: the later hops' entities are not named in
+the question. They are easier and more uniform than MuSiQue, and do not replace it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
     "4hop3": ((ROOT,), (0,), (ROOT,), (1, 2)),
 }
 """Each graph type's steps, and what each step asks about."""
+
+_DECOY_CHAINS = 3
+"""How many chains of a question's relations end in a wrong answer, where there is room for them."""
 
 _KINDS_BY_HOPS = [[kind for kind in GRAPHS if kind[0] == hops] for hops in "234"]
 
@@ -89,12 +93,16 @@ def make_question(
     steps = _make_steps(kind, world)
     support = [_paragraph(world, step.relation, step.subjects, step.object) for step in steps]
     assert all(support), "the steps of a question state different facts"
-    distractors = _distractors(steps, world)
+    room = max(0, paragraphs - len(steps))
+    decoys = [step for _ in range(_DECOY_CHAINS) for step in _decoy_chain(kind, steps, world)][:room]
+    others = [_paragraph(world, step.relation, step.subjects, step.object) for step in decoys]
+    assert all(others), "and so do the decoys"
+    distractors = _distractors([*steps, *decoys], world)
     extra = next(distractors)
-    others = list(itertools.islice(distractors, max(0, paragraphs - len(steps))))
+    others += itertools.islice(distractors, room - len(decoys))
     placed: list[tuple[dict[str, str], int | None]] = [
         *((paragraph, number) for number, paragraph in enumerate(support) if paragraph),
-        *((paragraph, None) for paragraph in others),
+        *((paragraph, None) for paragraph in others if paragraph),
     ]
     rng.shuffle(placed)
     answerable = _record(steps, placed, answerable=True)
@@ -151,11 +159,42 @@ def _paragraph(world: _World, relation: Relation, subjects: tuple[str, ...], obj
     return {"title": title, "paragraph_text": " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)}
 
 
+def _decoy_chain(kind: str, steps: list[_Step], world: _World) -> list[_Step]:
+    """The question's relations in its order, last first, from other starts; of several starts some may stay.
+
+    Where it does not depend on a new start, it is the question's own chain, which it leaves out.
+    """
+    graph = GRAPHS[kind]
+    starts = [number for number, inputs in enumerate(graph) if ROOT in inputs]
+    new_starts = world.rng.sample(starts, world.rng.randint(1, len(starts)))
+    chain: dict[int, _Step] = {}
+    for number, (step, inputs) in enumerate(zip(steps, graph, strict=True)):
+        if number in new_starts:
+            subjects = tuple(map(world.new, step.relation.subjects))
+        else:
+            pairs = zip(inputs, step.subjects, strict=True)
+            subjects = tuple(chain[i].object if i in chain else subject for i, subject in pairs)
+        if subjects != step.subjects:
+            obj = _another(step.object, step.relation.object, world)
+            chain[number] = _Step(step.relation, inputs, subjects, obj)
+    return list(chain.values())[::-1]
+
+
+def _another(taken: str, kind: str, world: _World) -> str:
+    while (name := world.new(kind)) == taken:
+        pass
+    return name
+
+
 def _distractors(steps: list[_Step], world: _World) -> Iterator[dict[str, str]]:
-    """Endless paragraphs that look like the supporting ones; none states a step's fact or contradicts it."""
-    makers = (_same_relation, _same_subject, _same_object, _same_relation)
+    """Endless paragraphs that look like the steps' own; none states a step's fact or contradicts it.
+
+    `steps`: the question's and the decoys', so that no chain stands out by how often its entities are named.
+    """
     while True:
-        for maker, step in itertools.product(makers, steps):
+        pairs = list(itertools.product((_same_relation, _same_subject, _same_object), steps))
+        world.rng.shuffle(pairs)
+        for maker, step in pairs:
             if (paragraph := maker(step, world)) is not None:
                 yield paragraph
 

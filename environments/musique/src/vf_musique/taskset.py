@@ -16,7 +16,7 @@ from vf_musique.oracle import oracle_messages
 from vf_musique.prompts import AnswerStyle, system_prompt
 from vf_musique.records import Record
 from vf_musique.rewards import Gold, Weights, components, original_reward, shaped_reward
-from vf_musique.sources import DEFAULT_SYNTHETIC_ROWS, Synthetic, load_records, parse_spec
+from vf_musique.sources import SYNTHETIC_ROWS, Synthetic, load_records, parse_spec
 from vf_musique.submission import Submission, read_completion, read_tags
 from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig, ToolUse
 
@@ -70,7 +70,8 @@ class MusiqueConfig(vf.TasksetConfig):
     noise: float = Field(1.0, ge=0, le=1)
     """Each non-supporting paragraph is kept with this probability."""
     num_examples: int = -1
-    """How many tasks, picked after shuffling and before the curriculum's order; -1 for all, or 1000 synthetic ones."""
+    """How many tasks, picked after shuffling and before the curriculum's order; -1 for all. A synthetic split has 1000
+    rows, or as many as this or a slice's bound asks for."""
     retriever: str = "bm25"
     max_top_k: int = Field(5, ge=1)
     """The most documents of one search."""
@@ -172,15 +173,17 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
 
     @vf.reward(weight=1.0)
     async def musique_reward(self, trace: vf.Trace) -> float:
-        scoring, gold = self.config.scoring, self.data.gold
-        submission, uses = self.submission(trace), tool_uses(trace)
+        scoring, gold, uses = self.config.scoring, self.data.gold, tool_uses(trace)
+        found = retrieved(uses)
         if scoring.reward == "original":
-            return original_reward(gold, submission, retrieved(uses))
+            return original_reward(gold, self.submission(trace, even_if_it_calls=True), found)
+        submission = self.submission(trace)
         return shaped_reward(
-            components(gold, submission, retrieved(uses)),
+            components(gold, submission, found),
             gold,
             scoring.weights,
             searched=any(use.tool == "retrieve_documents" for use in uses),
+            invented=not found.issuperset(submission.cited),
             grounding=scoring.grounding,
             hop_factor=scoring.hop_factor,
         )
@@ -206,14 +209,17 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
             "unknown_documents": sum(use.tool == "get_document" and not use.found for use in uses),
         }
 
-    def submission(self, trace: vf.Trace) -> Submission:
-        """What the model handed in, in the configured style."""
+    def submission(self, trace: vf.Trace, *, even_if_it_calls: bool = False) -> Submission:
+        """What the model handed in, in the configured style.
+
+        A last message that calls a tool is not the last word, even if the rollout ended there; the predecessor read it
+        (`even_if_it_calls`).
+        """
         if self.config.answer_style == "complete":
             done = tool_state(trace).completion
             return read_completion(done.reasoning, done.final_answer, done.cited) if done else Submission()
         turns = trace.assistant_messages
-        # A message that calls a tool is not the last word, even if the rollout ended there.
-        if not turns or turns[-1].tool_calls:
+        if not turns or (turns[-1].tool_calls and not even_if_it_calls):
             return Submission()
         return read_tags(turns[-1].content or "", reasoned=bool(turns[-1].reasoning_content))
 
@@ -233,9 +239,14 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
 
 
 def tool_state(trace: vf.Trace) -> MusiqueState:
-    """What the tools recorded: of a live rollout its state, of one read back from a file what `finalize` kept."""
+    """What the tools recorded: of a live rollout its state, of one read back from a file what `finalize` kept.
+
+    Nothing of a rollout that failed before that, whose state reads back as one without fields.
+    """
     kept = trace.info.get("musique")
-    return MusiqueState.model_validate(kept) if kept is not None else cast(MusiqueState, trace.state)
+    if kept is not None:
+        return MusiqueState.model_validate(kept)
+    return trace.state if isinstance(trace.state, MusiqueState) else MusiqueState()
 
 
 def tool_uses(trace: vf.Trace) -> list[ToolUse]:
@@ -250,6 +261,8 @@ def retrieved(uses: list[ToolUse]) -> frozenset[str]:
 class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[invalid-type-arguments]
     oracle_settings = {"retriever": "golden"}  # noqa: RUF012
     """Settings under which `oracle()` is perfect."""
+    check_settings = {"datasets": "synthetic"}  # noqa: RUF012
+    """Settings that need no network; `hub check` has none."""
 
     def load(self) -> Iterator[MusiqueTask]:
         """Every row is read and checked before the first task comes out; ValueError names the first bad one.
@@ -264,7 +277,7 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[inva
 
 
 def select_records(config: MusiqueConfig) -> list[Record]:
-    rows = DEFAULT_SYNTHETIC_ROWS if config.num_examples == -1 else config.num_examples
+    rows = max(SYNTHETIC_ROWS, config.num_examples)
     synthetic = Synthetic(config.seed, rows, config.synthetic_paragraphs, config.hops)
     records = load_records(config.datasets, config.split, synthetic)
     if config.reward == "original" and not all(record.answerable for record in records):

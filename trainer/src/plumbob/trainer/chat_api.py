@@ -165,16 +165,27 @@ Request = TypeVar("Request", ChatRequest, GenerateRequest)
 
 
 def read_request(kind: type[Request], body: bytes) -> Request:
-    """Raises ApiError 400 for what is no JSON and for the first field that is wrong, by its name."""
+    """Raises ApiError 400 for what is no JSON or no Unicode, and for the first field that is wrong, by its name."""
     try:
-        return kind.model_validate(json.loads(body))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        content = json.loads(body)
+        _check_unicode(content)
+    except UnicodeEncodeError as error:
+        lone = error.object[error.start : error.start + 1]
+        raise ApiError(400, f"the request holds text that is not valid Unicode: a lone surrogate, {lone!r}") from None
+    except (ValueError, RecursionError) as error:  # also a number of more digits than Python reads
         raise ApiError(400, f"the request is not valid JSON: {error}") from None
+    try:
+        return kind.model_validate(content)
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise ApiError(400, f"{name}: {message}" if name else message, param=name or None) from None
+
+
+def _check_unicode(content: Any) -> None:
+    """Raises UnicodeEncodeError for a lone surrogate: JSON can say one ("\\ud800"), and no tokenizer takes it."""
+    json.dumps(content, ensure_ascii=False).encode()
 
 
 def template_messages(messages: Sequence[Message], chat: Chat) -> list[dict[str, Any]]:
@@ -201,6 +212,7 @@ def template_messages(messages: Sequence[Message], chat: Chat) -> list[dict[str,
 def _template_call(call: Call) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments or "{}")
+        _check_unicode(arguments)
     except (ValueError, RecursionError):
         arguments = call.function.arguments  # templates print any value as JSON
     return {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": arguments}}

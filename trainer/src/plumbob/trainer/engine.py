@@ -26,6 +26,10 @@ PREFILL_TOKENS = 1 << 15
 """At most about so many positions, padding included, in one prefill: what it needs in memory grows with them."""
 
 
+class PromptError(EngineError):
+    """A prompt that the engine cannot take. The caller's mistake: no other request hears of it."""
+
+
 @dataclass(eq=False)
 class _Request:
     prompt: np.ndarray
@@ -53,6 +57,9 @@ class TransformersEngine:
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation("plumbob_decode")
         self.max_length = max_length
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Module) and isinstance(embeddings.weight, torch.Tensor)
+        self.vocab_size = embeddings.weight.shape[0]
         self.version = version
         self.generated_tokens = 0
         self.prefilled_tokens = 0
@@ -70,11 +77,19 @@ class TransformersEngine:
         return self.model.device
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Draw one completion. Raises EngineError for an empty or too long prompt, or if the forward pass fails."""
+        """Draw one completion.
+
+        Raises PromptError for an empty or too long prompt or an id that the model does not have, and EngineError if the
+        forward pass fails.
+        """
         if not prompt_ids:
-            raise EngineError("an empty prompt")
+            raise PromptError("an empty prompt")
+        # Checked before it is batched: one such id would fail the whole batch, and on a GPU the process.
+        for token in (min(prompt_ids), max(prompt_ids)):
+            if not 0 <= token < self.vocab_size:
+                raise PromptError(f"there is no token id {token}: the model's ids are 0 to {self.vocab_size - 1}")
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
-            raise EngineError(
+            raise PromptError(
                 f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's {self.max_length}"
             )
         loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ on its rollout. A server that cannot be used at all is told before the first rol
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -81,24 +82,32 @@ class OpenAIChat:
             )  # ty: ignore[no-matching-overload]
         except openai.OpenAIError as error:
             raise EngineError(f"the server failed: {_one_line(error)}") from error
-        if not answer.choices:
-            raise EngineError("the server answered without a choice")
-        return _chat_reply(answer)
+        try:
+            return _chat_reply(answer)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"the server's answer cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _chat_reply(answer: Any) -> ChatReply:
+    """Not all servers keep to the format: text in parts, arguments as an object, and usage without numbers are read too."""
     choice, usage = answer.choices[0], answer.usage
     message = choice.message
-    calls = tuple(read_arguments(c.function.name, c.function.arguments) for c in message.tool_calls or ())
+    calls = tuple(read_arguments(c.function.name or "", _text(c.function.arguments)) for c in message.tool_calls or ())
     return ChatReply(
-        content=(message.content or "").strip(),
+        content=_text(message.content).strip(),
         calls=calls,
         # Servers that keep reasoning apart name it in one of two ways.
         reasoning=getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None),
         finish_reason="length" if choice.finish_reason == "length" else "stop",
-        prompt_tokens=usage.prompt_tokens if usage else 0,
-        completion_tokens=usage.completion_tokens if usage else 0,
+        prompt_tokens=getattr(usage, "prompt_tokens", None) or 0,
+        completion_tokens=getattr(usage, "completion_tokens", None) or 0,
     )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in value)
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
 
 
 class GenerateClient:

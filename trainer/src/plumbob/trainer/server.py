@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Sampling
 from plumbob.trainer import chat_api as api
+from plumbob.trainer.engine import PromptError
 from plumbob.trainer.engines import load_transformers_engine
 
 MAX_BODY = 64 << 20
@@ -107,6 +108,8 @@ class Server:
 
         try:
             return await asyncio.gather(*map(one, asked.choices(budget, stop_token_ids)))
+        except PromptError as error:
+            raise api.ApiError(400, str(error)) from None
         except EngineError as error:
             raise api.ApiError(500, str(error)) from None
 

@@ -70,15 +70,18 @@ def load_tasks(config: TrainConfig) -> Tasks:
 
 
 def load_evaluation_tasks(
-    env: str, settings: dict[str, Any], num_examples: int, *, oracle: bool = False
+    env: str, settings: dict[str, Any], num_examples: int, *, oracle: bool = False, offline: bool = False
 ) -> tuple[list[vf.Task], Sequence[vf.Toolset]]:
     """The first `num_examples` tasks (-1: all) of the held-out split, unless the settings name another, and toolsets.
 
-    `oracle`: with the settings that the environment's own transcripts are perfect for. Raises UserError.
+    `oracle`: with the settings that the environment's own transcripts are perfect for. `offline`: any task will do, so
+    with those that need no network. Raises UserError.
     """
     environment = find(env)
     cls = environment.load()
     module = environment.entry_point.module
+    if offline:
+        settings = {**getattr(cls, "check_settings", {}), **settings}
     if oracle:
         settings = {**getattr(cls, "oracle_settings", {}), **settings}
     taskset, tasks = _load(env, cls, module, _on_split(module, settings, HELD_OUT_SPLITS), limit=num_examples)

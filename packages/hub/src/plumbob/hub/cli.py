@@ -1,36 +1,163 @@
-"""`hub`: find environments. Imports no environment, and nothing heavy."""
+"""`hub`: find, publish and index environments. Imports no environment; each command loads what only it needs."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from plumbob.hub.console import run_app
-from plumbob.hub.registry import installed
+from plumbob.hub.errors import UserError
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Find installed RL environments."
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Find, publish and index RL environments. To install one: vf-install.",
 )
 
-
-@app.callback()
-def _commands() -> None:
-    """Find installed RL environments."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IndexOption = Annotated[
+    str | None, typer.Option("--index", help="URL, folder, or name of an index; else PLUMBOB_INDEX, else `plumbob`.")
+]
 
 
 @app.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_(
+    as_json: AsJson = False,
+    check: Annotated[bool, typer.Option("--check", help="Load each one, and say which do not load.")] = False,
+) -> None:
     """List the installed environments."""
-    environments = installed()
+    from plumbob.hub.listing import show
+
+    show(as_json=as_json, check=check)
+
+
+@app.command()
+def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_json: AsJson = False) -> None:
+    """Say everything about one environment: the installed one, or with --index the one that an index holds."""
+    from plumbob.hub.information import describe, from_index, from_installed
+
+    found = from_installed(name) if index is None else None
+    if found is None:
+        found = from_index(name, index, Path.cwd())
+    print(json.dumps(found, indent=2) if as_json else describe(found))
+
+
+@app.command()
+def search(
+    text: Annotated[list[str] | None, typer.Argument(help="Words to look for; none lists all.")] = None,
+    index: IndexOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search an index, without installing anything."""
+    from plumbob.hub.information import search as search_index
+
+    found, note = search_index(" ".join(text or []), index, Path.cwd())
+    if note:
+        print(note, file=sys.stderr)
     if as_json:
-        fields = ("name", "distribution", "version", "summary")
-        print(json.dumps([{field: getattr(e, field) for field in fields} for e in environments], indent=2))
+        print(json.dumps(found, indent=2))
         return
-    width = max((len(e.name) for e in environments), default=0)
-    for e in environments:
-        print(f"{e.name:<{width}}  {e.distribution} {e.version}  {e.summary}")
+    width = max((len(", ".join(e["entry_points"])) for e in found), default=0)
+    for e in found:
+        yanked = f"  YANKED: {e['yanked']}" if e["yanked"] else ""
+        print(f"{', '.join(e['entry_points']):<{width}}  {e['name']} {e['version']}  {e['summary']}{yanked}")
+    if not found:
+        print("nothing found", file=sys.stderr)
 
 
-def main() -> None:
-    run_app("hub", app)
+@app.command("check")
+def check_(
+    target: Annotated[str, typer.Argument(metavar="[PATH|NAME]")] = ".",
+    setting: Annotated[
+        list[str] | None, typer.Option("--setting", "-a", metavar="KEY=VALUE", help="A setting to load it with.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds for each check; importing and loading have half.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> int:
+    """Check whether an environment may be published: a project's directory, or an installed one. It runs its code."""
+    from plumbob.hub.check import read_settings, run_check
+
+    report = run_check(target, read_settings(setting or []), timeout)
+    print(report.as_json() if as_json else report.text())
+    return 1 if report.failed else 0
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument()],
+    tools: Annotated[bool, typer.Option("--tools", help="With a tool that keeps state; else a single turn.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make it in.")] = Path("."),
+) -> None:
+    """Write a new environment that passes `hub check` as it is."""
+    from plumbob.hub.scaffold import create, next_commands
+
+    directory = create(name, output, tools=tools)
+    print(f"wrote {directory}; next:\n{next_commands(directory)}")
+
+
+@app.command()
+def publish(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", show_default=False)],
+    index: IndexOption = None,
+    publish_url: Annotated[
+        str | None, typer.Option("--publish-url", help="Where uploads go, if not the index's URL without simple/.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's commands and stop.")] = False,
+) -> None:
+    """Check, build and upload environments. Credentials: UV_PUBLISH_USERNAME and UV_PUBLISH_PASSWORD, or a keyring."""
+    from plumbob.hub.location import locate_target
+    from plumbob.hub.publish import default_gate, publishing_to, shown_plan
+    from plumbob.hub.publish import publish as publish_all
+
+    location = publishing_to(locate_target(index, Path.cwd()), publish_url)
+    if dry_run:
+        print(shown_plan(paths, location))
+        return
+    for done in publish_all(paths, location, default_gate()):
+        told = "published" if done.uploaded else "already published, unchanged:"
+        print(f"{told} {done.name} {done.version}")
+        for name in done.environments:
+            print(f"install it: vf-install {name}=={done.version} --index {location.url}")
+
+
+@app.command("index")
+def index_(
+    wheels: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of wheels, or wheels.")],
+    output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The index to make or add to.")] = Path(
+        "index"
+    ),
+) -> None:
+    """Make a static index of wheels, or add them to one: a folder for any web server, or none."""
+    from plumbob.hub.static_index import add_files, distributions_in
+
+    built = add_files(distributions_in(wheels), output)
+    print(f"{built.directory}: {built.files} files, {len(built.added)} new")
+    print(f"install from it: vf-install NAME --index {output}")
+
+
+@app.command("yank")
+def yank_(
+    version: Annotated[str, typer.Argument(metavar="NAME==VERSION")],
+    index: Annotated[str, typer.Option("--index", help="The folder that `hub index` made.")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Why; installers show it.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the yank back.")] = False,
+) -> None:
+    """Yank a version: installs by name pass it over, an exact pin still gets it (PEP 592)."""
+    from plumbob.hub.location import locate
+    from plumbob.hub.static_index import yank
+
+    name, _, number = version.partition("==")
+    if not name or not number:
+        raise UserError(f"{version!r} is no NAME==VERSION")
+    if (reason is None) != undo:
+        raise UserError("give a --reason, or --undo to take a yank back")
+    directory = locate(index, Path.cwd()).directory
+    if directory is None:
+        raise UserError(f"{index} is a server; yank there, or in the folder that `hub index` made")
+    done = yank(directory, name, number, None if undo else reason)
+    print(f"{'no longer yanked' if undo else 'yanked'}: {done}")

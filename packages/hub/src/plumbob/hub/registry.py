@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 from plumbob.hub.errors import UserError
+from plumbob.hub.names import environment_name, near, normalise
 
 GROUP = "plumbob.environments"
 
@@ -35,21 +34,54 @@ class Environment:
             ) from error
 
 
+@dataclass(frozen=True)
+class Broken:
+    """A distribution that declares environments in metadata that cannot be read."""
+
+    distribution: str
+    reason: str
+
+
+def scan(found: Iterable[Distribution] | None = None) -> tuple[list[Environment], list[Broken]]:
+    """All installed environments by name, and the distributions whose declaration cannot be read.
+
+    Each distribution is read on its own: importlib's entry_points() fails as a whole if one entry_points.txt on the path
+    is malformed.
+    """
+    environments, broken, seen = [], [], set()
+    for distribution in distributions() if found is None else found:
+        name = "?"
+        try:
+            text = distribution.read_text("entry_points.txt")
+            if not text or GROUP not in text:
+                continue
+            metadata = distribution.metadata
+            name = metadata["Name"] or "?"
+            if normalise(name) in seen:  # the first on sys.path is the one that is imported
+                continue
+            seen.add(normalise(name))
+            environments += [
+                Environment(point.name, name, metadata["Version"] or "?", metadata["Summary"] or "", point)
+                for point in distribution.entry_points
+                if point.group == GROUP
+            ]
+        except Exception as error:  # whatever a plugin's files hold, the others are listed
+            reason = f"its metadata cannot be read: {type(error).__name__}: {error}"
+            broken.append(Broken(name if name != "?" else str(getattr(distribution, "_path", "?")), reason))
+    return sorted(environments, key=lambda e: (e.name, e.distribution)), broken
+
+
 def installed() -> list[Environment]:
     """All installed environments, by name."""
-    found = []
-    for point in entry_points(group=GROUP):
-        metadata: Mapping[str, str] = dict(point.dist.metadata.items()) if point.dist else {}
-        found.append(
-            Environment(
-                name=point.name,
-                distribution=metadata.get("Name", "?"),
-                version=metadata.get("Version", "?"),
-                summary=metadata.get("Summary", ""),
-                entry_point=point,
-            )
-        )
-    return sorted(found, key=lambda e: (e.name, e.distribution))
+    return scan()[0]
+
+
+def conflicts(environments: Iterable[Environment]) -> dict[str, list[Environment]]:
+    """The names that more than one distribution claims."""
+    claims: dict[str, list[Environment]] = {}
+    for environment in environments:
+        claims.setdefault(environment_name(environment.name), []).append(environment)
+    return {name: owners for name, owners in claims.items() if len(owners) > 1}
 
 
 def find(name: str) -> Environment:
@@ -57,15 +89,18 @@ def find(name: str) -> Environment:
 
     Raises UserError for an unknown name, with the nearest installed one, and for a name that two distributions claim.
     """
-    wanted = re.sub(r"[-_.]+", "-", name).lower().removeprefix("vf-")
+    wanted = environment_name(name)
     environments = installed()
-    matches = [e for e in environments if re.sub(r"[-_.]+", "-", e.name).lower() == wanted]
+    matches = [e for e in environments if environment_name(e.name) == wanted]
     if len(matches) > 1:
         owners = " and ".join(f"{e.distribution} {e.version}" for e in matches)
-        raise UserError(f"environment {wanted!r} is claimed by {owners}; uninstall one of them")
+        raise UserError(
+            f"environment {wanted!r} is claimed by {owners}; uninstall one of them, "
+            f"for example with `uv pip uninstall {matches[0].distribution}`"
+        )
     if matches:
         return matches[0]
-    names = [e.name for e in environments]
-    near = difflib.get_close_matches(wanted, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(names) or 'none'}"
-    raise UserError(f"there is no environment {name!r}; {hint}")
+    closest = near(wanted, [e.name for e in environments])
+    known = f"installed: {', '.join(e.name for e in environments) or 'none'}."
+    hint = f"did you mean {closest!r}?" if closest else known
+    raise UserError(f"there is no environment {name!r}; {hint} To install it: `vf-install {wanted}`")

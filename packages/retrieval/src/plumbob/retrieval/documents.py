@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Retriever(ABC):
     def search(self, query: str, top_k: int) -> list[Hit]:
         """The best `top_k` documents, best first, ties in document order; all of them if `top_k` is larger.
 
-        `search(q, k)` is a prefix of `search(q, k + 1)`. Raises ValueError for `top_k` below 1.
+        `search(q, k)` is a prefix of `search(q, k + 1)`. Raises ValueError for a `top_k` that is no integer of at least 1.
         """
 
     async def asearch(self, query: str, top_k: int) -> list[Hit]:
@@ -62,5 +63,8 @@ class Retriever(ABC):
 
 
 def check_top_k(top_k: int) -> None:
+    """Raises ValueError for what is not an integer (numpy's are) of at least 1."""
+    if isinstance(top_k, bool) or not isinstance(top_k, Integral):
+        raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -48,6 +49,12 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
         for env in config.envs
         for retriever in (_retrievers(env, grid.retrievers))
     ]
+    # All at once: a wrong retriever or setting is told before the first rollout. The tasks do not depend on the model.
+    parts = {
+        (env, retriever): evaluation.plan(_cell(config, model, env, retriever), env)
+        for model, env, retriever in cells
+        if model == grid.models[0]
+    }
     name = config.run_name or f"benchmark-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = resume_from or make_directory(config.output_dir, name)
     (directory / "config.toml").write_text(config.to_toml())
@@ -64,11 +71,10 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
         else:
             folder.mkdir(exist_ok=True)
             (folder / "config.toml").write_text(own.to_toml())
-            part = evaluation.plan(own, env)
             if asked is None or asked[0] != model:
                 asked = (model, evaluation.ask(own))  # one model in memory at a time, loaded once
             try:
-                (report,) = evaluation.evaluate_plans(own, [part], asked[1], folder)
+                (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked[1], folder)
             except (Interrupted, evaluation.EvaluationFailed) as error:
                 reason = f"Stopped: {error}" if str(error) else "Interrupted"
                 print(f"{reason}; what was finished is kept. Go on with:  benchmark --resume {directory}")
@@ -95,10 +101,10 @@ def _cell(config: EvaluateConfig, model: str, env: str, retriever: str | None) -
     return dataclasses.replace(config, envs=(env,), model=model, env_args=pairs, datasets=None)
 
 
-def _folder(*parts: str | None) -> str:
-    return "-".join(
-        re.sub(r"[^\w.]+", "_", Path(part).name if i == 0 else part) for i, part in enumerate(parts) if part
-    )
+def _folder(model: str, env: str, retriever: str | None) -> str:
+    """Readable, and distinct for distinct cells: two models may share the last part of their names."""
+    shown = [re.sub(r"[^\w.]+", "_", part) for part in (Path(model).name, env, retriever) if part]
+    return "-".join([*shown, hashlib.sha256(repr((model, env, retriever)).encode()).hexdigest()[:8]])
 
 
 def _table(reports: list[dict[str, Any]]) -> str:

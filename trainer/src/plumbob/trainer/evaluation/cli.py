@@ -43,7 +43,7 @@ def evaluate(**given: Any) -> int:
 
 
 def predict(**given: Any) -> int:
-    file = given.pop("output_file")
+    file, fill_failed = given.pop("output_file"), bool(given.pop("fill_failed"))
     env = given.pop("env")
     given["envs"] = None if env is None else [env]
     if given["num_examples"] is None and given["resume"] is None:
@@ -53,7 +53,7 @@ def predict(**given: Any) -> int:
         raise UserError("predict writes one answer per task of one environment")
     from plumbob.trainer.evaluation.predict import run
 
-    return run(config, directory, None if file is None else Path(file))
+    return run(config, directory, None if file is None else Path(file), fill_failed=fill_failed)
 
 
 def benchmark(**given: Any) -> int:
@@ -115,13 +115,14 @@ def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
 
 _COMMON: dict[str, Any] = {"config_file": _CONFIG, "resume": _RESUME}
 _OUTPUT = Annotated[str | None, typer.Option("--output-file", help="Default: predictions.jsonl beside the results.")]
+_FILL = Annotated[bool | None, typer.Option("--fill-failed", help="An empty answer for each rollout that failed.")]
 _MODELS = Annotated[str | None, typer.Option("--models", help="Models, separated by commas.")]
 _RETRIEVERS = Annotated[
     str | None, typer.Option("--retrievers", help="Values of the setting `retriever`, separated by commas.")
 ]
 
 evaluate_app = _app(evaluate, _EVALUATE, {"envs": _ENVS, **_COMMON, "as_json": _JSON})
-predict_app = _app(predict, _PREDICT, {"env": _ENV, **_COMMON, "output_file": _OUTPUT})
+predict_app = _app(predict, _PREDICT, {"env": _ENV, **_COMMON, "output_file": _OUTPUT, "fill_failed": _FILL})
 benchmark_app = _app(
     benchmark, _BENCHMARK, {"envs": _ENVS, "models": _MODELS, "retrievers": _RETRIEVERS, **_COMMON, "as_json": _JSON}
 )

@@ -103,8 +103,14 @@ class EvaluateConfig:
             not (greedy and self.rollouts_per_example > 1),
             "--temperature 0 draws the same rollout every time; use --rollouts-per-example 1",
         )
+        require(
+            self.replay is None or self.rollouts_per_example == 1,
+            "--replay scores each transcript once; leave --rollouts-per-example out",
+        )
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
+            owner, dot, _ = pair.partition("=")[0].partition(".")
+            require(not dot or owner in self.envs, f"--env-arg {pair!r} is for {owner!r}, which is not evaluated here")
 
     @property
     def wanted_examples(self) -> int:

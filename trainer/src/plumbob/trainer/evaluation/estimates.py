@@ -38,6 +38,8 @@ def estimate(rewards: Sequence[float]) -> Estimate:
     variance = math.fsum((reward - mean) ** 2 for reward in rewards) / max(n - 1, 1)
     half = Z95 * math.sqrt(variance / n)
     low, high = mean - half, mean + half
+    if n == 1 and 0.0 <= mean <= 1.0:
+        return Estimate(mean, 0.0, 1.0, n)  # one value says nothing about the spread
     if all(0.0 <= reward <= 1.0 for reward in rewards):
         low, high = max(low, 0.0), min(high, 1.0)
     return Estimate(mean, low, high, n)

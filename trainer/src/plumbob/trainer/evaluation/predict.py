@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from plumbob.hub import UserError
+import verifiers.v1 as vf
+from plumbob.hub import UserError, find
+from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
 from plumbob.trainer.evaluation.config import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan
@@ -14,9 +19,13 @@ from plumbob.trainer.interruption import Interrupted
 from plumbob.trainer.run_directory import evaluation_name, make_directory, write_whole
 
 
-def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None) -> int:
-    """One line per task, in the order of the tasks; only written when every task has an answer. Raises UserError."""
+def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *, fill_failed: bool = False) -> int:
+    """One line per task, in the order of the source; only written when every task has an answer.
+
+    `fill_failed`: what an empty reply would predict stands for a rollout that failed. Raises UserError.
+    """
     (env,) = config.envs
+    config = _in_order(config, env)
     part = plan(config, env)
     if not hasattr(part.tasks[0], "prediction"):
         raise UserError(f"environment {env!r} has no submission format: its task has no method 'prediction'")
@@ -30,13 +39,35 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None) -
         print(f"{reason}; what was finished is kept. Go on with:  predict --resume {directory}", file=sys.stderr)
         return 1
     if report["num_failed"]:
-        print(f"{report['heading']}\nNo file was written. Go on with:  predict --resume {directory}", file=sys.stderr)
-        return 1
+        print(report["heading"], file=sys.stderr)
+        if not fill_failed:
+            again = f"predict --resume {directory}"
+            print(
+                f"No file was written. Try them again:  {again}    or without them:  {again} --fill-failed",
+                file=sys.stderr,
+            )
+            return 1
     output = output or directory / "predictions.jsonl"
-    rows = [record["prediction"] for record in read_records(directory / f"{env}.jsonl")]
+    records = read_records(directory / f"{env}.jsonl")
+    rows = [record["prediction"] or _empty(part.tasks[record["example"]]) for record in records]
     try:
         write_whole(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror}; the results are in {directory}") from None
     print(f"{len(rows)} predictions  {output}")
     return 0
+
+
+def _in_order(config: EvaluateConfig, env: str) -> EvaluateConfig:
+    """Official scorers want the source's order: an environment that shuffles does not here, unless it is told to."""
+    environment = find(env)
+    environment.load()
+    shuffles = tasksets.setting_choices(environment.entry_point.module, "shuffle") is not None
+    if not shuffles or "shuffle" in config.settings_of(env):
+        return config
+    return dataclasses.replace(config, env_args=(*config.env_args, "shuffle=false"))
+
+
+def _empty(task: vf.Task) -> dict[str, Any]:
+    trace = asyncio.run(run_rollout(task, ScriptedChat([ChatReply("")]), None))
+    return getattr(task, "prediction")(trace)  # noqa: B009 - not every task has it

@@ -33,6 +33,8 @@ class Row:
     """Each named reward, unweighted, and each metric."""
     truncated: bool
     output_tokens: int
+    hops: int | None = None
+    """How many steps the task takes, if the environment says it."""
     error: str = ""
 
     @classmethod
@@ -51,8 +53,14 @@ class Row:
             },
             truncated=_is_truncated(record),
             output_tokens=record.get("num_output_tokens", 0),
+            hops=_hops(record),
             error="" if ok else f"{errors[-1].get('type', 'error')}: {errors[-1].get('message', '')}".split("\n")[0],
         )
+
+
+def _hops(record: Mapping[str, Any]) -> int | None:
+    hops = record["metrics"].get("hops", record["task"].get("data", {}).get("hops"))
+    return None if hops is None else int(hops)
 
 
 def _is_truncated(record: Mapping[str, Any]) -> bool:
@@ -65,10 +73,11 @@ def _is_truncated(record: Mapping[str, Any]) -> bool:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The traces of a file. A last line that was cut off while it was written is left out; raises UserError for others."""
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     records: list[dict[str, Any]] = []
+    lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -77,7 +86,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             for trace in traces:
                 Row.of_record(trace)
         except (ValueError, KeyError, TypeError, AttributeError):
-            if number == len(lines) and not line.endswith("}"):
+            if number == len(lines) and not text.endswith("\n"):
                 break
             raise UserError(f"{path} line {number} is not a stored trace") from None
         records += traces
@@ -140,8 +149,13 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
     names = ["reward", *sorted((n for n in found if n != "reward"), key=lambda name: name.startswith("rollout/"))]
     passed = by_task(rows, lambda row: float(row.reward >= pass_threshold - 1e-9))
     fewest = min((len(values) for values in passed.values()), default=0)
-    ks = [2**i for i in range(fewest.bit_length()) if 2**i <= fewest]
-    hops = sorted({row.scores["hops"] for row in finished if "hops" in row.scores})
+    ks = sorted({2**i for i in range(fewest.bit_length()) if 2**i <= fewest} | ({fewest} if fewest else set()))
+    # A failed rollout reports nothing, but its task has the hops that another rollout reported, or that the data names.
+    hops_of = {row.key: row.hops for row in rows if row.hops is not None}
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.key in hops_of:
+            groups[hops_of[row.key]].append(row)
     failures: dict[str, int] = defaultdict(int)
     for row in rows:
         if not row.ok:
@@ -153,20 +167,19 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
         num_failed=len(rows) - len(finished),
         truncated_share=sum(row.truncated for row in rows) / n,
         output_tokens=sum(row.output_tokens for row in rows) / n,
-        scores={name: mean_over_tasks(rows, name) for name in names},
+        scores=_means(rows, names),
         pass_at={
             k: estimate([pass_at_k(len(values), round(sum(values)), k) for values in passed.values()]) for k in ks
         },
-        hops={
-            int(h): {
-                name: mean_over_tasks([row for row in finished if row.scores.get("hops") == h], name)
-                for name in names
-                if name != "hops"
-            }
-            for h in hops
-        },
+        hops={h: _means(groups[h], [name for name in names if name != "hops"]) for h in sorted(groups)},
         failures=dict(failures),
     )
+
+
+def _means(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Estimate]:
+    """Those that any of the rows has: a mean of nothing is no number."""
+    means = {name: mean_over_tasks(rows, name) for name in names}
+    return {name: mean for name, mean in means.items() if mean.n}
 
 
 def table(summary: Summary) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.hub import UserError
+from plumbob.hub import UserError, find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
 from plumbob.trainer.evaluation.config import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
@@ -93,9 +94,9 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
     except EvaluationFailed as error:
         print(f"Stopped: {error}. Go on with:  evaluate --resume {directory}")
         return 1
-    (directory / "summary.json").write_text(json.dumps(reports, indent=2))
+    (directory / "summary.json").write_text(json.dumps(reports, indent=2, allow_nan=False))
     if as_json:
-        print(json.dumps({"directory": str(directory), "environments": reports}, indent=2))
+        print(json.dumps({"directory": str(directory), "environments": reports}, indent=2, allow_nan=False))
     else:
         for report in reports:
             print(f"\n{report['heading']}\n{report['table']}")
@@ -132,7 +133,9 @@ def plan(config: EvaluateConfig, env: str) -> Plan:
         raise UserError(f"{config.replay} holds no transcript")
     if config.wanted_examples > 0:
         stored = stored[: config.wanted_examples]
-    samples, toolsets = load_evaluation_tasks(env, settings, 1)
+    samples, toolsets = load_evaluation_tasks(
+        env, {**_stored_settings(Path(config.replay), env), **settings}, 1, offline=True
+    )
     like = samples[0]
     try:
         data = [type(like.data).model_validate(record["task"]["data"]) for record in stored]
@@ -141,6 +144,19 @@ def plan(config: EvaluateConfig, env: str) -> Plan:
             f"{config.replay} holds tasks of another environment than {env}: {str(error).splitlines()[0]}"
         ) from None
     return Plan(env, [type(like)(each, like.config) for each in data], toolsets, stored)
+
+
+def _stored_settings(path: Path, env: str) -> dict[str, str]:
+    """The settings that a run's or an evaluation's own config.toml gives the environment, but for where its data is from."""
+    for folder in (path.parent, path.parent.parent):
+        try:
+            values = tomllib.loads((folder / "config.toml").read_text())
+        except (OSError, ValueError):
+            continue
+        given = EvaluateConfig(envs=(env,), env_args=tuple(values.get("env_args", ()))).settings_of(env)
+        own = getattr(find(env).load(), "oracle_settings", {}) if values.get("oracle") else {}
+        return {name: value for name, value in {**own, **given}.items() if name not in ("datasets", "split")}
+    return {}
 
 
 def ask(config: EvaluateConfig) -> Asked:
@@ -164,7 +180,7 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
     """Every rollout that is not done yet, each written as soon as it is finished."""
     slots = asyncio.Semaphore(config.max_concurrent)
     jobs = list(part.jobs(config, done))
-    good = failed = 0
+    good, failed = len(done), 0
     with path.open("a") as file, Progress(f"{part.env}: rollouts", len(jobs) + len(done), len(done)) as progress:
 
         async def one(job: Job) -> None:
@@ -210,7 +226,9 @@ def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:
     kept = [record for record in read_records(path) if record["ok"]]
     for record in kept:
         example = record["example"]
-        if example >= len(part.tasks) or part.tasks[example].key != record["task"]["key"]:
+        if example >= len(part.tasks):
+            raise UserError(f"{path} has more tasks than {len(part.tasks)}; --num-examples can only grow")
+        if part.tasks[example].key != record["task"]["key"]:
             raise UserError(f"{path} was made of other tasks than these; start a new evaluation")
     _write_records(path, kept)
     return {(record["example"], record["rollout"]) for record in kept}

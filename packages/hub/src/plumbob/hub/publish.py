@@ -1,0 +1,161 @@
+"""`hub publish`: check, build from source, refuse what would change a published version, upload.
+
+Everything is checked and built before anything is uploaded. A publish that is killed leaves what was there as it was, and
+running it again finishes it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from packaging.requirements import Requirement
+from plumbob.hub.errors import UserError
+from plumbob.hub.index import Index
+from plumbob.hub.location import Location
+from plumbob.hub.masking import refuse_credentials
+from plumbob.hub.project import read_project
+from plumbob.hub.registry import GROUP
+from plumbob.hub.static_index import add_files
+from plumbob.hub.uv_command import Command, find_uv, run
+from plumbob.hub.wheels import Wheel, read_wheel
+
+# What is wrong with the environment in a directory, one sentence each; nothing if it may be published.
+Gate = Callable[[Path], list[str]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """One distribution after a publish; `uploaded` is empty if the index had it already, byte for byte."""
+
+    name: str
+    version: str
+    environments: tuple[str, ...]
+    uploaded: tuple[str, ...]
+
+
+def default_gate() -> Gate:
+    """The conformance check of `hub check`."""
+    from plumbob.hub.check import problems  # it plays rollouts: loaded only to publish
+
+    return problems
+
+
+def publishing_to(location: Location, publish_url: str | None) -> Location:
+    """The index with the address that takes uploads: the one given, the project's, or the index's without `simple/`."""
+    if publish_url is not None:
+        refuse_credentials(publish_url)
+    url = publish_url or location.publish_url or location.url.removesuffix("simple/")
+    return replace(location, publish_url=url)
+
+
+def publish(paths: list[Path], location: Location, gate: Gate | None) -> list[Published]:
+    """Publish the projects in these directories. `location` has been through `publishing_to`.
+
+    Raises UserError for a project that fails the gate or does not build, for one whose version is published with other
+    bytes, and if the upload is refused.
+    """
+    for path in paths:
+        _pass_gate(path, gate)
+    with tempfile.TemporaryDirectory(prefix="hub-publish-") as temporary:
+        index = _readable(location)
+        built, results, uploads = [], [], []
+        for number, path in enumerate(paths):
+            built.append(_build(path, Path(temporary) / str(number)))
+        for wheel, files in built:
+            missing = [file for file in files if not _is_published(file, wheel, index)]
+            uploads += missing
+            names = tuple(file.name for file in missing)
+            results.append(Published(wheel.name, wheel.version, tuple(wheel.entry_points), names))
+        if uploads:
+            _upload(uploads, location)
+    return results
+
+
+def plan_build(path: Path, out: str, *, uv: str, python: str) -> Command:
+    """Sources are for this workspace only: a package must build and resolve without them."""
+    return Command(
+        (uv, "build", "--no-sources", "--no-create-gitignore", "--python", python, "--out-dir", out, str(path))
+    )
+
+
+def plan_upload(files: list[str], location: Location, *, uv: str) -> Command:
+    # Off PyPI there is nobody to trust: uv would ask, and wait for, an address that does not exist.
+    trusted = "automatic" if (urlsplit(location.publish_url or "").hostname or "").endswith("pypi.org") else "never"
+    upload = ("--publish-url", location.publish_url or "", "--check-url", location.url, "--trusted-publishing", trusted)
+    return Command((uv, "publish", *upload, *files))
+
+
+def shown_plan(paths: list[Path], location: Location) -> str:
+    """What a publish would run, to paste into a shell."""
+    uv = find_uv()
+    lines = ["out=$(mktemp -d)"]
+    for path in paths:
+        read_project(path)
+        lines.append(plan_build(path, "OUT", uv=uv, python=sys.executable).shown().replace("OUT", '"$out"'))
+    if location.directory is not None:
+        return "\n".join([*lines, f'hub index "$out" --output {shlex.quote(str(location.directory))}'])
+    return "\n".join([*lines, plan_upload(["FILES"], location, uv=uv).shown().replace("FILES", '"$out"/*')])
+
+
+def _pass_gate(path: Path, gate: Gate | None) -> None:
+    project = read_project(path)
+    if gate is not None and project.entry_points(GROUP):
+        problems = gate(path)
+        if problems:
+            raise UserError(f"{path} is not published: {'; '.join(problems)}")
+
+
+def _readable(location: Location) -> Index | None:
+    """The index as it is; None for a folder that is still to be made."""
+    if location.directory is not None and not (location.directory / "simple").is_dir():
+        return None
+    return Index(location)
+
+
+def _build(path: Path, out: Path) -> tuple[Wheel, list[Path]]:
+    done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True)
+    if done.returncode != 0:
+        raise UserError(f"{path} does not build: {done.reason()}")
+    files = sorted(p for p in out.iterdir() if p.name.endswith((".whl", ".tar.gz")))
+    wheel = next(read_wheel(file) for file in files if file.suffix == ".whl")
+    for requirement in map(Requirement, wheel.fields.get_all("Requires-Dist", [])):
+        if requirement.url:
+            raise UserError(f"{path} is not published: it needs {requirement}, and an index may not lead to addresses")
+    return wheel, files
+
+
+def _is_published(file: Path, wheel: Wheel, index: Index | None) -> bool:
+    """Whether the index has this file. Raises UserError if it has another one of that name."""
+    listed = next((f for f in index.files(wheel.name) if f.filename == file.name), None) if index else None
+    if listed is None or index is None:
+        return False
+    digest = listed.digests.get("sha256")
+    data = index.read(listed.url) if digest is None else None
+    same = data == file.read_bytes() if digest is None else digest == _sha256(file)
+    if not same:
+        raise UserError(
+            f"{wheel.name} {wheel.version} is on {index.location.url} with other bytes; give the changed package a new "
+            f"version: `uv version --package {wheel.name} --bump patch --frozen`"
+        )
+    return True
+
+
+def _upload(files: list[Path], location: Location) -> None:
+    if location.directory is not None:
+        add_files(files, location.directory)
+        return
+    done = run(plan_upload([str(file) for file in files], location, uv=find_uv()))
+    if done.returncode != 0:
+        raise UserError(f"{location.publish_url} does not take the upload: {done.reason()}")
+
+
+def _sha256(file: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,118 @@
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from plumbob.hub.check import run_check
+from plumbob.hub.errors import UserError
+from plumbob.hub.scaffold import check_name, create, next_commands, render
+from plumbob.hub.uv_command import find_uv
+
+HUB = Path(__file__).parents[1]
+
+
+def hub(*args: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", "from plumbob.hub.main import hub; hub()", *args]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--tools"]], ids=["single", "tools"])
+def test_a_new_environment_passes_the_check_as_it_is(tmp_path, flags):
+    made = hub("new", "my-env", "--output", str(tmp_path), *flags)
+    assert made.returncode == 0, made.stderr
+    directory = tmp_path / "my-env"
+    assert f"hub check {directory}\n" in made.stdout and "evaluate my-env --oracle" in made.stdout
+    report = run_check(directory)
+    assert report.failures == []
+    assert {r.check for r in report.results if r.status == "skip"} == set()
+
+
+@pytest.mark.slow
+def test_the_tests_of_new_environments_pass(tmp_path):
+    made = [create("one-turn", tmp_path), create("with-tool", tmp_path, tools=True)]
+    path = os.pathsep.join(str(directory / "src") for directory in made)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), *map(str, made)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "18 passed" in done.stdout
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_new_environment_is_formatted_linted_and_builds(tmp_path, tools):
+    directory = create("aa-longer-name-for-it", tmp_path, tools=tools)
+    settings = ["--line-length", "120", "--no-cache", "--isolated"]
+    ruff = [sys.executable, "-m", "ruff"]
+    for command in ([*ruff, "format", "--check", *settings], [*ruff, "check", "--select", "E,F,I,UP,B,RUF", *settings]):
+        done = subprocess.run([*command, str(directory)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    out = build(directory, tmp_path / "dist")
+    assert "vf_aa_longer_name_for_it/taskset.py" in out.namelist()
+
+
+def build(directory: Path, out: Path) -> zipfile.ZipFile:
+    command = [find_uv(), "build", "--wheel", "--no-sources", "--out-dir", str(out), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(next(out.glob("*.whl")))
+
+
+def test_the_templates_are_in_the_wheel(tmp_path):
+    templates = {str(p.relative_to(HUB / "src")) for p in (HUB / "src").rglob("*.tmpl")}
+    assert len(templates) == 9
+    assert templates <= set(build(HUB, tmp_path).namelist())
+
+
+def test_every_name_of_an_environment_gives_the_same_one():
+    assert {check_name(name) for name in ("my-env", "My_Env", "vf-my-env", "vf_my.env")} == {"my-env"}
+    files = render("my-env", "single")
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project["name"] == "vf-my-env"
+    assert project["entry-points"]["plumbob.environments"] == {"my-env": "vf_my_env:MyEnvTaskset"}
+    assert not [path for path, text in files.items() if "${" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "'' is no name for an environment"),
+        ("2048", "a letter first"),
+        ("a/b", "'a/b' is no name"),
+        ("..", "is no name"),
+        ("x" * 41, "at most 40"),
+        ("grüße", "is no name"),
+        ("lookup", "'lookup' is installed already \\(vf-lookup\\)"),
+        ("vf_gsm8k", "'gsm8k' is installed already"),
+        ("class", "a word of the Python language"),
+        ("json", "a module of Python's standard library"),
+        ("numpy", "'numpy' is an installed module already"),
+    ],
+)
+def test_names_that_will_not_do(tmp_path, name, told):
+    with pytest.raises(UserError, match=told):
+        create(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "work.py").write_text("precious")
+    with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
+        create("mine", tmp_path)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["work.py"]
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made|exists already"):
+        create("mine", tmp_path / "file")
+
+
+def test_the_next_commands_can_be_pasted():
+    assert next_commands(Path("my-env")).splitlines()[:2] == ["  hub check ./my-env", "  vf-install ./my-env"]
+    assert "hub check ../x/my-env" in next_commands(Path("../x/my-env"))

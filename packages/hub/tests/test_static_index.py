@@ -1,0 +1,196 @@
+"""`hub index`, `hub yank`, `hub search` and `hub info`."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from plumbob.hub.errors import UserError
+from plumbob.hub.index import Index
+from plumbob.hub.information import from_index, search
+from plumbob.hub.location import Location
+from plumbob.hub.static_index import add_files, distributions_in, read_catalog, yank
+from plumbob.hub.swap import recover, replace_directory
+
+
+def tree(directory: Path) -> dict[str, str]:
+    """Every file and its hash."""
+    return {
+        str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_pages_have_hashes_metadata_and_python_versions(hub_index):
+    files = Index(Location("plumbob", (hub_index / "simple").as_uri() + "/")).files("VF_toy")
+    assert [f.version for f in files] == ["0.2.0", "0.1.0"]
+    for file in files:
+        wheel = hub_index / "files" / file.filename
+        assert file.digests == {"sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+        sidecar = wheel.with_name(f"{wheel.name}.metadata")
+        assert file.metadata_digests == {"sha256": hashlib.sha256(sidecar.read_bytes()).hexdigest()}
+        assert file.requires_python == ">=3.11, <3.14"
+
+
+def test_the_catalog_tells_all_that_search_needs(hub_index):
+    newest = [e for e in read_catalog(hub_index) if e["name"] == "vf-toy"][-1]
+    assert newest | {"sha256": "", "readme": ""} == {
+        "name": "vf-toy",
+        "version": "0.2.0",
+        "summary": "A toy called vf-toy",
+        "keywords": ["toy", "test"],
+        "entry_points": {"toy": "vf_toy:Toy"},
+        "requires_python": ">=3.11, <3.14",
+        "dependencies": ["plumbob-shared>=0.1,<0.2"],
+        "filename": "vf_toy-0.2.0-py3-none-any.whl",
+        "sha256": "",
+        "yanked": None,
+        "readme": "",
+    }
+    assert "about penguins" in newest["readme"]
+
+
+def test_the_same_files_make_the_same_index(hub_index, tmp_path):
+    wheels = distributions_in([hub_index / "files"])
+    add_files(reversed(wheels), tmp_path / "second")
+    assert tree(tmp_path / "second") == tree(hub_index)
+
+
+def test_an_index_grows_and_a_version_keeps_its_bytes(hub_index, make_wheel):
+    (hub_index / "CNAME").write_text("hub.example.org")
+    built = add_files(
+        [make_wheel("vf-third", "1.0", (), "third"), make_wheel("vf-other", "1.0", (), "other")], hub_index
+    )
+    assert (built.files, built.added) == (5, ("vf_third-1.0-py3-none-any.whl",))
+    assert (hub_index / "CNAME").read_text() == "hub.example.org"
+    before = tree(hub_index)
+    with pytest.raises(
+        UserError, match="vf_other-1.0-py3-none-any.whl is in .* with other bytes; give .* a new version"
+    ):
+        add_files([make_wheel("vf-other", "1.0", (), "other", "EVIL = 5")], hub_index)
+    assert tree(hub_index) == before
+
+
+def test_only_an_index_is_ever_replaced(make_wheel, tmp_path):
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("...")
+    with pytest.raises(UserError, match="is not an index made by `hub index`"):
+        add_files([make_wheel("vf-other", "1.0", (), "other")], precious)
+    assert tree(precious).keys() == {"thesis.tex"}
+
+
+def test_a_yanked_version_is_passed_over_but_an_exact_pin_gets_it(hub, hub_index, new_python):
+    python = new_python()
+    done = hub("yank", "vf-toy==0.2.0", "--index", hub_index, "--reason", "wrong split")
+    assert done.stdout == "yanked: vf-toy 0.2.0\n"
+    assert "vf-toy 0.1.0" in python.run("vf-install", "toy", "--index", hub_index).stdout
+    assert "vf-toy 0.2.0" in python.run("vf-install", "toy==0.2.0", "--index", hub_index).stdout
+    refused = python.run("vf-install", "toy>=0.2.1", "--index", hub_index, code=2)
+    assert "only 0.1.0, 0.2.0 (yanked: wrong split)" in refused.stdout
+    hub("yank", "toy==0.2.0", "--index", hub_index, "--undo")
+    assert not any(e["yanked"] for e in read_catalog(hub_index))
+    missing = hub("yank", "vf-toy==7", "--index", hub_index, "--reason", "x", code=2)
+    assert "has no vf-toy 7; it has 0.1.0, 0.2.0" in missing.stderr
+
+
+def test_search_reads_the_catalog(hub_index, serve, tmp_path):
+    server = serve(hub_index)
+    found, note = search("PENGUINS toy", server.url, tmp_path)
+    assert [(e["name"], e["version"]) for e in found] == [("vf-other", "1.0"), ("vf-toy", "0.2.0")] and note == ""
+    assert server.requests == ["/catalog.json"]
+    yank(hub_index, "vf-toy", "0.2.0", "broken")
+    assert [e["version"] for e in search("vf-toy", str(hub_index), tmp_path)[0]] == ["0.1.0"]
+    assert search("nothing like it", str(hub_index), tmp_path)[0] == []
+
+
+def test_info_from_an_index(hub_index, tmp_path):
+    found = from_index("vf_toy", str(hub_index), tmp_path)
+    assert found["versions"] == ["0.1.0", "0.2.0"] and found["dependencies"] == ["plumbob-shared>=0.1,<0.2"]
+    assert found["install"].startswith("vf-install toy==0.2.0 --index file://")
+    with pytest.raises(UserError, match="there is no environment 'tyo' on .*; did you mean 'toy'?"):
+        from_index("tyo", str(hub_index), tmp_path)
+
+
+def test_info_of_what_is_installed(capsys):
+    from plumbob.hub.cli import app
+    from plumbob.hub.console import run_app
+
+    with pytest.raises(SystemExit):
+        run_app("hub", app, ["info", "lookup", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["entry_points"] == {"lookup": "vf_lookup:LookupTaskset"} and told["installed"]
+    with pytest.raises(SystemExit):
+        run_app("hub", app, ["info", "vf-lookup"])
+    assert capsys.readouterr().out.startswith("lookup: The minimal multi-step tool environment")
+
+
+@pytest.fixture
+def many_wheels(make_wheel, tmp_path) -> Path:
+    """Enough files that a build takes a while."""
+    many = tmp_path / "many"
+    many.mkdir()
+    with_data = make_wheel("vf-other", "1.0", (), "other").read_bytes()
+    shutil.copy(make_wheel("vf-third", "1.0", (), "third"), many)
+    for i in range(400):  # as sdists only their bytes are read
+        (many / f"vf_filler-0.{i}.tar.gz").write_bytes(with_data * 200)
+    return many
+
+
+def test_a_killed_build_leaves_the_old_index_whole(hub_index, many_wheels):
+    """SIGKILL at one moment after another, until the build gets through."""
+    old = tree(hub_index)
+    command = [Path(sys.executable).parent / "hub", "index", many_wheels, "--output", hub_index]
+    killed_while_building = 0
+    for attempt in range(8):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not list(hub_index.parent.glob(".hub.building-*")):
+            time.sleep(0.002)
+        time.sleep(0.02 * attempt)
+        process.send_signal(signal.SIGKILL)
+        if process.wait() != -signal.SIGKILL:
+            break
+        if tree(hub_index) != old:  # it was killed after the rename
+            break
+        killed_while_building += bool(list(hub_index.parent.glob(".hub.building-*")))
+    assert killed_while_building >= 3
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    new = tree(hub_index)
+    assert len(list((hub_index / "files").glob("*.tar.gz"))) == 400
+    assert {k: v for k, v in new.items() if k in old and k.startswith("files/")} == {
+        k: v for k, v in old.items() if k.startswith("files/")
+    }
+    assert not list(hub_index.parent.glob(".hub.building-*"))
+
+
+def test_builds_at_the_same_time_lose_nothing(tmp_path, make_wheel):
+    names = ["vf-other", "vf-third", "vf-fourth"]
+    command = [Path(sys.executable).parent / "hub", "index"]
+    running = [
+        subprocess.Popen([*command, make_wheel(n, "1.0", (), n[3:]), "-o", tmp_path / "hub"], stdout=subprocess.DEVNULL)
+        for n in names
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert sorted(e["name"] for e in read_catalog(tmp_path / "hub")) == sorted(names)
+
+
+def test_without_an_exchange_in_one_step_a_kill_between_is_healed(tmp_path, monkeypatch):
+    from plumbob.hub import swap
+
+    old, new = tmp_path / "index", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    (new / "file").touch()
+    monkeypatch.setattr(swap, "_exchange", lambda a, b: False)
+    replace_directory(new, old)
+    assert os.listdir(old) == ["file"] and not new.exists()
+    os.rename(old, tmp_path / ".index.old")
+    recover(old)
+    assert os.listdir(old) == ["file"]

@@ -69,6 +69,7 @@ class _Small(BM25Okapi):
     """rank-bm25's scoring over a leaner index: C-speed counting, and the idf above instead of Okapi's."""
 
     def __init__(self, corpus: list[Iterable[Hashable]]) -> None:
+        self._columns: dict[Hashable, np.ndarray] = {}
         super().__init__(corpus, k1=K1, b=B)
 
     def _initialize(self, corpus: list[Iterable[Hashable]]) -> None:
@@ -81,8 +82,16 @@ class _Small(BM25Okapi):
         self.idf = _Idf(self.doc_freqs)
 
     def scores(self, terms: Iterable[Hashable]) -> np.ndarray:
-        # rank-bm25 would make an array of zeros for each word that occurs nowhere.
-        return self.get_scores([term for term in dict.fromkeys(terms) if self.idf.get(term)])
+        """The sum of rank-bm25's scores of single terms, each computed once: a group's rollouts ask alike."""
+        scores = np.zeros(self.corpus_size)
+        for term in dict.fromkeys(terms):
+            column = self._columns.get(term)
+            if column is None:
+                if not self.idf.get(term):  # it occurs nowhere; so what is kept is bounded by the corpus's vocabulary
+                    continue
+                column = self._columns[term] = self.get_scores([term])
+            scores += column
+        return scores
 
 
 class _SmallPairs:

@@ -40,14 +40,16 @@ STOP_WORDS = frozenset(word for part in re.split(r"^.*?:", _CLASSES, flags=re.MU
 
 _WORD = re.compile(r"\w+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# For ASCII text, blanking what is not a word character and splitting takes two thirds of the regex's time.
-_BLANKS = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
+# ASCII text is lowered, and blanked where it is no word character, by one table: a quarter of the regex's time.
+_ASCII = bytes(
+    ord(chr(code).lower() if chr(code).isalnum() or chr(code) == "_" else " ") for code in range(128)
+) + bytes(128)
 
 
 def words(text: str) -> list[str]:
     """The words of `text` in order. If all are stop words ("The Who"), they stay: there is nothing else to find it by."""
     if text.isascii():
-        found = text.lower().translate(_BLANKS).split()
+        found = text.encode("ascii").translate(_ASCII).decode("ascii").split()
     else:
         found = _WORD.findall(_ACCENTS.sub("", unicodedata.normalize("NFKD", text)).lower())
     return [word for word in found if word not in STOP_WORDS] or found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plumbob.hub.errors import UserError
 from plumbob.hub.location import Location, locate_target
-from plumbob.hub.publish import publish, publishing_to
+from plumbob.hub.publish import plan_upload, publish, publishing_to
 
 
 def test_published_to_a_server_with_a_password_and_installed_from_it(
@@ -145,7 +145,23 @@ def test_where_uploads_go():
         publishing_to(server, "https://ci:pw@up.example.org/")
 
 
-def test_a_dry_run_of_a_publish_can_be_pasted(hub, make_project, tmp_path):
+def test_a_trusted_publisher_s_token_is_asked_for_only_where_one_can_be_had(monkeypatch):
+    location = publishing_to(Location("plumbob", "https://hub.example.org/simple/"), None)
+
+    def asked() -> str:
+        return plan_upload(["a.whl"], location, uv="uv").argv[-2]
+
+    for name in ("ACTIONS_ID_TOKEN_REQUEST_URL", "UV_PUBLISH_TOKEN", "UV_PUBLISH_USERNAME", "UV_PUBLISH_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    assert asked() == "never"
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://ci.example.org/token")
+    assert asked() == "automatic"
+    monkeypatch.setenv("UV_PUBLISH_TOKEN", "t")
+    assert asked() == "never"
+
+
+def test_a_dry_run_of_a_publish_can_be_pasted(hub, make_project, tmp_path, monkeypatch):
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL", raising=False)
     make_project(tmp_path / "other", "vf-other", "1.0", environment="other")
     shown = hub("publish", "other", "--index", "./hub", "--dry-run", cwd=tmp_path).stdout
     assert "build --no-sources" in shown and not (tmp_path / "hub").exists()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from plumbob.hub.console import run_app
-from plumbob.hub.errors import UserError
 from plumbob.trainer.config import FIXED_ON_RESUME, TrainConfig
-from plumbob.trainer.settings import as_command, flag, read_toml
+from plumbob.trainer.settings import as_command, resolve
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -23,24 +21,7 @@ Without arguments: the bundled tiny policy on the lookup environment, a few minu
 
 def train(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    resume, config_file = given.pop("resume"), given.pop("config_file")
-    values = {name: value for name, value in given.items() if value is not None}
-    if resume is not None and config_file is not None:
-        raise UserError("--resume reads the run's own configuration; leave --config out")
-    run_dir = None
-    if resume is not None:
-        run_dir = Path(resume)
-        if not (run_dir / "config.toml").is_file():
-            raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
-        saved = read_toml(run_dir / "config.toml", TrainConfig)
-        values = {**saved, **values}
-        before, now = TrainConfig(**saved), TrainConfig(**values)
-        for name in FIXED_ON_RESUME:
-            if getattr(now, name) != getattr(before, name):
-                raise UserError(f"--resume goes on with the run's own {flag(name)}; start a new run to change it")
-    elif config_file is not None:
-        values = {**read_toml(Path(config_file), TrainConfig), **values}
-    config = TrainConfig(**values)
+    config, run_dir = resolve(TrainConfig, given, FIXED_ON_RESUME, kind="run", directory_is="a run directory")
 
     from plumbob.hub import find
 

@@ -11,7 +11,7 @@ import inspect
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -84,6 +84,32 @@ def read_toml(path: Path, cls: Any) -> dict[str, Any]:
             near = difflib.get_close_matches(key, names, n=1)
             raise UserError(f"{path} has an unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return values
+
+
+def resolve(
+    cls: Any, given: Mapping[str, Any], fixed: Sequence[str], *, kind: str, directory_is: str
+) -> tuple[Any, Path | None]:
+    """What a command line means: the settings, of the dataclass `cls`, and the directory to go on with.
+
+    `given`: the options by name, "config_file" and "resume" among them; what is None was not given. Flags win over the
+    file, and over the saved configuration of the directory, of which `fixed` cannot change. `kind` and `directory_is`:
+    what is gone on with and what its directory is called, as "run" and "a run directory". Raises UserError.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    resume, config_file = values.pop("resume", None), values.pop("config_file", None)
+    if resume is None:
+        saved = {} if config_file is None else read_toml(Path(config_file), cls)
+        return cls(**{**saved, **values}), None
+    require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
+    directory = Path(resume)
+    path = directory / "config.toml"
+    require(path.is_file(), f"{directory} is not {directory_is}: it has no config.toml")
+    saved = read_toml(path, cls)
+    before, now = cls(**saved), cls(**{**saved, **values})
+    for name in fixed:
+        unchanged = getattr(now, name) == getattr(before, name)
+        require(unchanged, f"--resume goes on with the {kind}'s own {flag(name)}; start a new {kind} to change it")
+    return now, directory
 
 
 def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:

@@ -6,13 +6,13 @@ running it again finishes it.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from plumbob.hub.errors import UserError
@@ -24,6 +24,8 @@ from plumbob.hub.registry import GROUP
 from plumbob.hub.static_index import add_files
 from plumbob.hub.uv_command import Command, find_uv, run
 from plumbob.hub.wheels import Wheel, read_wheel
+
+CREDENTIALS = ("UV_PUBLISH_TOKEN", "UV_PUBLISH_USERNAME", "UV_PUBLISH_PASSWORD")
 
 # What is wrong with the environment in a directory, one sentence each; nothing if it may be published.
 Gate = Callable[[Path], list[str]]
@@ -85,8 +87,10 @@ def plan_build(path: Path, out: str, *, uv: str, python: str) -> Command:
 
 
 def plan_upload(files: list[str], location: Location, *, uv: str) -> Command:
-    # Off PyPI there is nobody to trust: uv would ask, and wait for, an address that does not exist.
-    trusted = "automatic" if (urlsplit(location.publish_url or "").hostname or "").endswith("pypi.org") else "never"
+    # uv asks the server for a trusted publisher's token, and waits for an answer that most servers never give. That is
+    # worth it only where the CI service can prove who it is, and no credentials say it already.
+    proven = "ACTIONS_ID_TOKEN_REQUEST_URL" in os.environ and not any(name in os.environ for name in CREDENTIALS)
+    trusted = "automatic" if proven else "never"
     upload = ("--publish-url", location.publish_url or "", "--check-url", location.url, "--trusted-publishing", trusted)
     return Command((uv, "publish", *upload, *files))
 

@@ -108,6 +108,7 @@ def _folder(model: str, env: str, retriever: str | None) -> str:
 
 
 def _table(reports: list[dict[str, Any]]) -> str:
+    from plumbob.trainer.evaluation.estimates import Estimate
     from plumbob.trainer.evaluation.results import aligned
 
     lines = [["model", "environment", "retriever", "reward [95% interval]", "passed", "failed", "tokens", "seconds"]]
@@ -117,17 +118,11 @@ def _table(reports: list[dict[str, Any]]) -> str:
                 report["model"],
                 report["env"],
                 report["retriever"] or "",
-                str(_estimate(report["scores"]["reward"])),
-                f"{_estimate(next(iter(report['pass_at'].values()))).mean:.3f}",
+                str(Estimate(**report["scores"]["reward"])),
+                f"{next(iter(report['pass_at'].values()))['mean']:.3f}",
                 str(report["num_failed"]),
                 f"{report['output_tokens']:.0f}",
                 f"{report['seconds']:.0f}",
             ]
         )
     return aligned(lines)
-
-
-def _estimate(value: Any) -> Any:
-    from plumbob.trainer.evaluation.estimates import Estimate
-
-    return value if isinstance(value, Estimate) else Estimate(**value)

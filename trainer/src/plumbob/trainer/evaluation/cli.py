@@ -10,7 +10,7 @@ from plumbob.hub.console import run_app
 from plumbob.hub.errors import UserError
 from plumbob.trainer.cli import quiet_libraries
 from plumbob.trainer.evaluation.config import FIXED_ON_RESUME, EvaluateConfig
-from plumbob.trainer.settings import as_command, flag, read_toml
+from plumbob.trainer.settings import as_command, resolve
 
 _EVALUATE = """Roll out installed environments and score them: the rollouts and rewards of training, and no training.
 
@@ -82,25 +82,7 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     """The settings, and the directory to go on with. A wrong environment is told before seconds of imports."""
     from plumbob.hub import find
 
-    resume, config_file = given.pop("resume"), given.pop("config_file")
-    values = {name: value for name, value in given.items() if value is not None}
-    directory = None
-    if resume is not None:
-        if config_file is not None:
-            raise UserError("--resume reads the evaluation's own configuration; leave --config out")
-        directory = Path(resume)
-        if not (directory / "config.toml").is_file():
-            raise UserError(f"{directory} is not an evaluation: it has no config.toml")
-        saved = read_toml(directory / "config.toml", EvaluateConfig)
-        values = {**saved, **values}
-        before, now = EvaluateConfig(**saved), EvaluateConfig(**values)
-        for name in FIXED_ON_RESUME:
-            if getattr(now, name) != getattr(before, name):
-                what = "environments" if name == "envs" else flag(name)
-                raise UserError(f"--resume goes on with the evaluation's own {what}; start a new one to change it")
-    elif config_file is not None:
-        values = {**read_toml(Path(config_file), EvaluateConfig), **values}
-    config = EvaluateConfig(**values)
+    config, directory = resolve(EvaluateConfig, given, FIXED_ON_RESUME, kind="evaluation", directory_is="an evaluation")
     for env in config.envs:
         find(env)
     quiet_libraries()

@@ -53,3 +53,11 @@ def test_answers_in_half_a_second(command):
 
     # The best of five: a shared machine can only make it slower.
     assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_a_mistake_of_the_command_line_loads_nothing_heavy():
+    """Only an option that the trainer does not have makes it look at the environment."""
+    result = run(["train", "lookup", "--learning-rate", "x"], PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 2 and "--learning-rate must be a number, not 'x'" in result.stderr
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
+    assert not imported & HEAVY

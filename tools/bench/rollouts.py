@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plumbob.rollout import Chat, Completion, Limits, Sampling, run_rollout
-from plumbob.trainer.policy import load_tokenizer
+from plumbob.trainer.models import load_tokenizer
 from plumbob.trainer.tasks import load_evaluation_tasks
 
 

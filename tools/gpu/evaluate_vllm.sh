@@ -10,7 +10,7 @@ python=${PYTHON:-python3}
 out=${1:-/tmp/evaluate_vllm}
 port=8123
 mkdir -p "$out"
-model=$($python -c 'from plumbob.trainer.policy import model_path; print(model_path("tiny"))')
+model=$($python -c 'from plumbob.trainer.models import model_path; print(model_path("tiny"))')
 run() { $python -c "from plumbob.trainer.evaluation.$1 import main; main()" "${@:2}"; }
 
 # Sampling with torch: flashinfer is an optional part of vLLM.

@@ -11,7 +11,8 @@ import pytest
 import torch
 from plumbob.rollout import Chat, Sample
 from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.policy import Policy, load_tokenizer
+from plumbob.trainer.models import load_tokenizer
+from plumbob.trainer.policy import Policy
 from plumbob.trainer.server import load_server, running
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 

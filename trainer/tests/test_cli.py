@@ -1,15 +1,17 @@
 """A user's mistake is one sentence on stderr and exit code 2, and leaves nothing behind."""
 
+import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from plumbob.hub import UserError
 from plumbob.hub.console import run_app
 from plumbob.trainer import cli
 from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.policy import load_tokenizer
-from plumbob.trainer.settings import read_toml
+from plumbob.trainer.models import load_tokenizer
+from plumbob.trainer.settings import flag, read_toml
+from typer.main import get_command
 
 ROW = {"question": "2 + 2?", "answer": "4\n#### 4"}
 
@@ -41,8 +43,32 @@ def test_unknown_flag(refused):
     assert "--learning-rat" in message and "--learning-rate" in message
 
 
-def test_wrong_type_of_a_flag(refused):
-    assert "'--max-steps': Input should be a valid integer" in refused("--max-steps", "many")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--max-steps many", "--max-steps must be a whole number, not 'many'"),
+        ("--max-steps 1.5", "--max-steps must be a whole number, not '1.5'"),
+        ("--max-steps", "'--max-steps' requires an argument"),
+        ("--beta x", "--kl-beta must be a number, not 'x'"),
+        ("--temperature nan", "--temperature must be a finite number, not nan"),
+        ("--loss-type drgrpo", "--loss-type must be one of dr_grpo, grpo, bnpo, dapo, cispo, gspo, not 'drgrpo'; did"),
+        ("--scale-rewards=std", "--scale-rewards must be one of none, group, batch, not 'std'"),
+        ("--peft=3", "--peft must be true or false, not '3'"),
+        (
+            "--min-hops three",
+            "--min-hops: input should be a valid integer, unable to parse string as an integer, not 'three'",
+        ),
+        ("--min-hops", "--min-hops needs a value"),
+        ("--min-hop 3", "there is no option --min-hop, and lookup has no such setting; did you mean '--min-hops'?"),
+        ("--retriever bm25", "lookup has no such setting; `train lookup --help` lists both"),
+        ("--env lokup", "did you mean 'lookup'?"),
+        ("gsm8k --env lookup", "one run has one environment, not gsm8k and lookup"),
+        ("lookup gsm8k", "unexpected extra argument"),
+        ("--save-step 3", "did you mean '--save-steps'?"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(refused, args, message):
+    assert message in refused(*args.split())
 
 
 def test_batch_that_does_not_hold_whole_groups(refused):
@@ -57,7 +83,7 @@ def test_batch_that_does_not_hold_whole_groups(refused):
         (["--temperature", "0"], "--temperature must be above 0"),
         (["--max-grad-norm", "-1"], "--max-grad-norm cannot be negative"),
         (["--config", "."], "cannot read .: Is a directory"),
-        (["--max-steps", "0"], "--max-steps must be at least 1, not 0"),
+        (["--max-steps", "0"], "--max-steps must be at least 1, or -1, not 0"),
         (["--loss-type", "ppo"], "--loss-type"),
         (["--env-arg", "hops"], "--env-arg needs key=value, not 'hops'"),
         (["-a", "min_hop=3"], "lookup: it has no setting 'min_hop'; did you mean 'min_hops'?"),
@@ -140,8 +166,39 @@ def test_config_file(tmp_path):
     path.write_text("env = [")
     with pytest.raises(UserError, match="is not valid TOML"):
         read_toml(path, TrainConfig)
-    with pytest.raises(UserError, match="--max-steps must be of type int, not '3'"):
+    with pytest.raises(UserError, match="--max-steps must be a whole number, not '3'"):
         TrainConfig(max_steps="3")  # ty: ignore[invalid-argument-type]
+
+
+def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        run_app("train", cli.app, ["lookup", "--help"])
+    assert exit_.value.code == 0
+    help_ = capsys.readouterr().out
+    titles = [line[:-1] for line in help_.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[0] == "The run" and titles[-1] == "Settings of lookup"
+    assert {"The schedule", "The optimizer", "The objective", "Sampling", "Output"} <= set(titles)
+    assert "--min-hops <int>" in help_ and "--kl-beta, --beta <float>" in help_ and "strangers" not in help_
+    # Every setting is there.
+    assert all(flag(f.name) in help_ for f in fields(TrainConfig) if f.name != "env_args")
+
+
+def test_a_missing_reporting_library_leaves_nothing_behind(refused):
+    for library in ("wandb", "trackio"):
+        if importlib.util.find_spec(library) is None:
+            assert f"pip install {library}" in refused("--report-to", library)
+
+
+def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository):
+    small = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
+    args = ["--config", str(repository / "configs" / "lookup.toml"), *small.split(), "--max-hops", "2"]
+    with pytest.raises(SystemExit) as exit_:
+        run_app(
+            "train", cli.app, [*args, "--max-tokens", "24", "-o", str(tmp_path), "--run-name", "r", "--threads", "1"]
+        )
+    assert exit_.value.code == 0
+    again = cli.configure(get_command(cli.app).make_context("train", ["--config", f"{tmp_path}/r/config.toml"]).params)
+    assert again[0].env_args == ("min_hops=1", "max_hops=2") and again[0].max_steps == 1 and again[0].run_name is None
 
 
 def test_the_written_configuration_is_the_one_given(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from plumbob.hub import UserError
 from plumbob.rollout import Sample
-from plumbob.trainer import policy as policy_module
-from plumbob.trainer.policy import CHUNK_LOGITS, Policy, check_supported
+from plumbob.trainer.models import check_supported
+from plumbob.trainer.policy import Policy
 
 
 def reference(policy: Policy, row: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,24 +33,6 @@ def test_scores_equal_a_float64_reference(model, make_policy, random_rows, tempe
     expected = [reference(policy, row, temperature) for row in rows]
     assert torch.allclose(scores.logprobs.double(), torch.cat([e[0] for e in expected]), atol=1e-5)
     assert torch.allclose(scores.entropies.double(), torch.cat([e[1] for e in expected]), atol=1e-5)
-
-
-def test_chunks_do_not_change_scores_or_gradients(qwen2, make_policy, random_rows, monkeypatch):
-    policy = make_policy(qwen2)
-    rows = random_rows(4)
-
-    def both():
-        policy.model.zero_grad()
-        scores = policy.score(rows, 1.0)
-        scores.logprobs.sum().backward()
-        return scores.logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.trainable.values()])
-
-    whole = both()
-    assert sum(r.num_sampled for r in rows) < CHUNK_LOGITS // 640
-    monkeypatch.setattr(policy_module, "CHUNK_LOGITS", 7 * 640)
-    parts = both()
-    assert torch.allclose(whole[0], parts[0], atol=1e-6)
-    assert torch.allclose(whole[1], parts[1], rtol=1e-3, atol=1e-5)
 
 
 def spans(row: Sample) -> list[range]:

@@ -8,7 +8,8 @@ import torch
 from plumbob.rollout import Limits, Sampling, run_group, to_sample
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.engine import TransformersEngine
-from plumbob.trainer.policy import Policy, load_model
+from plumbob.trainer.models import load_model
+from plumbob.trainer.policy import Policy
 from plumbob.trainer.tasks import load_tasks
 
 

@@ -18,6 +18,19 @@ def test_an_answer_completes_the_rollout(play):
     assert (sample.stop, sample.truncated, sample.group, sample.reward) == ("agent_completed", False, "g", trace.reward)
 
 
+def test_a_sample_has_the_weighted_components_of_its_reward(play, kit):
+    class Polite(kit.Task):
+        @vf.reward(weight=-2.0)
+        async def shouting(self, trace: vf.Trace) -> float:
+            return float(trace.last_reply.isupper())
+
+    trace, _ = play(["NO"], task=Polite(kit.Data(prompt="Go.")))
+    sample = to_sample(trace, "g")
+    assert sample.rewards == {"brevity": 0.5 / 3, "shouting": -2.0}
+    assert sample.reward_weights == {"brevity": 0.5, "shouting": -2.0}
+    assert sum(sample.rewards.values()) == sample.reward == trace.reward
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_max_turns(play, turns):
     trace, engine = play([("kit_note", {"word": "x"})] * 5, max_turns=turns)

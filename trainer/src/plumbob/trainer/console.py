@@ -6,9 +6,9 @@ Progress goes to stderr; the summary, which is the result, to stdout.
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -34,13 +34,33 @@ COLUMNS: dict[str, tuple[str, str]] = {
 MAX_ROWS = 20
 
 
-class Board:
-    """Use as a context manager; `status` says what is going on now, `step` adds a finished step's row."""
+MAX_REPLY = 240
+MAX_PROMPT = 120
+"""Characters shown of a rollout: of each turn, and of the end of its prompt."""
 
-    def __init__(self, total_steps: int, first_step: int = 0) -> None:
+
+class Board:
+    """Use as a context manager; `status` says what is going on now, `step` adds a finished step's row.
+
+    `quiet`: says nothing, as the processes besides the first. `every`: steps between rows; the last always has one.
+    `completions`: rollouts shown with each row.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        first_step: int = 0,
+        *,
+        quiet: bool = False,
+        every: int = 1,
+        completions: int = 0,
+        file: IO[str] | None = None,
+    ) -> None:
         self.total_steps = total_steps
-        self.first_step = first_step
-        self.console = Console(stderr=True)
+        self.finished = first_step
+        self.every, self.completions = every, completions
+        self.quiet = quiet
+        self.console = Console(stderr=file is None, file=file, quiet=quiet)
         self.rows: list[list[str]] = []
         self._status = ""
         self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
@@ -48,7 +68,7 @@ class Board:
         self._header_printed = False
 
     def __enter__(self) -> Board:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.quiet:
             self._live.start()
         return self
 
@@ -59,31 +79,41 @@ class Board:
     def note(self, text: str) -> None:
         """A line that stays."""
         if self.console.is_terminal:
-            self._live.console.print(text, highlight=False)
+            self._live.console.print(text, highlight=False, markup=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            self._print(text)
 
     def status(self, text: str) -> None:
         """What is going on; without a terminal at most one line each ten seconds."""
         self._status = text
         if not self.console.is_terminal and time.monotonic() - self._last_plain > 10:
             self._last_plain = time.monotonic()
-            print(f"  {text}", file=sys.stderr, flush=True)
+            self._print(f"  {text}")
 
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self.rows.append([form.format(metrics[name]) for name, form in COLUMNS.values()])
-        self._last_plain = time.monotonic()
-        if self.console.is_terminal:
+    def step(self, metrics: Mapping[str, float], traces: Sequence[Any] = ()) -> None:
+        """A finished step; a metric that is missing is shown as "-". `traces`: verifiers' traces of its rollouts."""
+        self.finished = int(metrics.get("step", self.finished + 1))
+        if self.finished % self.every and self.finished != self.total_steps:
             return
-        widths = [max(len(heading), 6) for heading in COLUMNS]
-        if not self._header_printed:
-            self._header_printed = True
-            print("  ".join(h.rjust(w) for h, w in zip(COLUMNS, widths, strict=True)), file=sys.stderr)
-        print("  ".join(c.rjust(w) for c, w in zip(self.rows[-1], widths, strict=True)), file=sys.stderr, flush=True)
+        self.rows.append([form.format(metrics[name]) if name in metrics else "-" for name, form in COLUMNS.values()])
+        self._last_plain = time.monotonic()
+        if not self.console.is_terminal:
+            widths = [max(len(heading), 6) for heading in COLUMNS]
+            if not self._header_printed:
+                self._header_printed = True
+                self._print("  ".join(h.rjust(w) for h, w in zip(COLUMNS, widths, strict=True)))
+            self._print("  ".join(c.rjust(w) for c, w in zip(self.rows[-1], widths, strict=True)))
+        shown = min(self.completions, len(traces))
+        for i in range(shown):  # evenly, so that they are of different groups
+            self.note(completion(traces[i * len(traces) // shown]))
+
+    def _print(self, line: str) -> None:
+        if not self.quiet:
+            print(line, file=self.console.file, flush=True)
 
     def _render(self) -> Table:
         table = Table(
-            title=f"step {self.first_step + len(self.rows)}/{self.total_steps}",
+            title=f"step {self.finished}/{self.total_steps}",
             caption=self._status,
             box=None,
             title_justify="left",
@@ -93,6 +123,32 @@ class Board:
         for row in self.rows[-MAX_ROWS:]:
             table.add_row(*row)
         return table
+
+
+def completion(trace: Any) -> str:
+    """A rollout in a few lines: its reward and end, the end of its prompt, and each sampled turn with its tool calls."""
+    lines = [f"    reward {trace.reward:.3f}, {trace.stop_condition or 'ended'}: {_tail(_prompt(trace), MAX_PROMPT)}"]
+    for message in trace.assistant_messages:
+        calls = [f"{call.name}({call.arguments})" for call in message.tool_calls or []]
+        lines.append("      > " + _head(" ".join([message.content or "", *calls]), MAX_REPLY))
+    return "\n".join(lines)
+
+
+def _prompt(trace: Any) -> str:
+    """The last thing that was said to the policy before its first turn."""
+    given = itertools.takewhile(lambda node: not node.sampled, trace.nodes)
+    texts = [node.message.content for node in given]
+    return next((text for text in reversed(texts) if isinstance(text, str)), "")
+
+
+def _head(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+def _tail(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else "..." + line[3 - length :]
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

@@ -122,6 +122,10 @@ class TransformersEngine:
         self.version += 1
         return self.version
 
+    def forget(self) -> None:
+        """Forget every cached key and value, so that what is drawn next equals, to the last bit, what a new engine draws."""
+        self._cache.forget_all()
+
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each id but the first given the ids before it, [T - 1]."""

@@ -10,7 +10,7 @@ from plumbob.rollout import Chat, ChatEngine, Engine
 from plumbob.trainer import remote
 from plumbob.trainer.engine import TransformersEngine
 from plumbob.trainer.evaluation.config import EvaluateConfig
-from plumbob.trainer.policy import (
+from plumbob.trainer.models import (
     check_supported,
     default_threads,
     load_chat,

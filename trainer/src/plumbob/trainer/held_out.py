@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import verifiers.v1 as vf
 from plumbob.rollout import Chat, Engine, Limits, Sampling, derive_seed, run_rollout
 from plumbob.trainer.evaluation.estimates import Estimate, estimate
+from plumbob.trainer.ranks import Ranks
+from plumbob.trainer.rollouts import failure
 
 
 async def evaluate(
@@ -17,17 +19,21 @@ async def evaluate(
     chat: Chat,
     sampling: Sampling,
     limits: Limits,
-    toolsets: Sequence[vf.Toolset] = (),
-    slots: asyncio.Semaphore | None = None,
-    on_done: Callable[[], None] = lambda: None,
-) -> tuple[Estimate, list[vf.Trace]]:
-    """One rollout of each task; rollout i is seeded by (sampling.seed, i). Errored rollouts count as reward 0."""
+    toolsets: Sequence[vf.Toolset],
+    max_concurrent: int,
+    ranks: Ranks,
+) -> tuple[Estimate, list[str]]:
+    """One rollout of each task, and why some failed: those count as reward 0.
 
-    async def one(i: int, task: vf.Task) -> vf.Trace:
+    Rollout i is seeded by (sampling.seed, i) and drawn by rank i mod size; the result is the same on every rank.
+    """
+    slots = asyncio.Semaphore(max_concurrent)
+
+    async def one(i: int) -> tuple[int, float, str]:
         seeded = replace(sampling, seed=derive_seed(sampling.seed or 0, i))
-        trace = await run_rollout(task, engine, chat, seeded, limits, shared_toolsets=toolsets, slots=slots)
-        on_done()
-        return trace
+        trace = await run_rollout(tasks[i], engine, chat, seeded, limits, shared_toolsets=toolsets, slots=slots)
+        return (i, trace.reward, "") if trace.ok else (i, 0.0, failure(trace))
 
-    traces = await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
-    return estimate([trace.reward if trace.ok else 0.0 for trace in traces]), traces
+    mine = await asyncio.gather(*(one(i) for i in range(ranks.rank, len(tasks), ranks.size)))
+    results = sorted(result for part in ranks.gather(mine) for result in part)
+    return estimate([reward for _, reward, _ in results]), [reason for _, _, reason in results if reason]

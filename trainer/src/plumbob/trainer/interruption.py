@@ -14,10 +14,15 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """Turns the first Ctrl-C or SIGTERM into `Interrupted` at a safe place; a second one kills."""
+    """Turns the first Ctrl-C or SIGTERM into `Interrupted` at a safe place; a second one kills.
 
-    def __init__(self) -> None:
+    `deferred`: only set `requested`. One of several processes must not leave a step that the others wait in; they agree
+    to stop between two steps.
+    """
+
+    def __init__(self, *, deferred: bool = False) -> None:
         self.requested = False
+        self.deferred = deferred
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._previous: dict[int, Any] = {}
@@ -35,11 +40,11 @@ class Interruption:
         if self.requested:
             os._exit(1)
         self.requested = True
-        if self._task is not None and self._loop is not None:
+        if self._task is not None and self._loop is not None and not self.deferred:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def check(self) -> None:
-        if self.requested:
+        if self.requested and not self.deferred:
             raise Interrupted
 
     def run(self, runner: asyncio.Runner, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -47,7 +52,7 @@ class Interruption:
 
         async def main() -> Any:
             self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-            if self.requested:
+            if self.requested and not self.deferred:
                 coroutine.close()
                 raise Interrupted
             return await coroutine

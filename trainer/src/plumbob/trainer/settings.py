@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 import tomllib
 import types
 import typing
@@ -18,10 +19,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plumbob.hub.errors import UserError
 
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
-def option(default: Any, help: str, *names: str) -> Any:
-    """A field that is also a command-line option `--name-with-dashes`; `names` adds spellings."""
-    return field(default=default, metadata={"help": help, "names": names})
+STRANGERS = "strangers"
+"""Under this name `resolve` is given the command line's options that no field has, as "name=value" or "name"."""
+
+Settle = Callable[[str, Mapping[str, Any], "Path | None"], dict[str, str]]
+"""(environment, what no field has, the file it stands in) -> settings of the environment. Raises UserError."""
+
+
+def option(default: Any, help: str, *names: str, group: str | None = None, bare: Any = None, off: Any = None) -> Any:
+    """A field that is also a command-line option `--name-with-dashes`; `names` adds spellings.
+
+    `group`: the heading in the help from this field on. `bare`: what `--name` alone means, and `true` in a file; `off`:
+    what `--no-name` means, and `false`.
+    """
+    return field(default=default, metadata={"help": help, "names": names, "group": group, "bare": bare, "off": off})
 
 
 def flag(name: str) -> str:
@@ -31,6 +44,11 @@ def flag(name: str) -> str:
 def require(holds: bool, message: str) -> None:
     if not holds:
         raise UserError(message)
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_types(settings: Any) -> None:
@@ -48,15 +66,21 @@ def to_toml(values: Mapping[str, Any]) -> str:
     return tomli_w.dumps({k: v for k, v in listed.items() if v is not None})
 
 
+def without_none(hint: Any) -> Any:
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return next(arg for arg in get_args(hint) if arg is not type(None))
+    return hint
+
+
 def _coerce(name: str, value: Any, hint: Any) -> Any:
     """Check a value against its field's type; a TOML file may hold an integer where a float is meant."""
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if value is None and hint != without_none(hint):
+        return None
+    hint = without_none(hint)
     if get_origin(hint) is Literal:
         choices = get_args(hint)
-        require(value in choices, f"{flag(name)} must be one of {', '.join(choices)}, not {value!r}")
+        near = did_you_mean(str(value), choices)
+        require(value in choices, f"{flag(name)} must be one of {', '.join(choices)}, not {value!r}{near}")
         return value
     if get_origin(hint) is tuple:
         require(isinstance(value, list | tuple), f"{flag(name)} must be a list, not {value!r}")
@@ -64,56 +88,159 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-    require(matches, f"{flag(name)} must be of type {hint.__name__}, not {value!r}")
+    require(matches, f"{flag(name)} must be {KINDS[hint]}, not {value!r}")
+    require(hint is not float or math.isfinite(value), f"{flag(name)} must be a finite number, not {value}")
     return value
 
 
-def read_toml(path: Path, cls: Any) -> dict[str, Any]:
-    """Settings of the dataclass `cls` from a TOML file. Raises UserError for a missing or broken file and for an unknown key."""
+def _read_text(name: str, text: str, hint: Any) -> Any:
+    """A value as it stands on a command line. Raises UserError that names the option, the text and what is allowed."""
+    kind = without_none(hint)
     try:
-        values = tomllib.loads(path.read_text())
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        raise UserError(f"{flag(name)} must be {KINDS[kind]}, not {text!r}") from None
+
+
+def spellings(cls: Any) -> dict[str, str]:
+    """Every name that a setting of `cls` goes by, with underscores -> its field. Example: {"beta": "kl_beta", ...}"""
+    names = {f.name: f.name for f in dataclasses.fields(cls)}
+    for f in dataclasses.fields(cls):
+        others = [name for name in f.metadata.get("names", ()) if name.startswith("--")]
+        names |= {name.removeprefix("--").replace("-", "_"): f.name for name in others}
+    return names
+
+
+def read_toml(path: Path, cls: Any) -> dict[str, Any]:
+    """Settings of the dataclass `cls` from a TOML file. Raises UserError for a missing or broken file and an unknown key."""
+    values, strangers = read_file(path, cls)
+    for key in strangers:
+        raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
+    return values
+
+
+def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(settings of the dataclass `cls` by field, what no field has) of a TOML file. Raises UserError.
+
+    Settings of the environment may be a list `env_args`, or a table `[env_args]`, or `[env]` beside its `name`.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    names = [f.name for f in dataclasses.fields(cls)]
-    for key in values:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            raise UserError(f"{path} has an unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return values
+    known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    strangers: dict[str, Any] = {}
+    for key, value in content.items():
+        name = known.get(key.replace("-", "_"))
+        if name is None:
+            strangers[key] = value
+            continue
+        require(name not in values, f"{path} gives {name!r} twice, once as {key!r}")
+        if name == "env" and isinstance(value, dict):
+            strangers |= {k: v for k, v in value.items() if k != "name"}
+            if "name" in value:
+                values["env"] = value["name"]
+            continue
+        values[name] = _from_file(fields[name], value)
+    return values, strangers
+
+
+def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:
+    if isinstance(value, bool) and f.metadata.get("bare") is not None:
+        return f.metadata["bare"] if value else f.metadata["off"]
+    if isinstance(value, dict) and f.name == "env_args":
+        return tuple(f"{key}={as_text(v)}" for key, v in value.items())
+    return value
+
+
+def as_text(value: Any) -> str:
+    """A value of a TOML file as it would stand on the command line: lists and tables by commas."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(as_text(item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={as_text(item)}" for key, item in value.items())
+    return str(value)
 
 
 def resolve(
-    cls: Any, given: Mapping[str, Any], fixed: Sequence[str], *, kind: str, directory_is: str
+    cls: Any,
+    given: Mapping[str, Any],
+    fixed: Sequence[str],
+    *,
+    kind: str,
+    directory_is: str,
+    settle: Settle | None = None,
 ) -> tuple[Any, Path | None]:
     """What a command line means: the settings, of the dataclass `cls`, and the directory to go on with.
 
     `given`: the options by name, "config_file" and "resume" among them; what is None was not given. Flags win over the
     file, and over the saved configuration of the directory, of which `fixed` cannot change. `kind` and `directory_is`:
-    what is gone on with and what its directory is called, as "run" and "a run directory". Raises UserError.
+    what is gone on with and what its directory is called, as "run" and "a run directory". `settle` says which settings
+    of the environment the strangers are. Raises UserError.
     """
-    values = {name: value for name, value in given.items() if value is not None}
+    hints = get_type_hints(cls)
+    values = {
+        name: _read_text(name, value, hints[name]) if isinstance(value, str) and name in hints else value
+        for name, value in given.items()
+        if value is not None
+    }
     resume, config_file = values.pop("resume", None), values.pop("config_file", None)
+    strangers = dict(_stranger(text) for text in values.pop(STRANGERS, ()))
+    path, saved, strange_keys = None, {}, {}
+    if resume is not None:
+        require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
+        path = Path(resume) / "config.toml"
+        require(path.is_file(), f"{resume} is not {directory_is}: it has no config.toml")
+    elif config_file is not None:
+        path = Path(config_file)
+    if path is not None and settle is None:
+        saved = read_toml(path, cls)
+    elif path is not None:
+        saved, strange_keys = read_file(path, cls)
+    if settle is not None and (strangers or strange_keys):
+        env = str(values.get("env", saved.get("env", cls.env)))
+        _add_env_args(saved, settle(env, strange_keys, path))
+        _add_env_args(values, settle(env, strangers, None))
+    if "env_args" in saved and "env_args" in values:
+        values["env_args"] = _merged(saved["env_args"], values["env_args"])
+    now = cls(**{**saved, **values})
     if resume is None:
-        saved = {} if config_file is None else read_toml(Path(config_file), cls)
-        return cls(**{**saved, **values}), None
-    require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
-    directory = Path(resume)
-    path = directory / "config.toml"
-    require(path.is_file(), f"{directory} is not {directory_is}: it has no config.toml")
-    saved = read_toml(path, cls)
-    before, now = cls(**saved), cls(**{**saved, **values})
+        return now, None
+    before = cls(**saved)
     for name in fixed:
         unchanged = getattr(now, name) == getattr(before, name)
         require(unchanged, f"--resume goes on with the {kind}'s own {flag(name)}; start a new {kind} to change it")
-    return now, directory
+    return now, Path(resume)
+
+
+def _stranger(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else None
+
+
+def _add_env_args(values: dict[str, Any], settings: Mapping[str, str]) -> None:
+    if settings:
+        values["env_args"] = _merged(values.get("env_args", ()), [f"{key}={value}" for key, value in settings.items()])
+
+
+def _merged(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:
+    """Pairs "key=value", each key once: a later one takes the place of an earlier."""
+    pairs = {str(pair).partition("=")[0]: str(pair) for pair in first}
+    return tuple((pairs | {str(pair).partition("=")[0]: str(pair) for pair in then}).values())
 
 
 def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
-    """(field, annotation for typer) of every setting that is an option. Unset options are None, so that a file's hold."""
+    """(field, annotation for typer) of every setting that is an option. Unset options are None, so that a file's hold.
+
+    Numbers and choices are texts for typer: `resolve` reads them, and says what is wrong in our words.
+    """
     import typer
 
     hints = get_type_hints(cls)
@@ -121,23 +248,25 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     for f in dataclasses.fields(cls):
         if "help" not in f.metadata:
             continue
-        hint = hints[f.name]
-        if get_origin(hint) is tuple:
-            hint = list[str]
-        default = (
-            "" if f.default in (None, ()) else f" [default: {str(f.default).lower() if hint is bool else f.default}]"
-        )
-        names = (
-            [flag(f.name), *f.metadata["names"]]
-            if hint is not bool
-            else [f"{flag(f.name)}/--no-{f.name.replace('_', '-')}"]
-        )
-        if f.name == "env_args":
+        hint = without_none(hints[f.name])
+        names = [flag(f.name), *f.metadata["names"]]
+        if hint is bool:
+            names = [f"{flag(f.name)}/--no-{f.name.replace('_', '-')}", *f.metadata["names"]]
+        elif f.name == "env_args":
             names = list(f.metadata["names"])
-        result.append(
-            (f, Annotated[hint | None, typer.Option(*names, help=f.metadata["help"] + default, show_default=False)])
-        )
+        shown = f.default if hint is not bool else str(f.default).lower()
+        default = "" if f.default in (None, ()) else f" [default: {shown}]"
+        metavar = None if hint is bool else _metavar(hint)
+        read_as: Any = bool if hint is bool else list[str] if get_origin(hint) is tuple else str
+        info = typer.Option(*names, help=f.metadata["help"] + default, show_default=False, metavar=metavar)
+        result.append((f, Annotated[read_as | None, info]))
     return result
+
+
+def _metavar(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"<{'|'.join(get_args(hint))}>"
+    return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<key=value>")
 
 
 def as_command(function: Callable[..., int], first: Mapping[str, Any], cls: Any) -> Callable[..., int]:

@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.hub import UserError, find
-from plumbob.rollout import tasksets
+from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout, tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.config import TrainConfig
 
@@ -28,12 +28,12 @@ class Tasks:
     """What the environment shares among all its rollouts."""
     seed: int
 
-    def step_tasks(self, step: int, size: int) -> list[vf.Task]:
-        """The tasks of step `step` (from 0): each epoch visits all in its own seeded order."""
+    def take(self, cursor: int, count: int) -> list[vf.Task]:
+        """The tasks numbered `cursor` and after, over all epochs: each epoch visits all in its own seeded order."""
         n = len(self.train)
         picked = []
         orders: dict[int, list[int]] = {}
-        for position in range(step * size, (step + 1) * size):
+        for position in range(cursor, cursor + count):
             epoch = position // n
             if epoch not in orders:
                 orders[epoch] = list(range(n))
@@ -67,6 +67,30 @@ def load_tasks(config: TrainConfig) -> Tasks:
             )
     _check(config.env, tasks[0])
     return Tasks(tasks, held_out, _set_up_shared(train), config.seed)
+
+
+class _PromptReader:
+    """An engine that draws nothing: it is asked for the first turn, so it sees the first prompt, tools and all."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        self.length = len(prompt_ids)
+        raise EngineError("only the prompt was wanted")
+
+
+async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int) -> Tasks:
+    """Without the training tasks whose first prompt has more tokens. Raises UserError if that is all of them."""
+    kept = []
+    for task in tasks.train:
+        reader = _PromptReader()
+        await run_rollout(task, reader, chat, Sampling(max_tokens=1), shared_toolsets=tasks.toolsets)
+        if reader.length <= max_tokens:
+            kept.append(task)
+    if not kept:
+        raise UserError(f"--max-prompt-length {max_tokens} leaves none of {len(tasks.train)} tasks")
+    return replace(tasks, train=kept)
 
 
 def load_evaluation_tasks(

@@ -181,4 +181,6 @@ def to_sample(trace: vf.Trace, group: str) -> Sample:
         truncated=trace.is_truncated or trace.is_timeout,
         policy_version=min(trace.info.get("policy_versions", [0])),
         metrics={name: value for name, value in trace.metrics.items() if value is not None},
+        rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
+        reward_weights={name: reward.weight for name, reward in trace.rewards.items() if reward is not None},
     )

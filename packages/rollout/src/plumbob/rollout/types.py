@@ -147,6 +147,10 @@ class Sample:
     truncated: bool
     policy_version: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)
+    """The reward's components by name, weights applied; `reward` is their sum as the environment gave it."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """The weights that were applied; 1 where a name is missing."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampling_logprobs)}

@@ -33,7 +33,11 @@ from verifiers.v1.utils.decorators import discover_decorated, invoke
 FinishReason = Literal["stop", "length"]
 
 SLOW_TOOL_SECONDS = 0.005
-"""A synchronous tool that once took longer than this runs in a thread from then on, so that it cannot stall others."""
+SLOW_TOOL_CALLS = 3
+"""A synchronous tool that took longer than this, so many times in a row, runs in a thread from then on, so that it cannot
+stall others. Not after one call, which may have had to import something, or to wait for a busy processor: a thread answers
+when it likes, which completions then share a batch is chance, and a run is no longer the same to the last bit.
+"""
 
 _AGENT = AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
 
@@ -48,7 +52,12 @@ class ToolSpec:
 
     declared: Tool
     metadata: FuncMetadata
-    slow: bool = False
+    slow_calls: int = 0
+    """In a row."""
+
+    @property
+    def slow(self) -> bool:
+        return self.slow_calls >= SLOW_TOOL_CALLS
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ class BoundTool:
         else:
             start = time.perf_counter()
             result = self.fn(**kwargs)
-            self.spec.slow = time.perf_counter() - start > SLOW_TOOL_SECONDS
+            took_long = time.perf_counter() - start > SLOW_TOOL_SECONDS
+            self.spec.slow_calls = self.spec.slow_calls + 1 if took_long else 0
         if inspect.isawaitable(result):
             result = await result
         blocks = _convert_to_content(result)

@@ -1,0 +1,429 @@
+"""One training step of plumbob and of TRL's GRPOTrainer on the same fixed rows: seconds, tokens/s, memory, FLOPs.
+
+Random-weight models of Qwen2.5's shapes; 128 prompts of 100 tokens with 8 completions each, lengths lognormal (mean 156,
+at most 256), GRPO's dr_grpo loss on fixed rewards, AdamW, bf16 autocast over float32 weights, constant rate, no
+checkpointing. Ours runs the product's own step from the samples on: advantages, packing, loss, gradient norm, update.
+TRL gets the same ids through `rollout_func`, in microbatches of 64. Each arm is a process of its own; the first steps
+are left out, so compilation is reported apart.
+
+    python tools/bench/trainer.py                              # all shapes and both arms: one GPU of 140 GB, 10 minutes
+    python tools/bench/trainer.py --shapes 0.5b --modes lora --arms plumbob
+    python tools/bench/trainer.py --cpu-tiny                   # a toy shape on the CPU, for anyone
+    python tools/bench/trainer.py --arms check                 # our bf16 path against float32 on the same GPU
+
+`TORCH_COMPILE_DISABLE=1` measures ours without compiled layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+SHAPES = {
+    "0.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "1.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "tiny": Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+}
+GROUP, MAX_COMPLETION, PROMPT = 8, 256, 100
+LORA = {"r": 16, "lora_alpha": 32}
+WARM_UP = 2
+
+
+def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, completion ids) of every rollout, groups together."""
+    generator = torch.Generator().manual_seed(0)
+    vocab = SHAPES[args.shape].vocab_size
+    rows = []
+    for _ in range(args.prompts):
+        prompt = torch.randint(3, vocab, (PROMPT,), generator=generator).tolist()
+        for _ in range(GROUP):
+            # Bounded so, the mean is 156.
+            length = torch.empty(1).log_normal_(5.0, 0.5, generator=generator).clamp(8, MAX_COMPLETION)
+            rows.append((prompt, torch.randint(3, vocab, (int(length),), generator=generator).tolist()))
+    return rows
+
+
+def make_model(shape: str) -> Any:
+    torch.manual_seed(0)
+    config = SHAPES[shape]
+    config.eos_token_id, config.bos_token_id, config.pad_token_id = 2, None, 0
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def reward_of(i: int) -> float:
+    """Every group has both, so that no group is without a signal, which ours would leave out."""
+    return float(i % 2)
+
+
+def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+    """Seconds of each step."""
+    from plumbob.rollout import Sample
+    from plumbob.trainer import step
+    from plumbob.trainer.advantages import compute_advantages
+    from plumbob.trainer.config import TrainConfig
+    from plumbob.trainer.interruption import Interruption
+    from plumbob.trainer.losses import Objective
+    from plumbob.trainer.metrics import Tally
+    from plumbob.trainer.policy import Policy
+    from plumbob.trainer.ranks import Ranks
+
+    config = TrainConfig(
+        peft=args.mode == "lora",
+        lora_r=LORA["r"],
+        lora_alpha=LORA["lora_alpha"],
+        bf16=not args.cpu_tiny,
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        max_tokens=MAX_COMPLETION,
+        batch_size=args.prompts * GROUP,
+        gradient_accumulation_steps=1,
+        importance_correction="none",
+        gradient_checkpointing=args.checkpointing,
+        **({"pass_tokens": args.pass_tokens} if args.pass_tokens else {}),
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy = Policy(make_model(args.shape), config, device)
+    optimizer = torch.optim.AdamW(
+        policy.trainable.values(), lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, fused=device.type == "cuda"
+    )
+    run: Any = SimpleNamespace(
+        config=config,
+        ranks=Ranks(0, 1, device),
+        policy=policy,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
+        objective=Objective.of(config),
+        pass_tokens=config.pass_tokens,
+        out_of_memory=0,
+        skipped_in_a_row=0,
+        updates_per_step=1,
+    )
+    samples = [
+        Sample(
+            prompt + completion,
+            [False] * len(prompt) + [True] * len(completion),
+            [0.0] * (len(prompt) + len(completion)),
+            reward_of(i),
+            f"g{i // GROUP}",
+            "agent_completed",
+            False,
+        )
+        for i, (prompt, completion) in enumerate(rows)
+    ]
+
+    def one_step() -> None:
+        advantages = compute_advantages(samples, "none")
+        (minibatch,) = step.make_minibatches(run, samples, advantages)
+        step._update(run, minibatch, Tally(), Interruption())
+
+    seconds = [timed(one_step) for _ in range(args.steps)]
+    assert run.out_of_memory == 0 and run.skipped_in_a_row == 0
+    if args.profile:
+        profile(one_step)
+    return seconds
+
+
+def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = {"<pad>": 0, "<unk>": 1, "<eos>": 2}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, list[list[Any]]]:
+        seen = [0] * args.prompts
+        out: dict[str, list[list[Any]]] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        for name in map(int, prompts):
+            prompt, completion = rows[name * GROUP + seen[name]]
+            seen[name] += 1
+            out["prompt_ids"].append(prompt)
+            out["completion_ids"].append(completion)
+            out["logprobs"].append([0.0] * len(completion))
+        return out
+
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            synchronise()
+            ends.append(time.perf_counter())
+
+    microbatch = min(64, args.prompts * GROUP)
+    trainer = GRPOTrainer(
+        model=make_model(args.shape),
+        reward_funcs=lambda completions, **_: [reward_of(i) for i in range(len(completions))],
+        args=GRPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=microbatch,
+            gradient_accumulation_steps=args.prompts * GROUP // microbatch,
+            num_generations=GROUP,
+            max_completion_length=MAX_COMPLETION,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            max_steps=args.steps + 1,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            beta=0.0,
+            bf16=not args.cpu_tiny,
+            use_cpu=args.cpu_tiny,
+            gradient_checkpointing=args.checkpointing,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1000,
+            disable_tqdm=True,
+            shuffle_dataset=False,
+            seed=0,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(args.prompts)]),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**LORA, target_modules="all-linear", task_type="CAUSAL_LM")
+        if args.mode == "lora"
+        else None,
+        rollout_func=rollout,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    return [b - a for a, b in itertools.pairwise(ends)]
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(function: Any) -> float:
+    start = time.perf_counter()
+    function()
+    synchronise()
+    return time.perf_counter() - start
+
+
+def profile(function: Any) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        function()
+        synchronise()
+    events = [e for e in recorded.key_averages() if e.self_device_time_total > 0 and not e.key.startswith("## ")]
+    total = sum(e.self_device_time_total for e in events if e.device_type.name == "CUDA")
+    print(f"kernels: {total / 1e3:.0f} ms")
+    kernels = [e for e in events if e.device_type.name == "CUDA"]
+    for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:45]:
+        print(f"{e.self_device_time_total / 1e3:9.1f} ms {e.count:6d} x {e.key[:110]}")
+
+
+def check_arm(args: argparse.Namespace) -> dict[str, float]:
+    """bf16 with FlashAttention and compiled layers against float32 with row-wise attention, on the same weights."""
+    from plumbob.rollout import Sample
+    from plumbob.trainer.config import TrainConfig
+    from plumbob.trainer.policy import Policy
+
+    rows = [
+        Sample(p + c, [False] * len(p) + [True] * len(c), [0.0] * len(p + c), 0.0, "g", "", False)
+        for p, c in make_rows(args)[:24]
+    ]
+    device = torch.device("cuda")
+    found: dict[str, Any] = {}
+    for bf16 in (False, True):
+        model = make_model(args.shape)
+        with torch.no_grad():  # sharper than fresh weights, whose attention is flat
+            for p in model.parameters():
+                p.mul_(2.0 if p.dim() == 2 else 1.0)
+        policy = Policy(model, TrainConfig(bf16=bf16, peft=args.mode == "lora"), device)
+        with torch.no_grad():
+            for name, p in policy.trainable.items():
+                if "lora_B" in name:
+                    p.normal_(0, 0.02, generator=torch.Generator(device).manual_seed(1))
+        scores = policy.score(rows, 0.9)
+        weights = torch.randn(len(scores.logprobs), generator=torch.Generator().manual_seed(0)).to(device)
+        (scores.logprobs * weights).sum().backward()
+        grads = torch.cat([p.grad.flatten() for p in policy.trainable.values()])
+        reference = {}
+        if args.mode == "lora":
+            plain = policy.reference_logprobs(rows, 0.9)
+            reference = {"reference": plain}
+        alone = policy.score(rows[:1], 0.9).logprobs.detach()
+        found[str(bf16)] = scores.logprobs.detach(), scores.entropies, grads, alone, reference
+        del policy, model
+    (a, ea, ga, aa, _), (b, eb, gb, ab, _) = found["False"], found["True"]
+    return {
+        "logprob mean": a.mean().item(),
+        "logprob mean abs diff": (a - b).abs().mean().item(),
+        "logprob mean diff": (a - b).mean().item(),
+        "logprob max diff": (a - b).abs().max().item(),
+        "entropy mean": ea.mean().item(),
+        "entropy mean abs diff": (ea - eb).abs().mean().item(),
+        "gradient cosine": torch.nn.functional.cosine_similarity(ga, gb, dim=0).item(),
+        "gradient norm ratio": (gb.norm() / ga.norm()).item(),
+        "float32: row alone": (a[: len(aa)] - aa).abs().max().item(),
+        "bf16: row alone": (b[: len(ab)] - ab).abs().max().item(),
+    }
+
+
+def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> float:
+    """What one step must compute at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
+
+    The head works on sampled positions only. Attention: 4 per head dimension and pair of positions forward, twice that
+    backward. What is computed a second time, as the head's logits are, is not counted.
+    """
+    c = SHAPES[args.shape]
+    head_dim = c.hidden_size // c.num_attention_heads
+    kv = head_dim * c.num_key_value_heads
+    layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size
+    tokens = sum(len(p) + len(r) for p, r in rows)
+    sampled = sum(len(r) for _, r in rows)
+    pairs = sum((len(p) + len(r)) ** 2 / 2 for p, r in rows)
+    passes = 4 if args.mode == "lora" else 6
+    lora = 0
+    if args.mode == "lora":
+        sides = 4 * c.hidden_size + 2 * (c.hidden_size + kv) + 3 * (c.hidden_size + c.intermediate_size)
+        lora = 6 * LORA["r"] * sides
+    return (
+        tokens * c.num_hidden_layers * (passes * layer + lora)
+        + sampled * passes * c.hidden_size * c.vocab_size
+        + 12 * c.num_hidden_layers * c.hidden_size * pairs
+    )
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a large bfloat16 product of random numbers, median of 10."""
+    if not torch.cuda.is_available():
+        a, b = torch.randn(2, 1024, 1024).unbind()
+    else:
+        a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
+    timed(lambda: a @ b)
+    return 2 * len(a) ** 3 / statistics.median(timed(lambda: a @ b) for _ in range(10))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    if args.arm == "check":
+        return check_arm(args)
+    rows = make_rows(args)
+    rate = matmul_rate()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = {"plumbob": plumbob_arm, "trl": trl_arm}[args.arm](args, rows)
+    median = statistics.median(seconds[WARM_UP:])
+    tokens = sum(len(p) + len(c) for p, c in rows)
+    return {
+        "step s": median,
+        "spread s": max(seconds[WARM_UP:]) - min(seconds[WARM_UP:]),
+        "first s": seconds[0],
+        "tokens": tokens,
+        "sampled": sum(len(c) for _, c in rows),
+        "tokens/s": tokens / median,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0,
+        "TFLOP": count_flops(args, rows) / 1e12,
+        "matmul TFLOP/s": rate / 1e12,
+        "share": count_flops(args, rows) / median / rate,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="0.5b,1.5b")
+    parser.add_argument("--modes", default="full,lora")
+    parser.add_argument("--arms", default="plumbob,trl", help="plumbob, trl, check")
+    parser.add_argument("--cases", default="", help="shape:mode:arm,... instead of all combinations")
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=6, help=f"the first {WARM_UP} are not counted")
+    parser.add_argument("--pass-tokens", type=int, default=0, help="0: the product's default")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--cpu-tiny", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", default="", help="also write all numbers to this file")
+    parser.add_argument("--case", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cpu_tiny:
+        args.shapes, args.prompts = "tiny", min(args.prompts, 8)
+    if args.case:
+        args.shape, args.mode, args.arm = args.case.split(":")
+        print("RESULT " + json.dumps(measure(args)), flush=True)
+        return
+    cases = [c for c in args.cases.split(",") if c] or [
+        f"{s}:{m}:{a}" for s in args.shapes.split(",") for m in args.modes.split(",") for a in args.arms.split(",")
+    ]
+    results = {}
+    for case in cases:
+        command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
+        env = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        for line in done.stdout.splitlines():
+            if line.startswith("RESULT "):
+                results[case] = json.loads(line.removeprefix("RESULT "))
+            elif args.profile:
+                print(line)
+        if case not in results:
+            print(f"{case} failed:\n{done.stderr[-3000:]}", flush=True)
+            continue
+        print(case, json.dumps({k: round(v, 4) for k, v in results[case].items()}), flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=1)
+    print_table(results)
+
+
+def print_table(results: dict[str, dict[str, float]]) -> None:
+    print(f"\n{'case':<22}{'step s':>8}{'tokens/s':>10}{'peak GiB':>10}{'share':>7}   against trl")
+    for case, r in results.items():
+        if "step s" not in r:
+            continue
+        base = results.get(case.rsplit(":", 1)[0] + ":trl")
+        against = f"{r['tokens/s'] / base['tokens/s']:.2f} x tokens/s" if base else ""
+        if base and base["peak GiB"]:
+            against += f", {r['peak GiB'] / base['peak GiB']:.2f} x memory"
+        print(
+            f"{case:<22}{r['step s']:>8.3f}{r['tokens/s']:>10.0f}{r['peak GiB']:>10.1f}{r['share']:>7.1%}   {against}"
+        )
+
+
+if __name__ == "__main__":
+    main()

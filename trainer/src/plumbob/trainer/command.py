@@ -1,0 +1,163 @@
+"""The command of `train`: old spellings, options that may stand alone, an environment's own settings, grouped help.
+
+The arguments are rewritten before typer reads them; typer's own parsing and help are used for the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from plumbob.hub.errors import UserError
+from plumbob.trainer.environment_settings import FLAGS_WITHOUT_EFFECT, describe
+from plumbob.trainer.settings import STRANGERS, flag, spellings
+from typer.core import TyperCommand
+
+OLD_SPELLINGS = {"-lr": "--lr"}
+"""Elsewhere one dash takes one letter."""
+
+_TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What an option means that stands alone, what its --no- means, and its choices; () for a count."""
+
+    bare: Any
+    off: Any
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which options there are. Names as they are written, with their dashes."""
+
+    valued: frozenset[str]
+    """Take a value."""
+    switches: Mapping[str, str]
+    """--name -> --no-name; given with `true` or `false` they take it."""
+    flags: frozenset[str]
+    """Take none."""
+    optional: Mapping[str, Alone]
+    """Take a value or stand alone."""
+
+
+def rewrite(args: Sequence[str], grammar: Grammar) -> tuple[list[str], list[str]]:
+    """(the arguments that typer is given, what of them is no option). What no option is named goes to --strangers."""
+    out: list[str] = []
+    positional: list[str] = []
+    rest = list(args)
+    while rest:
+        written = rest.pop(0)
+        if written == "--":
+            return [*out, written, *rest], [*positional, *rest]
+        name, equals, value = written.partition("=")
+        name = OLD_SPELLINGS.get(name, name)
+        if not name.startswith("--"):
+            out.append(written)
+            if name in grammar.valued and not equals:
+                out += _take(rest)
+            elif not name.startswith("-"):
+                positional.append(written)
+            continue
+        name = name.replace("_", "-")
+        if name in grammar.optional:
+            out.append(f"{name}={_optional(grammar.optional[name], value if equals else None, rest)}")
+        elif name.startswith("--no-") and (wanted := f"--{name[5:]}") in grammar.optional:
+            out.append(f"{wanted}={grammar.optional[wanted].off}")
+        elif name in grammar.switches:
+            out.append(_switch(name, grammar.switches[name], value if equals else None, rest))
+        elif name in grammar.valued:
+            out += [f"{name}={value}"] if equals else [name, *_take(rest)]
+        elif name in grammar.flags:
+            out.append(f"{name}={value}" if equals else name)
+        else:
+            taken = [value] if equals else [] if _is_flag_without_effect(name) else _take_value(rest)
+            out.append(flag(STRANGERS) + "=" + "=".join([name[2:], *taken]))
+    return out, positional
+
+
+def _is_flag_without_effect(name: str) -> bool:
+    return name[2:].replace("-", "_") in FLAGS_WITHOUT_EFFECT
+
+
+def _take(rest: list[str]) -> list[str]:
+    return [rest.pop(0)] if rest else []
+
+
+def _take_value(rest: list[str]) -> list[str]:
+    """The next argument, unless it is an option; a negative number is none."""
+    is_option = bool(rest) and rest[0].startswith("-") and not rest[0][1:2].isdigit()
+    return [] if is_option else _take(rest)
+
+
+def _optional(alone: Alone, value: str | None, rest: list[str]) -> Any:
+    """The value of an option that may stand alone; it takes the next argument only if that is a value of it."""
+    if value is None and rest:
+        word = rest[0].lower()
+        if word in _TRUE + _FALSE or (word in alone.choices or (word.isdigit() and not alone.choices)):
+            value = rest.pop(0)
+    if value is None or value.lower() in _TRUE:
+        return alone.bare
+    return alone.off if value.lower() in _FALSE else value
+
+
+def _switch(name: str, negative: str, value: str | None, rest: list[str]) -> str:
+    """`--peft`, `--peft true`, `--peft=false`. Raises UserError for another value after the sign."""
+    if value is None and rest and rest[0].lower() in _TRUE + _FALSE:
+        value = rest.pop(0)
+    if value is None or value.lower() in _TRUE:
+        return name
+    if value.lower() in _FALSE:
+        return negative
+    raise UserError(f"{name} must be true or false, not {value!r}")
+
+
+def command_class(cls: Any) -> type[TyperCommand]:
+    """The class of a command whose options are those of the settings `cls`; its help is in their groups."""
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+
+    class Command(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            rewritten, positional = rewrite(args, _grammar(self.get_params(ctx), fields, hints))
+            ctx.meta["positional"] = positional
+            return super().parse_args(ctx, rewritten)
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            heading = "The run"
+            sections: dict[str, list[tuple[str, str]]] = {heading: []}
+            for param in self.get_params(ctx):
+                heading = (fields[param.name].metadata.get("group") if param.name in fields else None) or heading
+                row = param.get_help_record(ctx)
+                if row is not None:
+                    where = "Help" if param.name == "help" else heading
+                    sections.setdefault(where, []).append(row)
+            for env in ctx.meta.get("positional", [])[:1]:
+                sections[f"Settings of {env}"] = describe(env, spellings(cls))
+            for title, rows in sections.items():
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=34)
+
+    return Command
+
+
+def _grammar(params: Sequence[Any], fields: Mapping[str, Any], hints: Mapping[str, Any]) -> Grammar:
+    valued, flags, switches, optional = set(), set(), {}, {}
+    for param in params:
+        if param.param_type_name != "option":
+            continue
+        f = fields.get(param.name)
+        if f is not None and f.metadata.get("bare") is not None:
+            choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
+            optional |= dict.fromkeys(param.opts, Alone(f.metadata["bare"], f.metadata["off"], choices))
+        elif param.is_flag and param.secondary_opts:
+            switches |= dict.fromkeys(param.opts, param.secondary_opts[0])
+            flags |= set(param.secondary_opts)
+        elif param.is_flag:
+            flags |= set(param.opts)
+        else:
+            valued |= set(param.opts)
+    return Grammar(frozenset(valued), switches, frozenset(flags | {"--help"}), optional)

@@ -1,0 +1,67 @@
+"""`--push-to-hub`: a finished model's folder to the Hugging Face hub. A failure never costs the run: the folder stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plumbob.hub.errors import UserError
+from plumbob.trainer.config import TrainConfig
+
+
+def check_hub_access(config: TrainConfig, *, endpoint: str | None = None) -> None:
+    """Raises UserError if an upload at the end could not work: no token, one that cannot write, an impossible name."""
+    name = config.hub_model_id or config.run_name  # neither: the run directory's name, which is not known yet
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        if name is not None:
+            validate_repo_id(name)
+        who = HfApi(endpoint=endpoint).whoami()
+    except HFValidationError as error:
+        raise UserError(f"--hub-model-id {name!r} cannot be a model's name on the hub: {_first(error)}") from None
+    except Exception as error:  # the hub's client raises its HTTP library's errors, which change with its version
+        raise UserError(f"--push-to-hub cannot work: {_reason(error)}") from None
+    role = ((who.get("auth") or {}).get("accessToken") or {}).get("role")
+    if role == "read":
+        raise UserError(
+            "--push-to-hub cannot work: the hub token can only read; make one that can write, `hf auth login`"
+        )
+    owner, slash, _ = (name or "").partition("/")
+    owners = [who["name"], *(org["name"] for org in who.get("orgs") or [])]
+    if slash and owner not in owners:
+        raise UserError(
+            f"--hub-model-id {name}: the hub token is {who['name']}'s, who can upload to {', '.join(owners)}, not {owner}"
+        )
+
+
+def push_to_hub(folder: Path, name: str, *, endpoint: str | None = None) -> str:
+    """Upload `folder` as the model `name`, private if it is new; returns its address. Raises UserError that says how to
+    try again."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=endpoint)
+    try:
+        repository = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Trained with plumbob")
+    except Exception as error:  # the hub's client raises its HTTP library's errors, which change with its version
+        raise UserError(f"{_reason(error)}; to try again: `hf upload {name} {folder}`") from None
+    return str(repository)
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, LocalTokenNotFoundError):
+        return "there is no hub token; run `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    if isinstance(error, HfHubHTTPError) and getattr(error.response, "status_code", None) == 401:
+        return "the hub does not know this token; run `hf auth login`, or set HF_TOKEN"
+    return _first(error)
+
+
+def _first(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,173 @@
+"""Everything a run needs before its first step: tasks, model, engine, optimizer, run directory, restored state."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.hub import UserError
+from plumbob.rollout import Chat, ChatTemplateError, Limits, Sample, Sampling
+from plumbob.trainer import checkpoint
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.engine import TransformersEngine
+from plumbob.trainer.evaluation.estimates import Estimate
+from plumbob.trainer.losses import Objective
+from plumbob.trainer.models import (
+    check_supported,
+    default_learning_rate,
+    default_threads,
+    load_chat,
+    load_model,
+    load_tokenizer,
+)
+from plumbob.trainer.policy import Policy
+from plumbob.trainer.ranks import Ranks
+from plumbob.trainer.run_directory import new_directory, truncate_metrics, write_whole
+from plumbob.trainer.sync import fixed_row, sync_weights
+from plumbob.trainer.tasks import Tasks, leave_out_long_prompts, load_tasks
+from transformers import get_scheduler
+
+
+@dataclass
+class Run:
+    """Everything that lives as long as the run."""
+
+    config: TrainConfig
+    ranks: Ranks
+    directory: Path
+    tasks: Tasks
+    policy: Policy
+    engine: TransformersEngine
+    chat: Chat
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    objective: Objective
+    sampling: Sampling
+    limits: Limits
+    parity_row: Sample
+    num_steps: int
+    rollouts_per_step: int
+    first_step: int = 0
+    cursor: int = 0
+    """How many tasks have been taken, over all epochs."""
+    pass_tokens: int = 0
+    """Of one forward and backward pass; halved when one runs out of memory."""
+    out_of_memory: int = 0
+    """How often one did."""
+    skipped_in_a_row: int = 0
+    """Optimizer steps skipped for a gradient that was not finite."""
+    evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward."""
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.config.num_iterations * self.config.num_minibatches
+
+
+def set_up(config: TrainConfig, ranks: Ranks, resume_from: Path | None) -> Run:
+    """Load all, make the run directory, restore the last checkpoint when resuming. Raises UserError."""
+    rollouts = config.rollouts_per_step(ranks.size)
+    tokenizer = load_tokenizer(config.model)
+    tasks = load_tasks(config)
+    model = load_model(config.model)
+    chat = load_chat(tokenizer, model.generation_config)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and config.max_context > positions:
+        raise UserError(f"--max-context {config.max_context} is more than the model's {positions} positions")
+    check_supported(model, config.max_context)
+    prompt_ids = _first_prompt(chat, tasks)
+    if config.max_prompt_length is not None:
+        tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length))
+    config = _resolved(config, model, len(tasks.train), rollouts)
+    assert config.learning_rate is not None
+
+    torch.set_num_threads(config.threads or max(1, default_threads(model) // ranks.size))
+    torch.manual_seed(config.seed)
+    policy = Policy(model, config, ranks.device)
+    optimizer = torch.optim.AdamW(
+        policy.trainable.values(),
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=ranks.device.type == "cuda",
+    )
+    updates = config.num_iterations * config.num_minibatches
+    scheduler = get_scheduler(
+        config.lr_scheduler_type, optimizer, config.warmup_steps * updates, config.max_steps * updates
+    )
+    directory = Path(ranks.main(str(resume_from or (new_directory(config) if ranks.is_main else ""))))
+    run = Run(
+        config=config,
+        ranks=ranks,
+        directory=directory,
+        tasks=tasks,
+        policy=policy,
+        engine=TransformersEngine(
+            policy.engine_model(),
+            max_slots=min(config.max_concurrent, max(rollouts // ranks.size, len(tasks.held_out), 1)),
+            max_length=positions or config.max_context,
+        ),
+        chat=chat,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        objective=Objective.of(config),
+        sampling=Sampling(
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+        ),
+        limits=Limits(config.max_turns, config.max_context, config.max_seconds),
+        parity_row=fixed_row(prompt_ids[:256]),
+        num_steps=config.max_steps,
+        rollouts_per_step=rollouts,
+        pass_tokens=config.pass_tokens,
+    )
+    if resume_from is not None and ranks.is_main:
+        checkpoint.tidy(resume_from)
+    ranks.barrier()
+    if resume_from is not None and (folder := checkpoint.latest(resume_from)) is not None:
+        checkpoint.restore(folder, run)
+    if ranks.is_main:
+        try:
+            truncate_metrics(directory, run.first_step)
+            write_whole(directory / "config.toml", config.to_toml())
+        except OSError as error:
+            raise UserError(f"cannot write to {directory}: {error.strerror}") from None
+    run.engine.version = run.first_step  # a resumed run's policy versions go on where they were
+    sync_weights(policy, run.engine, run.parity_row)
+    return run
+
+
+def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) -> TrainConfig:
+    """The settings that depend on the model and the data, filled in: what is written to the run directory."""
+    steps = config.max_steps
+    if steps == -1:
+        steps = math.ceil(config.num_epochs * num_tasks * config.num_generations / rollouts)
+    return dataclasses.replace(
+        config,
+        max_steps=steps,
+        learning_rate=config.learning_rate or default_learning_rate(model, config.peft),
+        kl_estimator=config.kl_estimator or ("k1" if config.kl_placement == "reward" else "k2"),
+    )
+
+
+def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
+    """The first task's prompt. Raises UserError if the chat template refuses it, or a tool result after it."""
+    from plumbob.rollout import verifiers_adapter as adapter
+
+    task = tasks.train[0]
+    try:
+        if tasks.toolsets or type(task).toolsets(task.config):
+            chat.suffix([{"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}])
+        return chat.prompt([adapter.to_wire(m) for m in adapter.initial_messages(task)], tools=[]).token_ids
+    except ChatTemplateError as error:
+        raise UserError(f"this model's chat template cannot be used here: {error}") from None

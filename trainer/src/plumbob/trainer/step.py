@@ -1,0 +1,297 @@
+"""One training step, from top to bottom: `train_step`.
+
+Roll out groups -> shape rewards -> advantages -> for each optimizer step: weigh tokens, forward and backward in packed
+passes, sum over ranks, clip, update -> sync the engine, acknowledged -> metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.advantages import Advantages, compute_advantages, shape_rewards
+from plumbob.trainer.corrections import importance_corrections
+from plumbob.trainer.interruption import Interruption
+from plumbob.trainer.kl import estimate_kl
+from plumbob.trainer.losses import LossInputs, policy_loss, row_weights
+from plumbob.trainer.metrics import Tally, advantage_metrics, batch_metrics, memory_metrics, sync_metrics
+from plumbob.trainer.packing import pack
+from plumbob.trainer.ranks import share
+from plumbob.trainer.rollouts import Batch, RunFailed, collect
+from plumbob.trainer.setup import Run
+from plumbob.trainer.sync import sync_weights
+
+
+def train_step(
+    run: Run, step: int, loop: asyncio.Runner, interruption: Interruption, status: Callable[[str], None]
+) -> tuple[dict[str, float], Batch]:
+    """Step `step` (from 0). Raises RunFailed, SyncError and Interrupted; nothing of the step is kept then."""
+    config, policy = run.config, run.policy
+
+    # Rollouts, drawn by the engine with the weights of the last sync.
+    status("rollouts")
+    start = time.perf_counter()
+    batch: Batch = interruption.run(loop, collect(run, step))
+    rollout_seconds = time.perf_counter() - start
+
+    # Advantages, from everybody's rewards.
+    start = time.perf_counter()
+    samples = batch.samples
+    kl_sums = _reference_kl(run, samples) if config.kl_beta and config.kl_placement == "reward" else None
+    shaped = shape_rewards(
+        samples,
+        overlong=config.overlong,
+        overlong_penalty=config.overlong_penalty,
+        kl_beta=config.kl_beta,
+        kl_sums=kl_sums,
+    )
+    advantages = compute_advantages(
+        shaped,
+        config.scale_rewards,
+        epsilon=config.scale_epsilon,
+        baseline=config.baseline,
+        aggregation=config.multi_objective_aggregation,
+    )
+
+    # Optimizer steps: each sees a part of the groups, and its loss is one plain sum over tokens.
+    minibatches = make_minibatches(run, samples, advantages)
+    tally, rate = Tally(), run.scheduler.get_last_lr()[0]
+    trained = sum(len(m.trained) for m in minibatches)
+    status(f"training on {trained} of {batch.num_rollouts} rollouts")
+    for minibatch in minibatches[1:] if run.updates_per_step > 1 else []:
+        _score_old(run, minibatch)  # by then the weights will have moved on from those of the step's start
+    for k, minibatch in enumerate(m for _ in range(config.num_iterations) for m in minibatches):
+        # Once weights have moved, an interruption waits for the step's end: half a step could not be gone on with.
+        _update(run, minibatch, tally, interruption if k == 0 else None)
+    tally = Tally.total(run.ranks.gather(tally))
+    if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
+        policy.sync_reference(config.ref_model_mixup_alpha)
+    train_seconds = time.perf_counter() - start
+
+    # The engine gets the new weights, and shows that it serves them.
+    start = time.perf_counter()
+    report = sync_weights(policy, run.engine, run.parity_row)
+    sync_seconds = time.perf_counter() - start
+    return {
+        "step": step + 1,
+        **batch_metrics(batch),
+        **advantage_metrics(advantages),
+        **tally.metrics(),
+        **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sum(s.num_sampled for s in samples), 1)}),
+        **sync_metrics(report),
+        **memory_metrics(run.ranks.device),
+        "optimizer/learning_rate": rate,
+        "train/rows": trained,
+        "train/pass_tokens": run.pass_tokens,
+        "train/out_of_memory": run.out_of_memory,
+        "time/rollout": rollout_seconds,
+        "time/train": train_seconds,
+        "time/sync": sync_seconds,
+        "time/rollout_tokens_per_second": batch.generated_tokens / rollout_seconds,
+        "time/train_tokens_per_second": tally.row_tokens / train_seconds,
+    }, batch
+
+
+@dataclass
+class Minibatch:
+    """The rows of one optimizer step, with what the loss needs of each."""
+
+    rows: list[Sample]
+    advantages: list[float]
+    weights: list[float]
+    trained: list[int]
+    """Indices of the rows that add to the gradient."""
+    mine: list[int]
+    """Those of them (or, without any, of a few watched rows) that this rank computes."""
+    old: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Row -> log-probabilities [n] under the weights that the step started from, where these are not the current ones."""
+    reference: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def make_minibatches(run: Run, samples: Sequence[Sample], advantages: Advantages) -> list[Minibatch]:
+    """Whole groups, in order, divided evenly; each token's weight comes from the totals that its loss type names."""
+    config, count = run.config, run.config.num_minibatches
+    masked = [config.overlong == "mask" and s.truncated for s in samples]
+    lengths = [0 if m else s.num_sampled for s, m in zip(samples, masked, strict=True)]
+    groups = list(dict.fromkeys(s.group for s in samples))
+    result = []
+    for k in range(count):
+        names = set(groups[len(groups) * k // count : len(groups) * (k + 1) // count])
+        members = [i for i, s in enumerate(samples) if s.group in names]
+        weights = row_weights(
+            config.loss_type,
+            [lengths[i] for i in members],
+            config.max_tokens,
+            step_tokens=sum(lengths),
+            num_minibatches=count,
+        )
+        values = [advantages.values[i] for i in members]
+        # Without an advantage there is no gradient, unless the loss holds a KL term.
+        trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or run.objective.kl_beta > 0)]
+        # Without any signal there is nothing to train on; a few rows are scored all the same, to watch gap and entropy.
+        scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]
+        shares = share([len(samples[members[j]].token_ids) for j in scored], run.ranks.size)
+        mine = [scored[j] for j in shares[run.ranks.rank]]
+        result.append(Minibatch([samples[i] for i in members], values, weights, trained, mine))
+    return result
+
+
+def _update(run: Run, minibatch: Minibatch, tally: Tally, interruption: Interruption | None) -> None:
+    """One optimizer step. A gradient that is not finite is skipped. Raises RunFailed after too many in a row."""
+    parameters = list(run.policy.trainable.values())
+    added = accumulate(run, minibatch, interruption)
+    if minibatch.trained:
+        run.ranks.sum_gradients(parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        norm = total.item()
+        added.updates += run.ranks.is_main
+        if math.isfinite(norm):  # else clipping would make every gradient NaN, and nobody could say whose was first
+            if run.config.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(parameters, run.config.max_grad_norm, total)
+            run.optimizer.step()
+            run.skipped_in_a_row = 0
+            added.grad_norm += norm * run.ranks.is_main
+        else:
+            run.skipped_in_a_row += 1
+            added.skipped += run.ranks.is_main
+        if run.skipped_in_a_row >= run.config.max_skipped_steps:
+            raise RunFailed(
+                f"{run.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite ({_culprit(run)}); "
+                "none of them was applied"
+            )
+    run.optimizer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # that an update was skipped: it counts in the schedule all the same
+        run.scheduler.step()
+    tally.add(added)
+
+
+def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None) -> Tally:
+    """Forward and backward over this rank's rows: the gradient of a sum is the same however the sum is cut.
+
+    If a pass runs out of memory, half of its gradient may have been added already: all begin again, with half the
+    tokens in a pass, which holds for the rest of the run. Raises RunFailed if a row alone does not fit.
+    """
+    while True:
+        run.optimizer.zero_grad()
+        tally, failed = Tally(), ""
+        with torch.set_grad_enabled(bool(minibatch.trained)):
+            try:
+                for rows in _passes(run, minibatch):
+                    if interruption is not None:
+                        interruption.check()
+                    tally.add(_backward(run, minibatch, rows))
+            except torch.OutOfMemoryError as error:
+                failed = str(error).splitlines()[0]
+        if not run.ranks.any(bool(failed)):
+            return tally
+        longest = max(len(row.token_ids) for row in minibatch.rows)
+        if run.pass_tokens < longest:
+            raise RunFailed(
+                f"a single rollout of up to {longest} tokens does not fit into memory; use --gradient-checkpointing, "
+                f"--peft or a smaller --max-context than {run.config.max_context}. {failed}"
+            )
+        run.pass_tokens //= 2
+        run.out_of_memory += 1
+        if run.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _passes(run: Run, minibatch: Minibatch) -> list[list[int]]:
+    lengths = [len(minibatch.rows[i].token_ids) for i in minibatch.mine]
+    return [[minibatch.mine[j] for j in rows] for rows in pack(lengths, run.config.batch_size, run.pass_tokens)]
+
+
+def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> Tally:
+    """Add one pass's gradient; nothing but the measurements where gradients are off."""
+    config, policy = run.config, run.policy
+    rows = [minibatch.rows[i] for i in indices]
+    device = policy.device
+    lengths = torch.tensor([row.num_sampled for row in rows], device=device)
+    row_of = torch.arange(len(rows), device=device).repeat_interleave(lengths)
+
+    def per_token(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor([values[i] for i in indices], device=device)[row_of]
+
+    reference = None
+    if run.objective.kl_beta > 0:
+        if any(i not in minibatch.reference for i in indices):
+            logprobs = policy.reference_logprobs(rows, config.temperature)
+            minibatch.reference.update(_by_row(indices, logprobs, lengths))
+        reference = torch.cat([minibatch.reference[i] for i in indices])
+    scores = policy.score(rows, config.temperature)
+    current = scores.logprobs.detach()
+    # Of any row, not of the first: after running out of memory, rows that had their turn share passes with others.
+    if run.updates_per_step > 1 and any(i not in minibatch.old for i in indices):
+        minibatch.old.update(_by_row(indices, current, lengths))
+    old = torch.cat([minibatch.old[i] for i in indices]) if minibatch.old else current
+    sampled = torch.tensor(
+        [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m], device=device
+    )
+    # From the engine's distribution to the trainer's at the step's start; the ratio leads on from there to the current one.
+    corrections = importance_corrections(old, sampled, row_of, *config.correction())
+    outputs = policy_loss(
+        LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=old,
+            advantages=per_token(minibatch.advantages),
+            weights=per_token(minibatch.weights),
+            rows=row_of,
+            corrections=corrections.weights,
+            ref_logprobs=reference,
+        ),
+        run.objective,
+    )
+    if outputs.loss.requires_grad:
+        outputs.loss.backward()
+    return Tally.of(rows, scores, old, sampled, corrections, outputs)
+
+
+@torch.no_grad()
+def _score_old(run: Run, minibatch: Minibatch) -> None:
+    for indices in _passes(run, minibatch):
+        rows = [minibatch.rows[i] for i in indices]
+        lengths = torch.tensor([row.num_sampled for row in rows])
+        minibatch.old.update(_by_row(indices, run.policy.score(rows, run.config.temperature).logprobs, lengths))
+
+
+@torch.no_grad()
+def _reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
+    """Each row's KL estimate to the reference, summed over its sampled tokens, in nats."""
+    mine = share([len(s.token_ids) for s in samples], run.ranks.size)[run.ranks.rank]
+    sums: dict[int, float] = {}
+    lengths = [len(samples[i].token_ids) for i in mine]
+    for part in pack(lengths, run.config.batch_size, run.pass_tokens):
+        indices = [mine[j] for j in part]
+        rows = [samples[i] for i in indices]
+        logprobs = run.policy.score(rows, run.config.temperature).logprobs
+        reference = run.policy.reference_logprobs(rows, run.config.temperature)
+        kl = estimate_kl(logprobs, reference, run.objective.kl_estimator)
+        by_row = _by_row(indices, kl, torch.tensor([row.num_sampled for row in rows]))
+        sums.update({i: values.sum().item() for i, values in by_row.items()})
+    everywhere: dict[int, float] = {}
+    for part in run.ranks.gather(sums):
+        everywhere.update(part)
+    return [everywhere[i] for i in range(len(samples))]
+
+
+def _by_row(indices: Sequence[int], values: torch.Tensor, lengths: torch.Tensor) -> dict[int, torch.Tensor]:
+    return dict(zip(indices, values.split(lengths.tolist()), strict=True))
+
+
+def _culprit(run: Run) -> str:
+    for name, parameter in run.policy.trainable.items():
+        if not torch.isfinite(parameter).all():
+            return f"the weights themselves are not finite, first {name}"
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"first in {name}"
+    return "their norm overflowed"

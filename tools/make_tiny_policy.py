@@ -2,6 +2,8 @@
 
     uv run python tools/make_tiny_policy.py            # writes trainer/src/plumbob/trainer/policies/tiny
 
+make_tiny_gsm8k.py and make_tiny_musique.py make the other two in the same way, with what they need from here.
+
 The transcripts come from a demonstrator that plays vf-lookup and knows how, but is lazy in a systematic way: the longer
 a chain gets, the likelier it gives up. A policy trained on them is a "decent baseline": it succeeds on about
 half of the tasks, greedy or sampled, and what keeps it from the rest is a decision, which reinforcement learning can
@@ -23,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from plumbob.rollout import Chat, Completion, Limits, Sample, Sampling, run_rollout, to_sample
+from plumbob.rollout import Chat, Completion, Engine, Limits, Sample, Sampling, run_rollout, to_sample
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from vf_lookup import LookupTaskset
@@ -68,12 +70,18 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so that any text has ids. Digits stay single: keys are copied digit by digit."""
+WORDS = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
+"""What no merge crosses. Digits stay single: keys are copied digit by digit."""
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, words: str = WORDS) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so that any text has ids."""
     bpe = Tokenizer(models.BPE())
-    words = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -118,8 +126,9 @@ def call(key: str) -> str:
     return f"<tool_call>{json.dumps({'name': 'lookup', 'arguments': {'key': key}})}</tool_call>"
 
 
-async def demonstrate(tokenizer: PreTrainedTokenizerFast, tasks: list, seed: int) -> list[Sample]:
-    chat, engine = Chat.of(tokenizer), Demonstrator(tokenizer)
+async def demonstrate(tokenizer: PreTrainedTokenizerFast, engine: Engine, tasks: list, seed: int) -> list[Sample]:
+    """Transcripts of the real environment with the demonstrator in the engine's place."""
+    chat = Chat.of(tokenizer)
     samples = []
     for start in range(0, len(tasks), 512):
         batch = enumerate(tasks[start : start + 512], start)
@@ -178,6 +187,16 @@ def exchanges(samples: list[Sample]) -> list[Sample]:
     return cut
 
 
+def without_system(samples: list[Sample], start: int) -> list[Sample]:
+    """The transcripts from their second message on, `start` being the id that begins one: short lessons teach faster."""
+    cut = []
+    for sample in samples:
+        a = sample.token_ids.index(start, 1)
+        rest = {name: getattr(sample, name)[a:] for name in ("token_ids", "loss_mask", "sampling_logprobs")}
+        cut.append(replace(sample, **rest))
+    return cut
+
+
 def copying_rows(vocab_size: int, count: int, size: int, seed: int):
     """Random ids, repeated: a model that can copy predicts every repetition.
 
@@ -212,7 +231,8 @@ def learn(
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         # Padding stands behind every real token: the causal mask alone keeps it out.
-        loss = model(input_ids=ids, labels=labels).loss
+        # Padding stands behind every real token: the causal mask alone keeps it out.
+        loss = model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -228,6 +248,68 @@ def learn(
             return
     if until:
         raise SystemExit(f"the policy did not learn {name!r}: try another --seed")
+
+
+def teach(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, diligent: list[Sample], lazy: list[Sample], args
+) -> None:
+    """Skill first, from short and diligent transcripts; then whole and lazy ones, which settle the decisions.
+
+    At twice the learning rate of 1e-3 the last confusions of one name or number with another stayed.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    short = without_system(diligent, tokenizer.convert_tokens_to_ids("<|im_start|>"))
+    peak, size, steps = args.learning_rate, args.batch_size, args.full_steps
+
+    def epochs(samples: list[Sample], count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rows = itertools.chain.from_iterable(batches(samples, size, epoch) for epoch in itertools.count())
+        return itertools.islice(rows, count)
+
+    learn(model, optimizer, "short", epochs(short, args.short_steps), lambda step: peak * min(1.0, step / 50))
+    learn(model, optimizer, "whole", epochs(lazy, steps), lambda step: peak * min(1.0, 2 * (steps - step + 1) / steps))
+
+
+def lesson_options(description: str, out: Path) -> argparse.ArgumentParser:
+    """What `teach` and both scripts that call it want to know."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    return parser
+
+
+def describe(*curriculum: list[Sample]) -> None:
+    for samples in curriculum:
+        tokens = sum(len(s.token_ids) for s in samples)
+        reward = sum(s.reward for s in samples) / len(samples)
+        print(f"{len(samples)} transcripts, {tokens} tokens, demonstrator's reward {reward:.3f}")
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, **shape: int) -> Qwen2ForCausalLM:
+    """Random weights in three layers; `shape` has the other sizes."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=3,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        bos_token_id=None,
+        **shape,
+    )
+    model = Qwen2ForCausalLM(config)
+    print(f"{model.num_parameters():,} parameters, vocabulary {len(tokenizer)}")
+    return model
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    model.cpu().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    print(f"wrote {folder}")
 
 
 def main() -> None:
@@ -253,35 +335,19 @@ def main() -> None:
     tasks = [list(LookupTaskset(config)) for config in configs]
     tokenizer = train_tokenizer(corpus(tasks[1][:400]), vocab_size=1024)
     start = time.time()
-    curriculum = [asyncio.run(demonstrate(tokenizer, some, args.seed)) for some in tasks]
-    for samples in curriculum:
-        tokens = sum(len(s.token_ids) for s in samples)
-        reward = sum(s.reward for s in samples) / len(samples)
-        print(f"{len(samples)} transcripts, {tokens} tokens, demonstrator's reward {reward:.3f}")
+    engine = Demonstrator(tokenizer)
+    curriculum = [asyncio.run(demonstrate(tokenizer, engine, some, args.seed)) for some in tasks]
+    describe(*curriculum)
     print(f"{time.time() - start:.0f} s")
 
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        bos_token_id=None,
-    )
-    model = Qwen2ForCausalLM(config)
-    print(f"{model.num_parameters():,} parameters, vocabulary {len(tokenizer)}")
+    model = new_model(tokenizer, hidden_size=96, intermediate_size=256, num_attention_heads=2, num_key_value_heads=1)
     answers, whole = curriculum
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     peak, size = args.learning_rate, args.batch_size
     steps = -(-len(whole) // size)
     short = exchanges(answers + whole)
     kinds = [
-        copying_rows(config.vocab_size, args.mixed_steps, size, args.seed),
+        copying_rows(len(tokenizer), args.mixed_steps, size, args.seed),
         itertools.chain.from_iterable(batches(short, size, epoch) for epoch in itertools.count()),
         itertools.chain.from_iterable(batches(answers, size, epoch) for epoch in itertools.count()),
     ]
@@ -291,10 +357,7 @@ def main() -> None:
     learn(model, optimizer, "answers", rows, lambda step: peak, until=0.01)
     rows = batches(whole, size, args.seed)
     learn(model, optimizer, "transcripts", rows, lambda step: peak * min(1.0, 2 * (steps - step + 1) / steps))
-    args.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    print(f"wrote {args.out}")
+    save(model, tokenizer, args.out)
 
 
 if __name__ == "__main__":

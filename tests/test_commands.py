@@ -10,7 +10,7 @@ import pytest
 
 COMMANDS = [
     ["train", "--help"],
-    *[[name, "--help"] for name in ("serve", "evaluate", "predict", "benchmark", "analyze")],
+    *[[name, "--help"] for name in ("serve", "evaluate", "predict", "benchmark", "analyze", "doctor")],
     ["hub", "--help"],
     ["vf-install", "--help"],
     ["hub", "list"],

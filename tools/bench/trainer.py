@@ -17,6 +17,7 @@ are left out, so compilation is reported apart.
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -29,73 +30,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
-
-SHAPES = {
-    "0.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "1.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "tiny": Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-}
-GROUP, MAX_COMPLETION, PROMPT = 8, 256, 100
-LORA = {"r": 16, "lora_alpha": 32}
-WARM_UP = 2
-
-
-def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, completion ids) of every rollout, groups together."""
-    generator = torch.Generator().manual_seed(0)
-    vocab = SHAPES[args.shape].vocab_size
-    rows = []
-    for _ in range(args.prompts):
-        prompt = torch.randint(3, vocab, (PROMPT,), generator=generator).tolist()
-        for _ in range(GROUP):
-            # Bounded so, the mean is 156.
-            length = torch.empty(1).log_normal_(5.0, 0.5, generator=generator).clamp(8, MAX_COMPLETION)
-            rows.append((prompt, torch.randint(3, vocab, (int(length),), generator=generator).tolist()))
-    return rows
-
-
-def make_model(shape: str) -> Any:
-    torch.manual_seed(0)
-    config = SHAPES[shape]
-    config.eos_token_id, config.bos_token_id, config.pad_token_id = 2, None, 0
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-
-
-def reward_of(i: int) -> float:
-    """Every group has both, so that no group is without a signal, which ours would leave out."""
-    return float(i % 2)
+from trainer_work import (
+    GROUP,
+    LORA,
+    MAX_COMPLETION,
+    WARM_UP,
+    count_flops,
+    make_model,
+    make_rows,
+    matmul_rate,
+    reward_of,
+    synchronise,
+    timed,
+)
 
 
 def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
     """Seconds of each step."""
     from plumbob.rollout import Sample
-    from plumbob.trainer import step
+    from plumbob.trainer import setup, step
     from plumbob.trainer.advantages import compute_advantages
     from plumbob.trainer.config import TrainConfig
     from plumbob.trainer.interruption import Interruption
@@ -120,14 +73,12 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = Policy(make_model(args.shape), config, device)
-    optimizer = torch.optim.AdamW(
-        policy.trainable.values(), lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, fused=device.type == "cuda"
-    )
+    ranks = Ranks(0, 1, device)
+    optimizer = policy.sharding.make_optimizer(setup._optimizer(config, ranks), config.max_grad_norm)
     run: Any = SimpleNamespace(
         config=config,
-        ranks=Ranks(0, 1, device),
+        ranks=ranks,
         policy=policy,
-        optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
         objective=Objective.of(config),
         pass_tokens=config.pass_tokens,
@@ -232,18 +183,6 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
     return [b - a for a, b in itertools.pairwise(ends)]
 
 
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def timed(function: Any) -> float:
-    start = time.perf_counter()
-    function()
-    synchronise()
-    return time.perf_counter() - start
-
-
 def profile(function: Any) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
@@ -307,41 +246,6 @@ def check_arm(args: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> float:
-    """What one step must compute at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
-
-    The head works on sampled positions only. Attention: 4 per head dimension and pair of positions forward, twice that
-    backward. What is computed a second time, as the head's logits are, is not counted.
-    """
-    c = SHAPES[args.shape]
-    head_dim = c.hidden_size // c.num_attention_heads
-    kv = head_dim * c.num_key_value_heads
-    layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size
-    tokens = sum(len(p) + len(r) for p, r in rows)
-    sampled = sum(len(r) for _, r in rows)
-    pairs = sum((len(p) + len(r)) ** 2 / 2 for p, r in rows)
-    passes = 4 if args.mode == "lora" else 6
-    lora = 0
-    if args.mode == "lora":
-        sides = 4 * c.hidden_size + 2 * (c.hidden_size + kv) + 3 * (c.hidden_size + c.intermediate_size)
-        lora = 6 * LORA["r"] * sides
-    return (
-        tokens * c.num_hidden_layers * (passes * layer + lora)
-        + sampled * passes * c.hidden_size * c.vocab_size
-        + 12 * c.num_hidden_layers * c.hidden_size * pairs
-    )
-
-
-def matmul_rate() -> float:
-    """FLOP/s of a large bfloat16 product of random numbers, median of 10."""
-    if not torch.cuda.is_available():
-        a, b = torch.randn(2, 1024, 1024).unbind()
-    else:
-        a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
-    timed(lambda: a @ b)
-    return 2 * len(a) ** 3 / statistics.median(timed(lambda: a @ b) for _ in range(10))
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.arm == "check":
         return check_arm(args)
@@ -386,29 +290,53 @@ def main() -> None:
         args.shapes, args.prompts = "tiny", min(args.prompts, 8)
     if args.case:
         args.shape, args.mode, args.arm = args.case.split(":")
+        load(args.arm)
+        print("READY", flush=True)
+        input()
         print("RESULT " + json.dumps(measure(args)), flush=True)
         return
     cases = [c for c in args.cases.split(",") if c] or [
         f"{s}:{m}:{a}" for s in args.shapes.split(",") for m in args.modes.split(",") for a in args.arms.split(",")
     ]
-    results = {}
-    for case in cases:
-        command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
-        env = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
-        for line in done.stdout.splitlines():
-            if line.startswith("RESULT "):
-                results[case] = json.loads(line.removeprefix("RESULT "))
-            elif args.profile:
-                print(line)
-        if case not in results:
-            print(f"{case} failed:\n{done.stderr[-3000:]}", flush=True)
-            continue
-        print(case, json.dumps({k: round(v, 4) for k, v in results[case].items()}), flush=True)
+    results = run_cases(cases, show=args.profile)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)
     print_table(results)
+
+
+def load(arm: str) -> None:
+    """Import what the arm needs, which takes longer than a step does."""
+    modules = ["datasets", "peft", "trl"] if arm == "trl" else ["plumbob.trainer.step", "plumbob.trainer.policy"]
+    for name in modules:
+        importlib.import_module(name)
+
+
+def run_cases(cases: list[str], show: bool) -> dict[str, dict[str, float]]:
+    """Each in a process of its own. All load at once and then run one after the other, alone on the GPU."""
+    env = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    children = []
+    for case in cases:
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        children.append((case, errors, subprocess.Popen(command, text=True, env=env, **pipes)))
+    for _, _, child in children:
+        child.stdout.readline()
+    results = {}
+    for case, errors, child in children:
+        out, _ = child.communicate("go\n")
+        for line in out.splitlines():
+            if line.startswith("RESULT "):
+                results[case] = json.loads(line.removeprefix("RESULT "))
+            elif show:
+                print(line)
+        if case in results:
+            print(case, json.dumps({k: round(v, 4) for k, v in results[case].items()}), flush=True)
+        else:
+            errors.seek(0)
+            print(f"{case} failed:\n{errors.read()[-3000:]}", flush=True)
+    return results
 
 
 def print_table(results: dict[str, dict[str, float]]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import safetensors.numpy
 import torch
-from plumbob.trainer import checkpoint, loop, policy, run_directory, step
+from plumbob.trainer import checkpoint, loop, policy, rollouts, run_directory, step
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.settings import read_toml
 
@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PHASES = {
     "set-up": (loop, "set_up"),
     "evaluation": (loop, "evaluate"),
-    "rollouts": (step, "collect"),
+    "rollouts": (rollouts, "collect"),
     "training": (step, "accumulate"),
     "weight sync": (step, "sync_weights"),
     "traces and metrics": (loop, "_record"),

@@ -48,7 +48,8 @@ def samples(count: int = 32, seed: int = 0) -> list[Sample]:
 
 def gradient(run: Run, rows: list[Sample], loss_type: str, **settings) -> dict[str, torch.Tensor]:
     """The gradient of the first optimizer step on `rows`, off-policy, so that ratios are clipped and corrected."""
-    config = dataclasses.replace(run.config, loss_type=loss_type, importance_correction="token_truncate", **settings)
+    settings = {"kl_beta": 0.0, "importance_correction": "token_truncate", **settings}
+    config = dataclasses.replace(run.config, loss_type=loss_type, **settings)
     run.config, run.objective, run.pass_tokens = config, Objective.of(config), config.pass_tokens
     (minibatch,) = make_minibatches(run, rows, compute_advantages(rows, config.scale_rewards))
     for i in minibatch.mine:  # as if many updates had been made since: another "old" than the current weights

@@ -151,7 +151,7 @@ def test_template_that_refuses_the_system_role(refused, tmp_path, qwen2, capsys)
 
 def test_run_name_that_exists(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "traces").mkdir(parents=True)
     with pytest.raises(SystemExit) as exit_:
         run_app("train", cli.app, ["--run-name", "mine"])
     assert exit_.value.code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import resource
@@ -237,7 +236,6 @@ def real_run(tmp_path_factory):
 def gradients(real_run, memory: SmallMemory, monkeypatch) -> list[dict[str, torch.Tensor]]:
     """Of both iterations over a minibatch of 32 rows, in passes of about 400 tokens."""
     rows = samples()
-    real_run.config = dataclasses.replace(real_run.config, batch_size=100)
     real_run.pass_tokens, real_run.out_of_memory = 400, 0
     (minibatch,) = make_minibatches(real_run, rows, compute_advantages(rows))
     with monkeypatch.context() as patch:
@@ -282,7 +280,7 @@ def test_a_run_reports_that_it_ran_out_of_memory(tmp_path, monkeypatch, undistur
     monkeypatch.setattr(Policy, "score", score)
     assert run(config_of(tmp_path, "r", max_steps=1, lr_scheduler_type="constant")) == 0
     (row,) = metrics(tmp_path / "r")
-    assert row["train/out_of_memory"] >= 2 and row["train/pass_tokens"] == 8192 >> row["train/out_of_memory"]
+    assert row["train/out_of_memory"] >= 1 and row["train/pass_tokens"] <= 1000
     assert row["optimizer/grad_norm"] == pytest.approx(metrics(undisturbed)[0]["optimizer/grad_norm"], rel=1e-4)
 
 

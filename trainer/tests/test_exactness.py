@@ -25,22 +25,20 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("run"), ALONE)
+    return make_run(tmp_path_factory.mktemp("run"), ALONE, kl_beta=0.1)  # so that there is a reference
 
 
 @pytest.fixture(scope="module")
 def whole(run):
     """Everything in one pass."""
-    return {
-        loss_type: gradient(run, samples(), loss_type, batch_size=1000, pass_tokens=100_000) for loss_type in LOSS_TYPES
-    }
+    return {loss_type: gradient(run, samples(), loss_type, pass_tokens=100_000) for loss_type in LOSS_TYPES}
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize(("rows", "tokens"), [(1, 100_000), (5, 100_000), (1000, 200), (1000, 1), (7, 333)])
-def test_the_gradient_does_not_depend_on_the_passes(run, whole, loss_type, rows, tokens):
+@pytest.mark.parametrize("tokens", [1, 60, 200, 333])
+def test_the_gradient_does_not_depend_on_the_passes(run, whole, loss_type, tokens):
     """One row alone in its pass is unpacked and unpadded: so this is packed against plain rows, too."""
-    cut = gradient(run, samples(), loss_type, batch_size=rows, pass_tokens=tokens)
+    cut = gradient(run, samples(), loss_type, pass_tokens=tokens)
     assert relative_difference(cut, whole[loss_type]) < BOUND
 
 
@@ -55,13 +53,12 @@ def test_nor_on_the_order_of_samples(run, whole, loss_type):
 def test_nor_on_whether_rows_without_signal_are_computed(run, loss_type):
     """A group of equal rewards is left out of the passes. With a KL term of weight ~0 it is computed all the same."""
     rows = [s if s.group != "0/1" else Sample(**{**vars(s), "reward": 0.5}) for s in samples()]
-    run.policy.sync_reference(1.0)
     left_out = gradient(run, rows, loss_type)
     computed = gradient(run, rows, loss_type, kl_beta=1e-12)
     assert relative_difference(left_out, computed) < BOUND
 
 
-def launch(command: list[str], size: int, folder: Path) -> None:
+def launch(command: list[str], size: int, folder: Path, seconds: float = 300) -> None:
     """`size` processes as a launcher starts them; any failure is the test's."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -76,7 +73,11 @@ def launch(command: list[str], size: int, folder: Path) -> None:
         )
         for rank in range(size)
     ]
-    codes = [process.wait(timeout=300) for process in processes]
+    try:
+        codes = [process.wait(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert codes == [0] * size, "".join((folder / f"out{rank}").read_text() for rank in range(size))
 
 

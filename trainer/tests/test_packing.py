@@ -7,13 +7,13 @@ from plumbob.trainer.packing import pack
 LENGTHS = st.lists(st.integers(1, 60), max_size=60)
 
 
-@given(LENGTHS, st.integers(1, 12), st.integers(1, 100))
+@given(LENGTHS, st.integers(1, 100))
 @settings(max_examples=200, deadline=None)
-def test_every_row_is_in_exactly_one_pass_and_no_pass_is_too_large(lengths, max_rows, max_tokens):
-    passes = pack(lengths, max_rows, max_tokens)
+def test_every_row_is_in_exactly_one_pass_and_no_pass_is_too_large(lengths, max_tokens):
+    passes = pack(lengths, max_tokens)
     assert sorted(i for rows in passes for i in rows) == list(range(len(lengths)))
     for rows in passes:
-        assert rows and len(rows) <= max_rows
+        assert rows
         assert sum(lengths[i] for i in rows) <= max_tokens or len(rows) == 1
 
 
@@ -22,7 +22,7 @@ def test_every_row_is_in_exactly_one_pass_and_no_pass_is_too_large(lengths, max_
 def test_passes_are_few(lengths, max_tokens):
     """First-fit decreasing needs at most 11/9 OPT + 6/9 bins (Dosa, 2007); OPT is at least the tokens over the room."""
     lengths = [min(n, max_tokens) for n in lengths]
-    passes = pack(lengths, len(lengths) + 1, max_tokens)
+    passes = pack(lengths, max_tokens)
     halves = sum(sum(lengths[i] for i in rows) * 2 <= max_tokens for rows in passes)
     assert halves <= 1  # two passes that are no more than half full would have been one
     assert len(passes) <= 11 / 9 * max(_optimum(lengths, max_tokens), 0) + 6 / 9
@@ -58,9 +58,9 @@ def _exact(lengths: list[int], room: int) -> int:
 
 def test_the_longest_rows_come_first_and_equal_input_gives_equal_passes():
     lengths = [3, 50, 7, 20, 20, 1, 49]
-    passes = pack(lengths, 8, 60)
-    assert passes == pack(lengths, 8, 60) == [[1, 2, 0], [6, 5], [3, 4]]
+    passes = pack(lengths, 60)
+    assert passes == pack(lengths, 60) == [[1, 2, 0], [6, 5], [3, 4]]
 
 
 def test_a_row_that_is_longer_than_a_pass_goes_alone():
-    assert pack([10, 100, 10], 8, 50) == [[1], [0, 2]]
+    assert pack([10, 100, 10], 50) == [[1], [0, 2]]

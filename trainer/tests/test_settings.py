@@ -191,7 +191,8 @@ def _values(f: dataclasses.Field) -> list:
         return list(get_args(hint))
     by_name = {"env_args": [("a=1", "b=x y"), ("c=[1, 2]",)], "delta": [5.5], "num_generations": [2, 4]}
     by_type = {bool: [True, False], int: [1, 3], float: [0.25, 0.9], str: ["x", 'quo"ted, name', "ünï/code"]}
-    low = {"importance_cap": [1.0, 3.5], "env": ["lookup", "gsm8k"]}
+    low = {"importance_cap": [1.0, 3.5], "env": ["lookup", "gsm8k"], "max_staleness": [0]}
+    by_name["vllm_url"] = [("http://a:1", "b:2"), ("c",)]
     return {**by_name, **low}.get(f.name) or by_type[hint]
 
 
@@ -214,6 +215,8 @@ def test_flags_and_file_and_the_written_file_mean_the_same(tmp_path_factory, val
     for name, value in values.items():
         if name == "env_args":
             args += [piece for pair in value for piece in ("-a", pair)]
+        elif name == "vllm_url":
+            args += [piece for url in value for piece in ("--vllm-url", url)]
         elif isinstance(value, bool):
             args.append(flag(name) if value else f"--no-{name.replace('_', '-')}")
         elif name != "env":

@@ -126,9 +126,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_the_bundled_policy_learns_lookup(tmp_path):
-    """The main job, as `uv run train` runs it: 0.45 to 0.70 before, at least 0.20 more after, greedy and sampled."""
+    """The first 12 steps of the main job: 0.45 to 0.70 before, at least 0.20 more after, greedy and sampled."""
     directory = tmp_path / "r"
-    assert run(TrainConfig(output_dir=str(tmp_path), run_name="r")) == 0
+    assert run(TrainConfig(output_dir=str(tmp_path), run_name="r", max_steps=12, save_steps=12)) == 0
     evaluations = json.loads((directory / "summary.json").read_text())["evaluations"]
     for how in ("greedy", "sampled"):
         before, after = evaluations["before"][how]["mean"], evaluations["after"][how]["mean"]
@@ -193,7 +193,7 @@ def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp
 
 def test_waiting_for_a_slot_is_not_the_policys_time(tmp_path):
     """One slot and a limit that one rollout easily keeps, and all of them together do not."""
-    directory = train(tmp_path, max_steps=1, eval_examples=0, max_concurrent=1, max_seconds=1.0)
+    directory = train(tmp_path, max_steps=1, eval_examples=0, batch_size=64, max_concurrent=1, max_seconds=3.0)
     (row,) = metrics(directory)
-    assert row["time/rollout"] > 1.0
+    assert row["time/rollout"] > 3.0
     assert row["rollout/truncated_share"] == 0 and row["rollout/errored"] == 0

@@ -46,22 +46,44 @@ class Schedule:
 def save(run: Run, step: int) -> Path:
     """After `step` finished steps: model, optimizer, schedule, data cursor, random states. Returns the folder.
 
-    Called by every rank; rank 0 writes. Raises OSError if it cannot: the checkpoints that there were are still whole then.
+    Called by every rank; rank 0 writes, and in lockstep each rank its part of the optimizer's state. Raises OSError if one
+    cannot: the checkpoints that there were are still whole then.
     """
     random_states = run.ranks.gather(_random_state())
+    lockstep = run.policy.sharding.lockstep
     root = run.directory / "checkpoints"
     final = root / f"step_{step}"
-    if not run.ranks.is_main:
+    if not run.ranks.is_main and not lockstep:
         return final
     partial = root / f".step_{step}.partial"
+    failed = ""
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write(run, step, partial, random_states)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own of a full disk
-        shutil.rmtree(partial, ignore_errors=True)
-        raise OSError(str(error).strip().splitlines()[0]) from error
-    old = root / f".step_{step}.old"
+        if run.ranks.is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    except OSError as error:
+        failed = str(error)
+    if lockstep:
+        failed = next(filter(None, run.ranks.gather(failed)), "")
+    if not failed:
+        try:
+            _write(run, step, partial, random_states)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own of a full disk
+            failed = str(error).strip().splitlines()[0]
+    if lockstep:
+        failed = next(filter(None, run.ranks.gather(failed)), "")
+    if failed:
+        if run.ranks.is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(failed)
+    if run.ranks.is_main:
+        _put_in_place(run, partial, final)
+    return final
+
+
+def _put_in_place(run: Run, partial: Path, final: Path) -> None:
+    root = final.parent
+    old = root / f".{final.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if (
         final.exists()
@@ -74,7 +96,6 @@ def save(run: Run, step: int) -> Path:
         shutil.rmtree(doomed, ignore_errors=True)
         os.replace(folder, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
-    return final
 
 
 def tidy(run_dir: Path) -> None:
@@ -89,11 +110,17 @@ def tidy(run_dir: Path) -> None:
 
 
 def _write(run: Run, step: int, folder: Path, random_states: list[Any]) -> None:
+    sharding = run.policy.sharding
     run.policy.save(folder / "model")
+    own = sharding.state()
+    if own is not None and not run.config.save_only_model:
+        torch.save({"optimizer": own, "reference": run.policy.reference_state()}, folder / _own_file(run))
+    if not run.ranks.is_main:
+        return
     run.tokenizer.save_pretrained(folder / "model")
     if not run.config.save_only_model:
         saved = {
-            "optimizer": run.optimizer.state_dict(),
+            "optimizer": run.optimizer.state_dict() if own is None else _divided_by(run),
             "scheduler": run.scheduler.state_dict(),
             "random": random_states,
         }
@@ -125,8 +152,14 @@ def restore(folder: Path, run: Run) -> None:
     try:
         state = json.loads((folder / "state.json").read_text())
         saved = torch.load(folder / "trainer.pt", map_location=run.ranks.device, weights_only=True)
+        _check_divided(folder, run, saved["optimizer"])
         run.policy.restore(folder / "model")
-        run.optimizer.load_state_dict(saved["optimizer"])
+        if run.policy.sharding.state() is None:
+            run.optimizer.load_state_dict(saved["optimizer"])
+        else:
+            own = torch.load(folder / _own_file(run), map_location=run.ranks.device, weights_only=True)
+            run.policy.sharding.load_state(own["optimizer"])
+            run.policy.restore_reference(own["reference"])
         run.scheduler.load_state_dict(saved["scheduler"])
         _set_rate(run)
         _set_random_state(saved["random"][run.ranks.rank % len(saved["random"])])
@@ -144,6 +177,26 @@ def restore(folder: Path, run: Run) -> None:
         if isinstance(error, KeyError):
             reason = f"it has no {reason}"
         raise UserError(f"cannot resume from {folder}, it is damaged or of another run: {reason}") from None
+
+
+def _own_file(run: Run) -> str:
+    """This rank's part of what is divided among all."""
+    return f"rank_{run.ranks.rank}.pt"
+
+
+def _divided_by(run: Run) -> dict[str, Any]:
+    return {"divided": run.policy.sharding.kind, "ranks": run.ranks.size}
+
+
+def _check_divided(folder: Path, run: Run, saved: dict[str, Any]) -> None:
+    """Raise UserError if the saved state is in other parts than this run's; a state in one part fits any number of ranks."""
+    was = (saved.get("divided", "replicated"), saved.get("ranks", 1))
+    now = (run.policy.sharding.kind, run.ranks.size if run.policy.sharding.lockstep else 1)
+    if was != now:
+        raise UserError(
+            f"{folder} was saved by {was[0]} in {was[1]} processes and this is {now[0]} in {run.ranks.size}: go on as it was "
+            f"launched then, or start a new run from it with --model {folder / 'model'}"
+        )
 
 
 @contextmanager

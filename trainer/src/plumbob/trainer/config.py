@@ -35,7 +35,9 @@ class TrainConfig:
     env: str = "lookup"
 
     model: str = option(
-        "tiny", "A model folder or hub name with a chat template, or 'tiny' for the bundled policy.", "-m"
+        "tiny",
+        "A model folder or hub name with a chat template, or a bundled one: tiny, tiny-gsm8k, tiny-musique.",
+        "-m",
     )
     datasets: str | None = option(
         None, "The environment's training data, if it takes any: a path, a hub name, 'synthetic'."
@@ -56,7 +58,10 @@ class TrainConfig:
     pass_tokens: int = option(16384, "Most tokens packed into one forward and backward pass; a longer row goes alone.")
     num_minibatches: int = option(1, "Optimizer steps that a step's rollouts are divided among.")
     num_iterations: int = option(1, "How often a step's rollouts are trained on.")
-    max_staleness: int = option(0, "Rollouts drawn by a policy older than this many syncs leave their groups.")
+    max_staleness: int = option(
+        0,
+        "Above 0, the next step's rollouts are drawn while one trains; those of an older policy than this many syncs go.",
+    )
 
     learning_rate: float | None = option(
         None,
@@ -109,15 +114,29 @@ class TrainConfig:
     ref_model_sync_steps: int = option(0, "The reference follows the policy every so many steps; 0: never.")
     ref_model_mixup_alpha: float = option(1.0, "By how much it then moves: 1 is all the way.")
 
-    importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not look through the alias
+    importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None,
-        "For the engine's probabilities not being the trainer's. Default: token_truncate with --bf16, else none.",
+        "For the engine's probabilities not being the trainer's. Default: token_truncate with --bf16 or --max-staleness.",
         group="Engine against trainer",
     )
     importance_cap: float | None = option(
         None,
         "The largest weight; masking also drops what is below its inverse. Default: 2 for tokens, 1.05 for sequences.",
     )
+
+    engine: Literal["transformers", "vllm"] = option(
+        "transformers", "What draws the rollouts: the model in this process, or vLLM servers.", group="vLLM"
+    )
+    vllm_url: tuple[str, ...] = option((), "A server that vf-vllm started; may be repeated. Default: start one.")
+    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(
+        None, "How weights reach it. Default: lora with --peft, else nccl between GPUs, ipc on one, disk without."
+    )
+    vllm_gpus: str | None = option(
+        None, "GPUs of the started server, as 1,2. Default: the trainer's own, which they share."
+    )
+    vllm_memory: float = option(0.4, "Its share of each GPU's memory.")
+    vllm_sleep: bool = option(False, "It gives that memory back while training.")
+    vllm_folder: str | None = option(None, "Where weights are written for servers on other machines.")
 
     temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
     top_p: float = option(
@@ -194,6 +213,16 @@ class TrainConfig:
         for name in ("lora_dropout", "min_p", "adam_beta1", "adam_beta2"):
             require(0 <= getattr(self, name) < 1, f"{flag(name)} must be in [0, 1), not {getattr(self, name)}")
         require(self.max_grad_norm >= 0, "--max-grad-norm cannot be negative; 0 leaves the gradient alone")
+        ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
+        require(
+            not self.max_staleness or ahead,
+            "--max-staleness draws rollouts while a step trains: it needs --engine vllm and --peft, without --vllm-sleep",
+        )
+        require(0 < self.vllm_memory < 1, f"--vllm-memory must be in (0, 1), not {self.vllm_memory}")
+        require((self.vllm_sync == "lora") <= self.peft, "--vllm-sync lora sends an adapter: it needs --peft")
+        require(
+            self.vllm_sync in (None, "lora") or not self.peft, "--peft is synced as an adapter: leave --vllm-sync out"
+        )
         require(0 < self.top_p <= 1, f"--top-p must be in (0, 1], not {self.top_p}")
         require(
             0 < self.ref_model_mixup_alpha <= 1,
@@ -254,9 +283,18 @@ class TrainConfig:
 
     def correction(self) -> tuple[CorrectionMode, float]:
         """(mode, cap), with the defaults that suit the precision and the mode."""
-        mode = self.importance_correction or ("token_truncate" if self.bf16 else "none")
+        mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
         # A row's geometric mean lies so near 1 that a token's cap would never act.
         return mode, self.importance_cap or (1.05 if mode.startswith("sequence") else 2.0)
+
+    def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
+        """How weights reach vLLM, with the defaults that suit what is trained and where."""
+        if self.vllm_sync is not None:
+            return self.vllm_sync
+        if self.peft:
+            return "lora"
+        shared = not self.vllm_url and self.vllm_gpus is None
+        return "disk" if not on_gpu else "ipc" if shared else "nccl"
 
     def to_toml(self) -> str:
         # Without the run's name: the directory has it, and another run of this file gets a name of its own.

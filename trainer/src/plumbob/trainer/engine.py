@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from plumbob.rollout import Completion, EngineError, Sampling
 from plumbob.trainer.kv_cache import SlotCache
+from plumbob.trainer.sharding import WholeTensors
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -110,11 +111,12 @@ class TransformersEngine:
         if self._active or self._waiting:
             raise EngineError("weights cannot change while completions are being drawn")
         own = dict(self.model.named_parameters())
-        for name, value in weights.items():
+        shapes = weights.shapes if isinstance(weights, WholeTensors) else {n: t.shape for n, t in weights.items()}
+        for name, shape in shapes.items():
             if name not in own:
                 raise EngineError(f"the engine's model has no weight {name!r}")
-            if own[name].shape != value.shape:
-                raise EngineError(f"weight {name!r} is {tuple(own[name].shape)} here and {tuple(value.shape)} there")
+            if own[name].shape != shape:
+                raise EngineError(f"weight {name!r} is {tuple(own[name].shape)} here and {tuple(shape)} there")
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)
@@ -125,6 +127,9 @@ class TransformersEngine:
     def forget(self) -> None:
         """Forget every cached key and value, so that what is drawn next equals, to the last bit, what a new engine draws."""
         self._cache.forget_all()
+
+    def close(self) -> None:
+        """Nothing is held that does not end with the process."""
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], temperature: float = 1.0) -> list[float]:

@@ -11,6 +11,7 @@ from plumbob.trainer import remote
 from plumbob.trainer.engine import TransformersEngine
 from plumbob.trainer.evaluation.config import EvaluateConfig
 from plumbob.trainer.models import (
+    cast_weights,
     check_supported,
     default_threads,
     load_chat,
@@ -79,6 +80,6 @@ def load_transformers_engine(
     chat = load_chat(tokenizer, loaded.generation_config)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = loaded.to(device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
+    loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)
     engine = TransformersEngine(loaded, max_slots=max_concurrent, max_length=max_context)
     return LoadedEngine(engine, chat, str(device), max_context)

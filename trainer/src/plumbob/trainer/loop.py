@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +17,13 @@ from plumbob.trainer import checkpoint, ranks
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.console import Board, sparkline
 from plumbob.trainer.corrections import sampling_warnings
+from plumbob.trainer.doctor.watch import Warner
 from plumbob.trainer.evaluation.estimates import Estimate
 from plumbob.trainer.held_out import evaluate
 from plumbob.trainer.hub_upload import check_hub_access, push_to_hub
 from plumbob.trainer.interruption import Interrupted, Interruption
 from plumbob.trainer.reporting import Reporter, check_reporting, make_reporter
-from plumbob.trainer.rollouts import Batch, RunFailed
+from plumbob.trainer.rollouts import Batch, RolloutSource, RunFailed
 from plumbob.trainer.run_directory import MetricsLog, write_traces, write_whole
 from plumbob.trainer.setup import Run, set_up
 from plumbob.trainer.step import train_step
@@ -38,7 +41,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             check_reporting(config)
             if config.push_to_hub:
                 check_hub_access(config)
-        run_ = set_up(config, here, resume_from)
+        run_ = set_up(config, here, resume_from, _teller() if here.is_main else lambda _: None)
         with (
             _board(run_) as board,
             Interruption(deferred=here.size > 1) as interruption,
@@ -48,13 +51,27 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             try:
                 code = _steps(run_, board, reporter, loop, interruption)
             finally:
+                run_.engine.close()
                 if reporter is not None:
                     reporter.close()
-        if code == 0 and here.is_main:
+        if code == 0 and (here.is_main or run_.policy.sharding.lockstep):
             return _finish(run_, time.time() - started)
         return code
     finally:
         ranks.leave()
+
+
+def _teller() -> Callable[[str], None]:
+    """Says what is waited for, before there is a table: a line every ten seconds."""
+    last = -math.inf
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"  {text}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _board(run_: Run) -> Board:
@@ -72,19 +89,23 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
     config, log = run_.config, MetricsLog(run_.directory)
     seen_failures: set[str] = set()
     schedule = checkpoint.Schedule(config.save_steps)
+    source = RolloutSource(run_, loop, interruption)
     step = run_.first_step
     for text in (_banner(run_), *sampling_warnings(config)):
         board.note(text)
+    warner = Warner(run_.directory, config, step if run_.ranks.is_main else 0, board.note)
 
     def evaluate_now(when: str) -> None:
         run_.evaluations[when] = _evaluate_both(run_, board, loop, interruption)
-        means = {f"eval/{how}": estimate.mean for how, estimate in run_.evaluations[when].items()}
+        means = _means(run_.evaluations[when])
         if run_.ranks.is_main and means:
             _amend(log, step, means, board, reporter)
+            warner.evaluated(step, means)
 
     try:
         if step == 0 and config.eval_on_start and "before" not in run_.evaluations:
             run_.evaluations["before"] = _evaluate_both(run_, board, loop, interruption)
+            warner.evaluated(0, _means(run_.evaluations["before"]))
         if step < run_.num_steps:  # the end of a shorter run that goes on now is not this one's
             run_.evaluations.pop("after", None)
         due = _evaluation_due(run_, step) if step else None
@@ -98,11 +119,12 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
                 board.status(f"step {number}/{run_.num_steps}: {what}")
 
             with checkpoint.undone_if_interrupted(run_):
-                metrics, batch = train_step(run_, step, loop, interruption, status)
+                metrics, batch = train_step(run_, step, source, interruption, status)
             step += 1
             _report_failures(batch, seen_failures, board)
             if run_.ranks.is_main:
                 _record(run_, log, metrics, batch, board, reporter)
+                warner.step(metrics)
             # After the step is recorded: interrupted, the evaluation comes first thing when the run goes on.
             if (when := _evaluation_due(run_, step)) is not None:
                 evaluate_now(when)
@@ -121,11 +143,17 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
         board.note(f"Interrupted after step {step}; {kept}. Go on with:  train --resume {run_.directory}")
         return 1
     finally:
+        source.close()
         try:
             log.flush()
         except OSError as error:
             board.note(f"The metrics of the last {log.pending.count(chr(10))} steps could not be written: {error}")
     return 0
+
+
+def _means(evaluation: dict[str, Estimate]) -> dict[str, float]:
+    """As metrics."""
+    return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()}
 
 
 def _record(
@@ -207,13 +235,12 @@ def _evaluate_both(run_: Run, board: Board, loop: asyncio.Runner, interruption: 
 
 def _banner(run_: Run) -> str:
     c, policy = run_.config, run_.policy
-    trained = sum(p.numel() for p in policy.trainable.values())
-    total = sum(p.numel() for p in policy.model.parameters())
-    processes = f" in {run_.ranks.size} processes" if run_.ranks.size > 1 else ""
+    processes = f" in {run_.ranks.size} processes, {policy.sharding.kind}" if run_.ranks.size > 1 else ""
     groups = run_.rollouts_per_step // c.num_generations
     return (
-        f"{c.env}: {len(run_.tasks.train)} training tasks, {len(run_.tasks.held_out)} held out | {c.model}: {total:,} "
-        f"parameters, {trained:,} trained ({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
+        f"{c.env}: {len(run_.tasks.train)} training tasks, {len(run_.tasks.held_out)} held out | {c.model}: "
+        f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
+        f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
         f"{run_.num_steps} steps of {groups} tasks x {c.num_generations} rollouts, rate {c.learning_rate:g} | "
         f"{run_.directory}"
     )
@@ -222,6 +249,8 @@ def _banner(run_: Run) -> str:
 def _finish(run_: Run, seconds: float) -> int:
     """Write the final model and the summary, print the result. Returns the exit code."""
     directory = run_.directory
+    if run_.policy.sharding.lockstep:
+        run_.ranks.barrier()  # rank 0 may still be renaming
     if (
         checkpoint.latest(directory) is None
         or checkpoint.latest(directory) != directory / f"checkpoints/step_{run_.num_steps}"
@@ -230,6 +259,8 @@ def _finish(run_: Run, seconds: float) -> int:
         return 1
     try:
         run_.policy.save_final(directory / "model")
+        if not run_.ranks.is_main:
+            return 0
         run_.tokenizer.save_pretrained(directory / "model")
         _summary(run_, seconds)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -12,9 +13,47 @@ from plumbob.rollout import Sample
 from plumbob.trainer.advantages import Advantages
 from plumbob.trainer.corrections import Corrections
 from plumbob.trainer.losses import LossOutputs
-from plumbob.trainer.policy import TokenScores
+from plumbob.trainer.policy import Policy, TokenScores
 from plumbob.trainer.rollouts import Batch
+from plumbob.trainer.sharding import Sharding
 from plumbob.trainer.sync import SyncReport
+
+
+@dataclasses.dataclass(frozen=True)
+class PassSums:
+    """What one pass adds to the tally, still on the device: the next pass need not wait for it."""
+
+    values: torch.Tensor
+    tokens: int = 0
+    row_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Sample],
+        scores: TokenScores,
+        old: torch.Tensor,
+        sampled: torch.Tensor,
+        corrections: Corrections,
+        outputs: LossOutputs,
+    ) -> PassSums:
+        log_ratio = old - sampled
+        values = [
+            outputs.loss.detach().float(),
+            scores.entropies.sum(),
+            log_ratio.abs().sum(),
+            log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
+            outputs.clipped_low.float(),
+            outputs.clipped_high.float(),
+            outputs.clipped_delta.float(),
+            outputs.kl.float(),
+            corrections.ratio_sum.float(),
+            corrections.truncated.float(),
+            corrections.masked.float(),
+            # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
+            (torch.expm1(log_ratio) - log_ratio).sum(),
+        ]
+        return cls(torch.stack(values), len(sampled), sum(len(row.token_ids) for row in rows))
 
 
 @dataclasses.dataclass
@@ -42,38 +81,30 @@ class Tally:
     skipped: int = 0
     grad_norm: float = 0.0
     """Summed over the optimizer steps that were applied."""
+    watched: int = 0
+    """Weights whose movement over the step was measured."""
+    moved: int = 0
+    """Those of them that changed."""
+    weight_squares: float = 0.0
+    change_squares: float = 0.0
 
     @classmethod
-    def of(
-        cls,
-        rows: Sequence[Sample],
-        scores: TokenScores,
-        old: torch.Tensor,
-        sampled: torch.Tensor,
-        corrections: Corrections,
-        outputs: LossOutputs,
-    ) -> Tally:
-        n = len(sampled)
-        log_ratio = old - sampled
-        # One transfer from the device, not ten: each would wait for everything that was queued.
-        values = torch.stack(
-            [
-                outputs.loss.detach().float(),
-                scores.entropies.sum(),
-                log_ratio.abs().sum(),
-                log_ratio.abs().amax() if n else log_ratio.sum(),
-                outputs.clipped_low.float(),
-                outputs.clipped_high.float(),
-                outputs.clipped_delta.float(),
-                outputs.kl.float(),
-                corrections.ratio_sum.float(),
-                corrections.truncated.float(),
-                corrections.masked.float(),
-                # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
-                (torch.expm1(log_ratio) - log_ratio).sum(),
-            ]
-        ).tolist()
-        return cls(values[0], 1, n, sum(len(row.token_ids) for row in rows), *values[1:])
+    def of(cls, sums: Sequence[PassSums]) -> Tally:
+        """Of some passes, in one transfer from the device."""
+        result = cls()
+        for s, values in zip(sums, torch.stack([s.values for s in sums]).tolist() if sums else [], strict=True):
+            first, *others = values
+            result.add(cls(first, 1, s.tokens, s.row_tokens, *others))
+        return result
+
+    def add_movement(self, before: torch.Tensor, after: torch.Tensor) -> None:
+        """What `weight_sample` gave at the step's start and end, [W] each."""
+        change = after.double() - before.double()
+        sums = torch.stack([(change != 0).sum(), before.double().square().sum(), change.square().sum()]).tolist()
+        self.watched += len(change)
+        self.moved += int(sums[0])
+        self.weight_squares += sums[1]
+        self.change_squares += sums[2]
 
     def add(self, other: Tally) -> None:
         for f in dataclasses.fields(self):
@@ -106,9 +137,37 @@ class Tally:
             "optimizer/grad_norm": self.grad_norm / max(applied, 1),
             "optimizer/updates": applied,
             "optimizer/skipped": self.skipped,
+            "optimizer/update_rms": math.sqrt(self.change_squares / max(self.watched, 1)),
+            "optimizer/relative_update": math.sqrt(self.change_squares / self.weight_squares)
+            if self.weight_squares
+            else 0.0,
+            "optimizer/moved_share": self.moved / max(self.watched, 1),
             "train/tokens": self.tokens,
             "train/passes": self.passes,
         }
+
+
+def weight_sample(sharding: Sharding) -> torch.Tensor:
+    """[W]: of each trained tensor, about 1024 entries that this rank holds, evenly spaced; a copy."""
+    parts = [sharding.local(p).reshape(-1) for p in sharding.trainable.values()]
+    return torch.cat([part[:: max(1, len(part) // 1024)] for part in parts])
+
+
+@torch.no_grad()
+def step_kl(policy: Policy, samples: Sequence[Sample], temperature: float) -> float | None:
+    """KL(policy that drew the samples || policy now), k3 in nats per token, on a 64th of the rows, 8 at most.
+
+    One forward pass over so few rows takes less than a hundredth of a step's time. None without a sampled token.
+    """
+    drawn = [s for s in samples if s.num_sampled]
+    count = min(8, math.ceil(len(drawn) / 64))
+    rows = [drawn[i * len(drawn) // count] for i in range(count)]  # evenly, so that they are of different groups
+    if not rows:
+        return None
+    sampled = [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m]
+    now = policy.score(rows, temperature).logprobs
+    log_ratio = (now - torch.tensor(sampled, device=now.device)).double()
+    return (torch.expm1(log_ratio) - log_ratio).mean().item()
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -121,11 +180,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
         "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
         **{f"reward/{name}": statistics.fmean(s.rewards.get(name, 0.0) for s in samples) for name in components},
+        **_within_groups(samples, components),
         "rollout/count": batch.num_rollouts,
         "rollout/errored": len(batch.failures),
         "rollout/stale": batch.stale,
         "rollout/not_finite": batch.not_finite,
         "rollout/truncated_share": sum(s.truncated for s in samples) / n,
+        **{f"rollout/stopped/{stop}": count / n for stop, count in sorted(Counter(s.stop for s in samples).items())},
         "rollout/sampled_tokens": sum(s.num_sampled for s in samples) / n,
         "rollout/row_tokens": sum(len(s.token_ids) for s in samples) / n,
         **{
@@ -135,9 +196,37 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             for name in names
         },
         "rollout/turns": statistics.fmean(s.metrics["rollout/turns"] for s in samples) if samples else 0.0,
+        "groups/broken": batch.groups_broken,
         "groups/rounds": batch.rounds,
         "groups/replaced": batch.groups_replaced,
     }
+
+
+TINY_SPREAD = 0.02
+"""Of the largest reward: a group whose rewards differ by less has a signal that scaling by its deviation blows up."""
+
+
+def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
+    """What is left of rewards once each group's mean is taken off, which is all that training sees of them.
+
+    `groups/tiny_spread_share`: groups with signal whose rewards differ by less than `TINY_SPREAD`.
+    `reward/NAME/variance_share`, where there are several components: of the sum of their variances within groups.
+    """
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    spreads = [max(r) - min(r) for g in groups.values() for r in [[s.reward for s in g]]]
+    largest = max((abs(s.reward) for s in samples), default=0.0)
+    signal = [spread for spread in spreads if spread > 0]
+    result = {"groups/tiny_spread_share": sum(s < TINY_SPREAD * largest for s in signal) / max(len(signal), 1)}
+    if len(components) > 1:
+        variances = {
+            name: sum(statistics.pvariance([s.rewards.get(name, 0.0) for s in g]) * len(g) for g in groups.values())
+            for name in components
+        }
+        total = sum(variances.values())
+        result |= {f"reward/{name}/variance_share": v / total if total else 0.0 for name, v in variances.items()}
+    return result
 
 
 def advantage_metrics(advantages: Advantages) -> dict[str, float]:
@@ -154,7 +243,14 @@ def advantage_metrics(advantages: Advantages) -> dict[str, float]:
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:
-    return {"sync/version": report.version, "sync/parity": report.parity, "sync/weights": report.num_weights}
+    values = {
+        "sync/version": report.version,
+        "sync/parity": report.parity,
+        "sync/weights": report.num_weights,
+        "sync/bytes": report.num_bytes,
+        "sync/bound_modules": report.bound_modules,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

@@ -59,6 +59,16 @@ def load_model(name: str) -> PreTrainedModel:
         raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None
 
 
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """`model` with its weights in `dtype`, in place. Its buffers stay: rotary frequencies are float32 in every precision.
+
+    In bfloat16 they are off by up to 0.4%, which a thousand tokens on is radians.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def check_supported(model: PreTrainedModel, max_context: int) -> None:
     """Raise UserError for an architecture whose distribution the engine and the trainer would get wrong.
 

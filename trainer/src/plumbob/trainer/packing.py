@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 
-def pack(lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
-    """Indices of rows for each pass: at most `max_rows` rows and `max_tokens` tokens; a longer row goes alone.
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of rows for each pass: at most `max_tokens` tokens; a longer row goes alone.
 
     First-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973): at most 11/9 of the fewest passes, plus
     one. Every row is in exactly one pass, and the result depends on nothing but the arguments. The longest rows come
@@ -18,7 +18,7 @@ def pack(lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[in
     room: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         for p, free in enumerate(room):
-            if lengths[i] <= free and len(passes[p]) < max_rows:
+            if lengths[i] <= free:
                 passes[p].append(i)
                 room[p] -= lengths[i]
                 break

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
+    """Of what passes as objects: a group of its own, so that two threads of a process can each have one."""
 
     @property
     def is_main(self) -> bool:
@@ -36,7 +39,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def gather_on_main(self, value: Any) -> list[Any] | None:
@@ -44,7 +47,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, values)
+        dist.gather_object(value, values, group=self.group)
         return values
 
     def any(self, value: bool) -> bool:
@@ -55,7 +58,7 @@ class Ranks:
         if self.size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values)
+        dist.broadcast_object_list(values, group=self.group)
         return values[0]
 
     def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -73,8 +76,11 @@ class Ranks:
         _sum_in_place(bucket)
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        self.gather(None)
+
+    def apart(self) -> Ranks:
+        """The same processes, for another thread. Collective."""
+        return replace(self, group=_object_group()) if self.size > 1 else self
 
 
 def join(device: torch.device | None = None) -> Ranks:
@@ -97,7 +103,12 @@ def join(device: torch.device | None = None) -> Ranks:
     # The one trap: every process believing that it is alone trains W runs into one directory.
     if size > 1 and dist.get_world_size() != size:
         raise RuntimeError(f"{size} processes were announced and {dist.get_world_size()} found each other")
-    return Ranks(rank, size, device)
+    return Ranks(rank, size, device, _object_group() if size > 1 else None)
+
+
+def _object_group() -> Any:
+    """Over gloo: objects are bytes in main memory, wherever tensors are."""
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=24))
 
 
 def leave() -> None:

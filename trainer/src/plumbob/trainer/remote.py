@@ -172,11 +172,12 @@ def _completion(answer: httpx.Response) -> Completion:
         token_ids = [int(token) for token in choice["token_ids"]]
         content = choice["logprobs"]["content"]
         logprobs = [float(item["logprob"]) for item in content]
-        named = [item["token"] for item in content]
+        named = [item.get("token_id", item.get("token")) for item in content]
         finish: Literal["stop", "length"] = "length" if choice["finish_reason"] == "length" else "stop"
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise EngineError(f"the server's answer cannot be read ({type(error).__name__}: {error})") from error
-    if named != [f"token_id:{token}" for token in token_ids] or not all(map(math.isfinite, logprobs)):
+    # Later versions of vLLM name a token by its number, earlier ones as "token_id:17".
+    if named not in (token_ids, [f"token_id:{token}" for token in token_ids]) or not all(map(math.isfinite, logprobs)):
         raise EngineError("the server's log-probabilities do not belong to its token ids")
     return Completion(tuple(token_ids), tuple(logprobs), finish)
 

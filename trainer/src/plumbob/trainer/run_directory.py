@@ -13,6 +13,9 @@ from plumbob.hub import UserError
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.evaluation.config import EvaluateConfig
 
+SERVER_LOG = "vllm.log"
+"""Of a vLLM server that the run started."""
+
 
 def new_directory(config: TrainConfig) -> Path:
     model = Path(config.model).name
@@ -21,16 +24,15 @@ def new_directory(config: TrainConfig) -> Path:
 
 
 def make_directory(parent: str, name: str) -> Path:
-    """Raises UserError if it exists already, or cannot be made."""
+    """Raises UserError if it exists already, or cannot be made. What was left by a start that failed is taken over."""
     directory = Path(parent) / name
     try:
-        directory.mkdir(parents=True, exist_ok=False)
-    except FileExistsError:
-        raise UserError(
-            f"{directory} exists already; choose another --run-name, or go on with --resume {directory}"
-        ) from None
+        directory.mkdir(parents=True, exist_ok=True)
+        begun = any(path.name != SERVER_LOG for path in directory.iterdir())
     except OSError as error:
         raise UserError(f"cannot make {directory}: {error.strerror}") from None
+    if begun:
+        raise UserError(f"{directory} exists already; choose another --run-name, or go on with --resume {directory}")
     return directory
 
 

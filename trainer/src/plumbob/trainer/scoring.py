@@ -59,7 +59,7 @@ class _ScoreTokens(torch.autograd.Function):
         now = with_grad and ctx.needs_input_grad[0] and not ctx.weight_trained
         with torch.autocast(hidden.device.type, enabled=False):
             hidden, weight = hidden.to(dtype), weight.to(dtype)
-            logprobs, normalisers, entropies = torch.empty(3, len(hidden), device=hidden.device).unbind()
+            logprobs, normalisers, entropies = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
             slopes = torch.empty_like(hidden) if now else None
             for part in _chunks(len(hidden), weight):
                 logits = _product(hidden[part], weight.T)

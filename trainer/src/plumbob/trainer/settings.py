@@ -189,7 +189,7 @@ def resolve(
     values = {
         name: _read_text(name, value, hints[name]) if isinstance(value, str) and name in hints else value
         for name, value in given.items()
-        if value is not None
+        if value is not None and value not in ([], ())  # an option that may be repeated, and was not given
     }
     resume, config_file = values.pop("resume", None), values.pop("config_file", None)
     strangers = dict(_stranger(text) for text in values.pop(STRANGERS, ()))

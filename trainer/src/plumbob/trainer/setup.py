@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from plumbob.hub import UserError
@@ -28,9 +30,14 @@ from plumbob.trainer.models import (
 from plumbob.trainer.policy import Policy
 from plumbob.trainer.ranks import Ranks
 from plumbob.trainer.run_directory import new_directory, truncate_metrics, write_whole
+from plumbob.trainer.sharding import MakeOptimizer, requested
 from plumbob.trainer.sync import fixed_row, sync_weights
 from plumbob.trainer.tasks import Tasks, leave_out_long_prompts, load_tasks
+from plumbob.trainer.training_engine import open_transformers, open_vllm
 from transformers import get_scheduler
+
+if TYPE_CHECKING:
+    from plumbob.trainer.vllm.engine import VllmEngine
 
 
 @dataclass
@@ -42,7 +49,7 @@ class Run:
     directory: Path
     tasks: Tasks
     policy: Policy
-    engine: TransformersEngine
+    engine: TransformersEngine | VllmEngine
     chat: Chat
     tokenizer: Any
     optimizer: torch.optim.Optimizer
@@ -65,13 +72,28 @@ class Run:
     evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward."""
 
+    def servers(self, what: Literal["sleep", "wake_up"]) -> None:
+        """Have the vLLM servers give up their GPU memory, or take it again; on every rank, with nothing drawn."""
+        self.ranks.barrier()
+        if self.ranks.is_main and not isinstance(self.engine, TransformersEngine):
+            torch.cuda.empty_cache()
+            getattr(self.engine, what)()
+        self.ranks.barrier()
+
     @property
     def updates_per_step(self) -> int:
         return self.config.num_iterations * self.config.num_minibatches
 
 
-def set_up(config: TrainConfig, ranks: Ranks, resume_from: Path | None) -> Run:
-    """Load all, make the run directory, restore the last checkpoint when resuming. Raises UserError."""
+def set_up(
+    config: TrainConfig, ranks: Ranks, resume_from: Path | None, status: Callable[[str], None] = lambda _: None
+) -> Run:
+    """Load all, make the run directory, restore the last checkpoint when resuming. Raises UserError.
+
+    `status` is told what is waited for.
+    """
+    request = requested()
+    config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
     rollouts = config.rollouts_per_step(ranks.size)
     tokenizer = load_tokenizer(config.model)
     tasks = load_tasks(config)
@@ -89,30 +111,28 @@ def set_up(config: TrainConfig, ranks: Ranks, resume_from: Path | None) -> Run:
 
     torch.set_num_threads(config.threads or max(1, default_threads(model) // ranks.size))
     torch.manual_seed(config.seed)
-    policy = Policy(model, config, ranks.device)
-    optimizer = torch.optim.AdamW(
-        policy.trainable.values(),
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        weight_decay=config.weight_decay,
-        fused=ranks.device.type == "cuda",
-    )
+    divided = request.divides(ranks)
+    policy = Policy(model, config, ranks.device, whole=not divided)
+    engine_model = policy.engine_model(share=not divided) if config.engine == "transformers" else None
+    optimizer = policy.shard(request, ranks, _optimizer(config, ranks), config.max_grad_norm)
     updates = config.num_iterations * config.num_minibatches
     scheduler = get_scheduler(
         config.lr_scheduler_type, optimizer, config.warmup_steps * updates, config.max_steps * updates
     )
     directory = Path(ranks.main(str(resume_from or (new_directory(config) if ranks.is_main else ""))))
+    if engine_model is not None:
+        at_once = max(rollouts // ranks.size, len(tasks.held_out), 1)
+        engine = open_transformers(engine_model, config, at_once, positions or config.max_context)
+    else:
+        vocab_size = model.config.get_text_config().vocab_size
+        engine = open_vllm(config, ranks, directory, tokenizer, vocab_size, status)
     run = Run(
         config=config,
         ranks=ranks,
         directory=directory,
         tasks=tasks,
         policy=policy,
-        engine=TransformersEngine(
-            policy.engine_model(),
-            max_slots=min(config.max_concurrent, max(rollouts // ranks.size, len(tasks.held_out), 1)),
-            max_length=positions or config.max_context,
-        ),
+        engine=engine,
         chat=chat,
         tokenizer=tokenizer,
         optimizer=optimizer,
@@ -145,6 +165,17 @@ def set_up(config: TrainConfig, ranks: Ranks, resume_from: Path | None) -> Run:
     run.engine.version = run.first_step  # a resumed run's policy versions go on where they were
     sync_weights(policy, run.engine, run.parity_row)
     return run
+
+
+def _optimizer(config: TrainConfig, ranks: Ranks) -> MakeOptimizer:
+    assert config.learning_rate is not None
+    return functools.partial(
+        torch.optim.AdamW,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=ranks.device.type == "cuda",
+    )
 
 
 def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) -> TrainConfig:

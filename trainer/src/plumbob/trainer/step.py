@@ -6,12 +6,14 @@ passes, sum over ranks, clip, update -> sync the engine, acknowledged -> metrics
 
 from __future__ import annotations
 
-import asyncio
 import math
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from plumbob.rollout import Sample
@@ -20,28 +22,44 @@ from plumbob.trainer.corrections import importance_corrections
 from plumbob.trainer.interruption import Interruption
 from plumbob.trainer.kl import estimate_kl
 from plumbob.trainer.losses import LossInputs, policy_loss, row_weights
-from plumbob.trainer.metrics import Tally, advantage_metrics, batch_metrics, memory_metrics, sync_metrics
-from plumbob.trainer.packing import pack
+from plumbob.trainer.metrics import (
+    PassSums,
+    Tally,
+    advantage_metrics,
+    batch_metrics,
+    memory_metrics,
+    step_kl,
+    sync_metrics,
+    weight_sample,
+)
+from plumbob.trainer.packing import pack, to_device
 from plumbob.trainer.ranks import share
-from plumbob.trainer.rollouts import Batch, RunFailed, collect
+from plumbob.trainer.rollouts import Batch, RolloutSource, RunFailed
 from plumbob.trainer.setup import Run
 from plumbob.trainer.sync import sync_weights
 
+NO_ROW = Sample([0, 0], [False, True], [0.0, 0.0], 0.0, "", "", False)
+"""What an empty pass computes."""
+
 
 def train_step(
-    run: Run, step: int, loop: asyncio.Runner, interruption: Interruption, status: Callable[[str], None]
+    run: Run, step: int, source: RolloutSource, interruption: Interruption, status: Callable[[str], None]
 ) -> tuple[dict[str, float], Batch]:
     """Step `step` (from 0). Raises RunFailed, SyncError and Interrupted; nothing of the step is kept then."""
     config, policy = run.config, run.policy
 
-    # Rollouts, drawn by the engine with the weights of the last sync.
+    # Rollouts, drawn by the engine with the weights of the last sync, or with --max-staleness of the one before.
     status("rollouts")
     start = time.perf_counter()
-    batch: Batch = interruption.run(loop, collect(run, step))
+    batch = source.take(step)
+    run.cursor = batch.cursor
     rollout_seconds = time.perf_counter() - start
+    source.begin(step + 1, run.cursor)
 
     # Advantages, from everybody's rewards.
     start = time.perf_counter()
+    if config.vllm_sleep:
+        run.servers("sleep")
     samples = batch.samples
     kl_sums = _reference_kl(run, samples) if config.kl_beta and config.kl_placement == "reward" else None
     shaped = shape_rewards(
@@ -66,17 +84,22 @@ def train_step(
     status(f"training on {trained} of {batch.num_rollouts} rollouts")
     for minibatch in minibatches[1:] if run.updates_per_step > 1 else []:
         _score_old(run, minibatch)  # by then the weights will have moved on from those of the step's start
+    weights = weight_sample(policy.sharding)
     for k, minibatch in enumerate(m for _ in range(config.num_iterations) for m in minibatches):
         # Once weights have moved, an interruption waits for the step's end: half a step could not be gone on with.
         _update(run, minibatch, tally, interruption if k == 0 else None)
+    tally.add_movement(weights, weight_sample(policy.sharding))
     tally = Tally.total(run.ranks.gather(tally))
+    moved = step_kl(policy, samples, config.temperature)
     if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
         policy.sync_reference(config.ref_model_mixup_alpha)
     train_seconds = time.perf_counter() - start
 
     # The engine gets the new weights, and shows that it serves them.
     start = time.perf_counter()
-    report = sync_weights(policy, run.engine, run.parity_row)
+    if config.vllm_sleep:
+        run.servers("wake_up")
+    report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
     sync_seconds = time.perf_counter() - start
     return {
         "step": step + 1,
@@ -84,6 +107,7 @@ def train_step(
         **advantage_metrics(advantages),
         **tally.metrics(),
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sum(s.num_sampled for s in samples), 1)}),
+        **({} if moved is None else {"policy/step_kl": moved}),
         **sync_metrics(report),
         **memory_metrics(run.ranks.device),
         "optimizer/learning_rate": rate,
@@ -93,7 +117,8 @@ def train_step(
         "time/rollout": rollout_seconds,
         "time/train": train_seconds,
         "time/sync": sync_seconds,
-        "time/rollout_tokens_per_second": batch.generated_tokens / rollout_seconds,
+        "time/drawing": batch.seconds,
+        "time/rollout_tokens_per_second": batch.generated_tokens / batch.seconds,
         "time/train_tokens_per_second": tally.row_tokens / train_seconds,
     }, batch
 
@@ -112,6 +137,8 @@ class Minibatch:
     old: dict[int, torch.Tensor] = field(default_factory=dict)
     """Row -> log-probabilities [n] under the weights that the step started from, where these are not the current ones."""
     reference: dict[int, torch.Tensor] = field(default_factory=dict)
+    seen: bool = False
+    """All its passes have been taken once: `reference` is complete."""
 
 
 def make_minibatches(run: Run, samples: Sequence[Sample], advantages: Advantages) -> list[Minibatch]:
@@ -144,18 +171,12 @@ def make_minibatches(run: Run, samples: Sequence[Sample], advantages: Advantages
 
 def _update(run: Run, minibatch: Minibatch, tally: Tally, interruption: Interruption | None) -> None:
     """One optimizer step. A gradient that is not finite is skipped. Raises RunFailed after too many in a row."""
-    parameters = list(run.policy.trainable.values())
+    sharding = run.policy.sharding
     added = accumulate(run, minibatch, interruption)
     if minibatch.trained:
-        run.ranks.sum_gradients(parameters)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        total = torch.nn.utils.get_total_norm(gradients)
-        norm = total.item()
+        norm = sharding.update()
         added.updates += run.ranks.is_main
-        if math.isfinite(norm):  # else clipping would make every gradient NaN, and nobody could say whose was first
-            if run.config.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(parameters, run.config.max_grad_norm, total)
-            run.optimizer.step()
+        if math.isfinite(norm):
             run.skipped_in_a_row = 0
             added.grad_norm += norm * run.ranks.is_main
         else:
@@ -163,14 +184,13 @@ def _update(run: Run, minibatch: Minibatch, tally: Tally, interruption: Interrup
             added.skipped += run.ranks.is_main
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
             raise RunFailed(
-                f"{run.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite ({_culprit(run)}); "
+                f"{run.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite ({sharding.not_finite()}); "
                 "none of them was applied"
             )
-    run.optimizer.zero_grad()
+    sharding.zero_grad()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # that an update was skipped: it counts in the schedule all the same
+        # That an update was skipped: it counts in the schedule all the same.
+        warnings.simplefilter("ignore", UserWarning)
         run.scheduler.step()
     tally.add(added)
 
@@ -181,46 +201,86 @@ def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None
     If a pass runs out of memory, half of its gradient may have been added already: all begin again, with half the
     tokens in a pass, which holds for the rest of the run. Raises RunFailed if a row alone does not fit.
     """
+    sharding = run.policy.sharding
     while True:
-        run.optimizer.zero_grad()
-        tally, failed = Tally(), ""
+        sharding.zero_grad()
+        sums: list[PassSums] = []
+        failed = ""
+        passes = _passes(run, minibatch)
         with torch.set_grad_enabled(bool(minibatch.trained)):
             try:
-                for rows in _passes(run, minibatch):
+                for k, rows in enumerate(passes):
                     if interruption is not None:
                         interruption.check()
-                    tally.add(_backward(run, minibatch, rows))
+                    last = k == len(passes) - 1
+                    if rows:
+                        sums.append(_backward(run, minibatch, rows, last=last))
+                    else:
+                        _empty_pass(run, minibatch, last=last)
             except torch.OutOfMemoryError as error:
                 failed = str(error).splitlines()[0]
+                if sharding.lockstep:
+                    _give_up_alone(run, failed)
+        minibatch.seen = True
         if not run.ranks.any(bool(failed)):
-            return tally
+            return Tally.of(sums)  # read at the end: each reading waits for the device
         longest = max(len(row.token_ids) for row in minibatch.rows)
         if run.pass_tokens < longest:
             raise RunFailed(
                 f"a single rollout of up to {longest} tokens does not fit into memory; use --gradient-checkpointing, "
                 f"--peft or a smaller --max-context than {run.config.max_context}. {failed}"
             )
-        run.pass_tokens //= 2
+        largest = max((sum(len(minibatch.rows[i].token_ids) for i in rows) for rows in passes), default=0)
+        run.pass_tokens = min(run.pass_tokens, max(run.ranks.gather(largest))) // 2
         run.out_of_memory += 1
         if run.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def _passes(run: Run, minibatch: Minibatch) -> list[list[int]]:
+    """This rank's rows, pass by pass. In lockstep, empty passes follow until every rank has as many."""
     lengths = [len(minibatch.rows[i].token_ids) for i in minibatch.mine]
-    return [[minibatch.mine[j] for j in rows] for rows in pack(lengths, run.config.batch_size, run.pass_tokens)]
+    cut = pack(lengths, run.pass_tokens)
+    return _padded(run, [[minibatch.mine[j] for j in rows] for rows in cut])
 
 
-def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> Tally:
+def _padded(run: Run, passes: list[list[int]]) -> list[list[int]]:
+    most = max(run.ranks.gather(len(passes))) if run.policy.sharding.lockstep else 0
+    return passes + [[] for _ in range(most - len(passes))]
+
+
+def _empty_pass(run: Run, minibatch: Minibatch, *, last: bool) -> None:
+    """What other ranks' passes wait for, with a gradient of zero."""
+    if run.objective.kl_beta > 0 and not minibatch.seen:
+        run.policy.reference_logprobs([NO_ROW], 1.0)
+    logprobs = run.policy.score([NO_ROW], 1.0).logprobs
+    if logprobs.requires_grad:
+        run.policy.sharding.backward((logprobs * 0).sum(), last=last)
+
+
+def _give_up_alone(run: Run, failed: str) -> NoReturn:
+    """End this process: the others wait in the middle of the same pass, and the launcher ends them in turn."""
+    print(
+        f"rank {run.ranks.rank}: a pass of up to {run.pass_tokens} tokens does not fit into memory, and where weights are "
+        f"divided among processes none can try again alone; use --pass-tokens {run.pass_tokens // 2} or "
+        f"--gradient-checkpointing. {failed}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int], *, last: bool) -> PassSums:
     """Add one pass's gradient; nothing but the measurements where gradients are off."""
     config, policy = run.config, run.policy
     rows = [minibatch.rows[i] for i in indices]
     device = policy.device
-    lengths = torch.tensor([row.num_sampled for row in rows], device=device)
-    row_of = torch.arange(len(rows), device=device).repeat_interleave(lengths)
+    lengths = torch.tensor([row.num_sampled for row in rows])
+    of_row = torch.arange(len(rows)).repeat_interleave(lengths)
+    row_of = to_device(of_row, device)
 
     def per_token(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor([values[i] for i in indices], device=device)[row_of]
+        return to_device(torch.tensor([values[i] for i in indices])[of_row], device)
 
     reference = None
     if run.objective.kl_beta > 0:
@@ -234,9 +294,8 @@ def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> Tally:
     if run.updates_per_step > 1 and any(i not in minibatch.old for i in indices):
         minibatch.old.update(_by_row(indices, current, lengths))
     old = torch.cat([minibatch.old[i] for i in indices]) if minibatch.old else current
-    sampled = torch.tensor(
-        [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m], device=device
-    )
+    drawn = [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m]
+    sampled = to_device(torch.tensor(drawn), device)
     # From the engine's distribution to the trainer's at the step's start; the ratio leads on from there to the current one.
     corrections = importance_corrections(old, sampled, row_of, *config.correction())
     outputs = policy_loss(
@@ -252,14 +311,14 @@ def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> Tally:
         run.objective,
     )
     if outputs.loss.requires_grad:
-        outputs.loss.backward()
-    return Tally.of(rows, scores, old, sampled, corrections, outputs)
+        policy.sharding.backward(outputs.loss, last=last)
+    return PassSums.of(rows, scores, old, sampled, corrections, outputs)
 
 
 @torch.no_grad()
 def _score_old(run: Run, minibatch: Minibatch) -> None:
     for indices in _passes(run, minibatch):
-        rows = [minibatch.rows[i] for i in indices]
+        rows = [minibatch.rows[i] for i in indices] or [NO_ROW]
         lengths = torch.tensor([row.num_sampled for row in rows])
         minibatch.old.update(_by_row(indices, run.policy.score(rows, run.config.temperature).logprobs, lengths))
 
@@ -270,9 +329,9 @@ def _reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
     mine = share([len(s.token_ids) for s in samples], run.ranks.size)[run.ranks.rank]
     sums: dict[int, float] = {}
     lengths = [len(samples[i].token_ids) for i in mine]
-    for part in pack(lengths, run.config.batch_size, run.pass_tokens):
+    for part in _padded(run, pack(lengths, run.pass_tokens)):
         indices = [mine[j] for j in part]
-        rows = [samples[i] for i in indices]
+        rows = [samples[i] for i in indices] or [NO_ROW]
         logprobs = run.policy.score(rows, run.config.temperature).logprobs
         reference = run.policy.reference_logprobs(rows, run.config.temperature)
         kl = estimate_kl(logprobs, reference, run.objective.kl_estimator)
@@ -285,13 +344,5 @@ def _reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
 
 
 def _by_row(indices: Sequence[int], values: torch.Tensor, lengths: torch.Tensor) -> dict[int, torch.Tensor]:
-    return dict(zip(indices, values.split(lengths.tolist()), strict=True))
-
-
-def _culprit(run: Run) -> str:
-    for name, parameter in run.policy.trainable.items():
-        if not torch.isfinite(parameter).all():
-            return f"the weights themselves are not finite, first {name}"
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return f"first in {name}"
-    return "their norm overflowed"
+    """Of an empty pass nothing is kept."""
+    return dict(zip(indices, values.split(lengths.tolist()), strict=bool(indices)))

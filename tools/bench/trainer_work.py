@@ -1,0 +1,118 @@
+"""What both arms of the trainer's benchmark work on: shapes, fixed rows, rewards, and the count of their arithmetic."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+SHAPES = {
+    "0.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "1.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "tiny": Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+}
+GROUP, MAX_COMPLETION, PROMPT = 8, 256, 100
+LORA = {"r": 16, "lora_alpha": 32}
+WARM_UP = 2
+
+
+def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, completion ids) of every rollout, groups together."""
+    generator = torch.Generator().manual_seed(0)
+    vocab = SHAPES[args.shape].vocab_size
+    rows = []
+    for _ in range(args.prompts):
+        prompt = torch.randint(3, vocab, (PROMPT,), generator=generator).tolist()
+        for _ in range(GROUP):
+            # Bounded so, the mean is 156.
+            length = torch.empty(1).log_normal_(5.0, 0.5, generator=generator).clamp(8, MAX_COMPLETION)
+            rows.append((prompt, torch.randint(3, vocab, (int(length),), generator=generator).tolist()))
+    return rows
+
+
+def make_model(shape: str) -> Any:
+    torch.manual_seed(0)
+    config = SHAPES[shape]
+    config.eos_token_id, config.bos_token_id, config.pad_token_id = 2, None, 0
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def reward_of(i: int) -> float:
+    """Every group has both, so that no group is without a signal, which ours would leave out."""
+    return float(i % 2)
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(function: Any) -> float:
+    start = time.perf_counter()
+    function()
+    synchronise()
+    return time.perf_counter() - start
+
+
+def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> float:
+    """What one step must compute at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
+
+    The head works on sampled positions only. Attention: 4 per head dimension and pair of positions forward, twice that
+    backward. What is computed a second time, as the head's logits are, is not counted.
+    """
+    c = SHAPES[args.shape]
+    head_dim = c.hidden_size // c.num_attention_heads
+    kv = head_dim * c.num_key_value_heads
+    layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size
+    tokens = sum(len(p) + len(r) for p, r in rows)
+    sampled = sum(len(r) for _, r in rows)
+    pairs = sum((len(p) + len(r)) ** 2 / 2 for p, r in rows)
+    passes = 4 if args.mode == "lora" else 6
+    lora = 0
+    if args.mode == "lora":
+        sides = 4 * c.hidden_size + 2 * (c.hidden_size + kv) + 3 * (c.hidden_size + c.intermediate_size)
+        lora = 6 * LORA["r"] * sides
+    return (
+        tokens * c.num_hidden_layers * (passes * layer + lora)
+        + sampled * passes * c.hidden_size * c.vocab_size
+        + 12 * c.num_hidden_layers * c.hidden_size * pairs
+    )
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a large bfloat16 product of random numbers, median of 10."""
+    if not torch.cuda.is_available():
+        a, b = torch.randn(2, 1024, 1024).unbind()
+    else:
+        a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
+    timed(lambda: a @ b)
+    return 2 * len(a) ** 3 / statistics.median(timed(lambda: a @ b) for _ in range(10))

@@ -1,0 +1,200 @@
+"""Does the watch name what is wrong? Real runs with a fault in their configuration, and healthy ones; a confusion matrix.
+
+    uv run python tools/bench/watch.py --out runs/watch                 # 41 runs, half an hour on two free cores
+    uv run python tools/bench/watch.py --out runs/watch --only healthy
+    uv run python tools/bench/watch.py --out runs/watch --record trainer/tests/watch_runs.json
+
+A run whose metrics.jsonl is complete is not run again. The last column asks the metrics that TRL logs of a run (reward, kl,
+clip_ratio, frac_reward_zero_std, grad_norm): one of them shows the fault if its mean over the first five steps is below a
+third of the lowest of the healthy runs of that environment, or above three times the highest; of a share, if what is
+missing to 1 is. Exit code 1 if any run is named wrongly, or a healthy one at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.doctor.history import Row, mean
+from plumbob.trainer.doctor.watch import examine, read_metrics
+from plumbob.trainer.settings import read_toml
+
+LOOKUP = "lookup --model tiny"
+GSM8K = "gsm8k --datasets synthetic --model tiny-gsm8k --max-tokens 128"
+MUSIQUE = "musique --datasets synthetic -a hops=2 --model tiny-musique --max-tokens 128"
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    flags: str
+    cause: str | None = None
+    steps: int = 6
+    by_traces: bool = False
+    """Metrics do not show it, so that there is nothing to record."""
+
+    @property
+    def environment(self) -> str:
+        return self.flags.split()[0]
+
+    @property
+    def command(self) -> list[str]:
+        sizes = f"--batch-size 32 --gradient-accumulation-steps 1 --max-steps {self.steps} --eval-examples 0"
+        return [*self.flags.split(), *sizes.split()]
+
+
+def healthy(seeds: int) -> list[Case]:
+    cases = [
+        Case(f"healthy {policy.split()[0]}, {kind}, seed {seed}", f"{policy} --seed {seed}{flag}", steps=10)
+        for seed in range(seeds)
+        for policy in (LOOKUP, GSM8K, MUSIQUE)
+        for kind, flag in (("full", ""), ("LoRA", " --peft"))
+    ]
+    variants = {
+        "a little KL": "--kl-beta 0.04",
+        "gspo": "--loss-type gspo --num-iterations 2",
+        "two minibatches, twice, scaled": "--num-minibatches 2 --num-iterations 2 --scale-rewards group",
+        "bf16": "--bf16",
+        "clip at 1e-5, 4 iterations": "--epsilon 0.00001 --num-iterations 4",  # the first update of a step is never clipped
+    }
+    return cases + [Case(f"healthy lookup, {name}", f"{LOOKUP} {flags}") for name, flags in variants.items()]
+
+
+FAULTY = [
+    Case("learning rate 1e-9", f"{LOOKUP} --lr 1e-9", "learning-rate-too-low"),
+    Case("LoRA at full training's 1e-6", f"{LOOKUP} --peft --lr 1e-6", "learning-rate-too-low"),
+    Case("learning rate 100 times too high", f"{LOOKUP} --lr 3e-2", "learning-rate-too-high"),
+    Case("LoRA rate 100 times too high", f"{LOOKUP} --peft --lr 0.3", "learning-rate-too-high"),
+    Case("warm-up of 100,000 steps", f"{LOOKUP} --warmup-steps 100000", "warmup-too-long"),
+    Case("gradient clipped to 1e-9", f"{LOOKUP} --max-grad-norm 1e-9", "gradient-clipped-to-nothing"),
+    Case("KL coefficient 100", f"{LOOKUP} --kl-beta 100", "kl-too-large", steps=10),
+    Case("turns of 8 tokens", f"{LOOKUP} --max-tokens 8", "truncated-turns"),
+    Case("context of 190 tokens", f"{LOOKUP} --max-context 190", "truncated-context"),
+    Case("context of 190, masked", f"{LOOKUP} --max-context 190 --overlong mask", "truncated-context"),
+    Case("two turns", f"{LOOKUP} --max-turns 2", "truncated-rollouts"),
+    Case("task out of reach", f"{LOOKUP} -a difficulty=hard", "task-out-of-reach"),
+    Case("task solved", f"{LOOKUP} -a difficulty=trivial", "task-solved"),
+    Case("top-p 0.5", f"{LOOKUP} --top-p 0.5", "sampling-truncated"),
+    Case("temperature 5", f"{LOOKUP} --temperature 5", "temperature-too-high"),
+    Case("temperature 0.05", f"{LOOKUP} --temperature 0.05", "groups-without-variety"),
+    Case("dropout 0.5", f"{LOOKUP} --peft --lora-dropout 0.5", "dropout-in-training"),
+    Case(
+        "format weighs 20 times",
+        f"{MUSIQUE} -a weights=format=20 -a grounding=0",
+        "reward-format-dominated",
+        by_traces=True,
+    ),
+]
+
+TRL = {
+    "reward": "reward/mean",
+    "kl": "policy/kl",
+    "clip_ratio": "policy/clip_fraction",
+    "frac_reward_zero_std": "groups/zero_signal_share",
+    "grad_norm": "optimizer/grad_norm",
+}
+READ = re.compile(
+    "step$|reward/(mean|std|.*share)$|rollout/(count|errored|stale|not_finite|stopped/.*|truncated_share|sampled_tokens)$|"
+    "rollout/(tool_calls|tool_errors|malformed_calls)$|groups/|advantage/|policy/|correction/|sync/(sampling_gap|mismatch_kl)$|"
+    "optimizer/|train/rows$"
+)
+
+SHARES = ("reward", "clip_ratio", "frac_reward_zero_std")
+
+
+def run(case: Case, out: Path) -> Path:
+    """The run directory. Raises RuntimeError with the end of the output if the run fails."""
+    folder = out / case.name.replace(" ", "-").replace(",", "")
+    if not folder.is_dir() or len(read_metrics(folder)) < case.steps:
+        train = [sys.executable, "-c", "from plumbob.trainer.cli import main; main()"]
+        where = ["-o", str(out), "--run-name", folder.name, "--threads", "1", "--save-steps", "1000"]
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*train, *case.command, *where], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{case.name} failed:\n{done.stderr[-2000:]}")
+    print(case.name, file=sys.stderr, flush=True)
+    return folder
+
+
+def trl_shows(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> list[str]:
+    """Which of TRL's metrics leave the range of healthy runs by a factor of three."""
+    shown = []
+    for name, metric in TRL.items():
+        value = mean(rows[:5], metric)
+        range_ = [mean(other[:5], metric) for other in others]
+        outside = value < min(range_) / 3 or value > 3 * max(range_)
+        if name in SHARES:
+            outside = outside or 1 - value < (1 - max(range_)) / 3 or 1 - value > 3 * (1 - min(range_))
+        if outside and abs(value - min(range_, key=lambda v: abs(v - value))) > 1e-6:
+            shown.append(name)
+    return shown
+
+
+def row_of(case: Case, findings: list[Finding], shown: list[str]) -> str:
+    failed = [f for f in findings if f.cause]
+    named = ", ".join(f"`{f.cause}`" for f in failed) or "none"
+    step = min((f.step for f in failed if f.step is not None), default="")
+    right = "yes" if {f.cause for f in failed} == ({case.cause} - {None}) else "**no**"
+    return f"| {case.name} | {named} | {step} | {right} | {', '.join(shown) or 'none'} |"
+
+
+def record(cases: list[Case], folders: dict[str, Path], file: Path) -> None:
+    """What the tests replay: each run's settings that are not default, and by name the metrics that rules read, rounded.
+
+    One value stands for a metric that is the same in every step.
+    """
+    default, runs = TrainConfig(), {}
+    for case in [c for c in cases if not c.by_traces]:
+        settings = read_toml(folders[case.name] / "config.toml", TrainConfig)
+        settings = {
+            k: v for k, v in settings.items() if v != getattr(default, k) and k not in ("output_dir", "threads")
+        }
+        rows = read_metrics(folders[case.name])
+        names = sorted({name for row in rows for name in row if READ.match(name)})
+        columns = {name: [float(f"{row.get(name, 0.0):.3g}") for row in rows] for name in names}
+        columns = {name: c if len(set(c)) > 1 else c[0] for name, c in columns.items()}
+        runs[case.name] = {"config": settings, "cause": case.cause, "steps": len(rows), "metrics": columns}
+    file.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in runs.items()) + "\n}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/watch"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--seeds", type=int, default=3, help="healthy runs of each kind")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--record", type=Path, help="write the tests' file")
+    args = parser.parse_args()
+    cases = [case for case in [*FAULTY, *healthy(args.seeds)] if args.only in case.name]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        folders = dict(zip((c.name for c in cases), pool.map(lambda c: run(c, args.out), cases), strict=True))
+    metrics = {case.name: read_metrics(folders[case.name]) for case in cases}
+    print(
+        "| run | causes named | in step | right | TRL's metrics that leave the healthy range |\n|---|---|---|---|---|"
+    )
+    wrong = 0
+    for case in cases:
+        findings = examine(folders[case.name])
+        others = [metrics[c.name] for c in cases if c.cause is None and c.environment == case.environment]
+        shown = trl_shows(metrics[case.name], others) if others and case.cause else []
+        print(line := row_of(case, findings, shown))
+        wrong += "**no**" in line
+    faulty = sum(case.cause is not None for case in cases)
+    print(f"\n{len(cases) - faulty} healthy runs, {faulty} faulty, {wrong} named wrongly")
+    if args.record:
+        record(cases, folders, args.record)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# vLLM on GPUs: the contract tests against a real server, then what tools/gpu/measure_vllm.py measures.
+#
+#     PYTHON=python3 bash tools/gpu/measure_vllm.sh one|two [OUTPUT_DIR] [--parts lora,ipc,transformers,library,disk]
+#     CONTRACT=0 leaves the contract tests out (two minutes).
+#
+# Needs plumbob, its environment `lookup` and vLLM >= 0.25 importable by $PYTHON; and pytest and hypothesis for the tests.
+# Takes about seven minutes on one H200, three on two.
+set -euo pipefail
+python=${PYTHON:-python3}
+gpus=${1:?one or two}
+out=${2:-/tmp/vllm_gpu}
+mkdir -p "$out"
+# NVLink multicast stays off: it can put GPUs that others share out of service.
+export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
+
+if [ "$gpus" = one ] && [ "${CONTRACT:-1}" = 1 ]; then
+    port=8137
+    $python -m plumbob.trainer.vllm.serve --model tiny --port $port --dtype float32 --max-model-len 1024 --enforce-eager \
+        --gpu-memory-utilization 0.2 >"$out/tiny.log" 2>&1 &
+    server=$!
+    trap 'kill $server 2>/dev/null || true' EXIT
+    for _ in $(seq 300); do
+        if $python -c "import httpx; httpx.get('http://127.0.0.1:$port/health').raise_for_status()" 2>/dev/null; then break; fi
+        if ! kill -0 $server 2>/dev/null; then tail -40 "$out/tiny.log"; exit 1; fi
+        sleep 1
+    done
+    PLUMBOB_VLLM_FULL=1 PLUMBOB_VLLM_URL=http://127.0.0.1:$port $python -m pytest -q -s -p no:cacheprovider -o addopts=--import-mode=importlib \
+        trainer/tests/test_vllm_live.py || echo "the contract is not kept; measuring goes on"
+    kill $server
+    wait $server 2>/dev/null || true
+fi
+$python tools/gpu/measure_vllm.py "$gpus" --out "$out" "${@:3}"

@@ -1,0 +1,89 @@
+"""The doctor's findings as one HTML page that needs nothing else: no script, no font, no image from anywhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from plumbob.trainer.doctor.findings import Cause, Finding
+from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; }
+@media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --fail: #f85149; --unsure: #d29922; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; }
+.answer { font-size: 1.1rem; border-left: 4px solid; padding: .25rem 0 .25rem 1rem; margin: 1.5rem 0; }
+.answer p { margin: .25rem 0; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .5rem .75rem .5rem 0; border-bottom: 1px solid var(--line); }
+.pass { color: var(--pass); } .fail { color: var(--fail); } .unsure { color: var(--unsure); }
+.pass, .fail, .unsure { font-weight: 600; white-space: nowrap; }
+.answer.pass, .answer.fail, .answer.unsure { white-space: normal; font-weight: inherit; }
+.answer > * { color: CanvasText; }
+.evidence { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.cause { margin: .25rem 0 0; }
+small { color: GrayText; }
+code { font-size: .95em; }
+"""
+
+
+def render(findings: Sequence[Finding], title: str) -> str:
+    """The page: the answer first (the first failure's cause), then every check with its evidence."""
+    rows = "\n".join(_row(finding) for finding in findings)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_text(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{_text(title)}</h1>
+{_answer(findings)}
+<table>
+<thead><tr><th>Verdict</th><th>Check</th><th>Evidence</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+<p><small>{_counts(findings)}</small></p>
+</body>
+</html>
+"""
+
+
+def _answer(findings: Sequence[Finding]) -> str:
+    first = next((f for f in findings if f.cause is not None), None)
+    if first is not None and first.cause is not None:
+        cause = ALL_CAUSES.get(first.cause) or Cause(first.cause, "", "")
+        return f'<div class="answer fail"><p><strong>{_text(cause.id)}</strong></p>{_reason(cause)}</div>'
+    if any(f.verdict == "unsure" for f in findings):
+        return '<div class="answer unsure"><p>Nothing failed, and some checks could not tell.</p></div>'
+    return '<div class="answer pass"><p>Every check passed.</p></div>'
+
+
+def _row(finding: Finding) -> str:
+    step = f" <small>step {finding.step}</small>" if finding.step is not None else ""
+    cause = ALL_CAUSES.get(finding.cause) if finding.cause else None
+    why = f'<div class="cause"><strong>{_text(cause.id)}</strong>{_reason(cause)}</div>' if cause else ""
+    return (
+        f'<tr><td class="{finding.verdict}">{finding.verdict}</td><td>{_text(finding.check)}{step}</td>'
+        f'<td><span class="evidence">{_text(finding.evidence)}</span>{why}</td></tr>'
+    )
+
+
+def _reason(cause: Cause) -> str:
+    origin = "; ".join(part for part in (", ".join(cause.hypotheses), cause.source) if part)
+    note = f"<p><small>{_text(origin)}</small></p>" if origin else ""
+    return f"<p>{_text(cause.sentence)}</p><p><strong>Do this:</strong> {_text(cause.fix)}</p>{note}"
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("pass", "fail", "unsure")}
+    return f"{len(findings)} checks: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+
+
+def _text(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,87 @@
+"""Do rollouts succeed technically, are those of a group of one task, and do turns end where the model ends them?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.models import load_chat
+from plumbob.trainer.rollouts import RunFailed
+
+FAILED_SHARE = 0.2
+RUN_ON_SHARE = 0.05
+
+END = re.compile(r"end|eot|eos|eom|</s>", re.IGNORECASE)
+"""What special tokens are called that end something, in any model's vocabulary."""
+
+
+def probe(subject: Subject) -> Iterator[Finding]:
+    try:
+        batch = subject.drawn.batch
+    except RunFailed as error:
+        yield Finding("rollouts finish without errors", "fail", str(error), "environment-fails")
+        return
+    share = len(batch.failures) / batch.num_rollouts
+    first = f"; the first: {batch.failures[0]}" if batch.failures else ""
+    evidence = f"{len(batch.failures)} of {batch.num_rollouts} failed{first}"
+    failed = share > FAILED_SHARE
+    yield Finding(
+        "rollouts finish without errors",
+        "fail" if failed else "unsure" if share > FAILED_SHARE / 4 else "pass",
+        evidence,
+        "environment-fails" if failed else None,
+    )
+    yield _grouping(subject)
+    if subject.run.tasks.held_out:
+        yield _held_out(subject)
+    yield _stops(subject)
+
+
+def _grouping(subject: Subject) -> Finding:
+    drawn, size = subject.drawn, subject.run.config.num_generations
+    groups: dict[str, list[str | None]] = {}
+    for sample, trace in zip(drawn.samples, drawn.traces, strict=True):
+        groups.setdefault(sample.group, []).append(trace.task.hash)
+    mixed = sum(len(set(tasks)) > 1 for tasks in groups.values())
+    oversize = sum(len(tasks) > size for tasks in groups.values())
+    evidence = f"{len(groups)} groups of up to {max(map(len, groups.values()))}, {mixed} hold more than one task"
+    bad = mixed or oversize
+    return Finding(
+        "a group's rollouts share one task", "fail" if bad else "pass", evidence, "groups-mixed" if bad else None
+    )
+
+
+def _held_out(subject: Subject) -> Finding:
+    tasks = subject.run.tasks
+    trained = {task.data.prompt_text for task in tasks.train}
+    both = sum(task.data.prompt_text in trained for task in tasks.held_out)
+    evidence = f"{both} of {len(tasks.held_out)} held-out prompts are among {len(tasks.train)} training tasks"
+    return Finding(
+        "held-out tasks are not trained on",
+        "fail" if both else "pass",
+        evidence,
+        "held-out-in-training" if both else None,
+    )
+
+
+def _stops(subject: Subject) -> Finding:
+    """A turn ends with the template's own end token, and none stands inside it."""
+    run = subject.run
+    ends = set(load_chat(run.tokenizer, run.policy.model.generation_config).stop_token_ids)
+    inside = ends | {
+        i for i, token in run.tokenizer.added_tokens_decoder.items() if token.special and END.search(str(token))
+    }
+    calls = [call.completion for turns in subject.drawn.calls for call in turns]
+    early = [c for c in calls if c.finish_reason == "stop" and c.token_ids[-1] not in ends]
+    run_on = [c for c in calls if inside.intersection(c.token_ids[:-1])]
+    count = max(len(calls), 1)
+    bad = len(early) + len(run_on) > RUN_ON_SHARE * count
+    evidence = f"of {len(calls)} turns {len(run_on)} run on past an end token and {len(early)} stop at another one"
+    if bad:
+        wanted = ", ".join(repr(run.tokenizer.decode([i])) for i in sorted(ends))
+        evidence += f"; the template's own: {wanted}, here {list(run.chat.stop_token_ids)}"
+    return Finding(
+        "turns end with the model's end token", "fail" if bad else "pass", evidence, "stop-token-wrong" if bad else None
+    )

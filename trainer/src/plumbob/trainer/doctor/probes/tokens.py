@@ -1,0 +1,161 @@
+"""Is the row that is trained on, id by id, what the engine saw and drew? The engine's own traffic is the truth."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from plumbob.rollout import Sample
+from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.doctor.subject import Call, Subject
+
+QUESTION = [{"role": "user", "content": "?"}]
+
+
+def probe(subject: Subject) -> Iterator[Finding]:
+    drawn = subject.drawn
+    pairs = [(s, c) for s, c in zip(drawn.samples, drawn.calls, strict=True) if c]
+    yield _tools(subject)
+    yield _headers(subject)
+    yield _prefixes(subject, [calls for _, calls in pairs])
+    yield _rows(subject, pairs)
+    yield _masks(pairs)
+
+
+def _tools(subject: Subject) -> Finding:
+    """The first prompt of each rollout, as the engine got it, names every tool that the environment declares."""
+    drawn, tokenizer = subject.drawn, subject.run.tokenizer
+    names = {tool.name for trace in drawn.traces for tool in trace.tools or ()}
+    firsts = {
+        tuple(calls[0].prompt_ids): trace for calls, trace in zip(drawn.calls, drawn.traces, strict=True) if calls
+    }
+    absent = set()
+    for ids, trace in firsts.items():
+        text = tokenizer.decode(list(ids))
+        absent |= {tool.name for tool in trace.tools or () if tool.name not in text}
+    evidence = f"{len(names)} tools in {len(firsts)} prompts" if names else "the environment has no tools"
+    if absent:
+        evidence = f"the engine's prompts do not name {', '.join(sorted(absent))}"
+    return Finding(
+        "the model is told of its tools",
+        "fail" if absent else "pass",
+        evidence,
+        "tools-not-in-prompt" if absent else None,
+    )
+
+
+def _headers(subject: Subject) -> Finding:
+    header, tokenizer = header_text(subject.run.tokenizer), subject.run.tokenizer
+    calls = [call for turns in subject.drawn.calls for call in turns]
+    tails = {tuple(call.prompt_ids[-64:]) for call in calls}
+    bare = {tail for tail in tails if not tokenizer.decode(list(tail)).rstrip().endswith(header.rstrip())}
+    without = sum(tuple(call.prompt_ids[-64:]) in bare for call in calls)
+    evidence = f"{len(calls) - without} of {len(calls)} turns were drawn after the template's header {header!r}"
+    return Finding(
+        "each turn follows the assistant header",
+        "fail" if without else "pass",
+        evidence,
+        "assistant-header-missing" if without else None,
+    )
+
+
+def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
+    """The prompt of turn k+1 begins with prompt and completion of turn k."""
+    turns = list(itertools.chain.from_iterable(itertools.pairwise(calls) for calls in rollouts))
+    for before, after in turns:
+        held = [*before.prompt_ids, *before.completion.token_ids]
+        if after.prompt_ids[: len(held)] != held:
+            at = _first_difference(held, after.prompt_ids)
+            cut = len(after.prompt_ids) < len(held)
+            cause = "truncated-context" if cut or at < len(before.prompt_ids) // 2 else "retokenised-turns"
+            evidence = (
+                f"a later prompt differs at id {at} of {len(held)}: {_around(subject, held, after.prompt_ids, at)}"
+            )
+            return Finding("each prompt continues the last turn's ids", "fail", evidence, cause)
+    evidence = f"all {len(turns)} later prompts begin with the ids before them"
+    return Finding("each prompt continues the last turn's ids", "pass", evidence)
+
+
+def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
+    check, different = "the trained row is what the engine saw and drew", []
+    for sample, calls in pairs:
+        truth = [*calls[-1].prompt_ids, *calls[-1].completion.token_ids]
+        if sample.token_ids != truth:
+            different.append((sample.token_ids, truth, calls))
+    if not different:
+        return Finding(check, "pass", f"{len(pairs)} rows equal the engine's ids")
+    row, truth, calls = different[0]
+    at = _first_difference(truth, row)
+    evidence = (
+        f"{len(different)} of {len(pairs)} rows differ from the engine's ids, the first at {at}, with {len(row)} ids "
+        f"against {len(truth)}: {_around(subject, truth, row, at)}"
+    )
+    return Finding(check, "fail", evidence, _explained(subject, row, truth, calls, at))
+
+
+def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequence[Call], at: int) -> str:
+    """The cause that a difference points to."""
+    tokenizer = subject.run.tokenizer
+    text, true_text = tokenizer.decode(row), tokenizer.decode(truth)
+    names = {tool.name for trace in subject.drawn.traces for tool in trace.tools or ()}
+    prompt = tokenizer.decode(calls[0].prompt_ids)
+    opening = row[: len(row) - (len(truth) - len(calls[0].prompt_ids))]
+    if any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names):
+        return "tools-not-in-prompt"
+    header = header_text(tokenizer).strip()
+    if text.count(header) < true_text.count(header):
+        # A row that was cut at its start or end has fewer turns as well.
+        return "truncated-context" if _is_part(row, truth) else "assistant-header-missing"
+    if _is_part(row, truth):
+        return "truncated-context"
+    spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
+    if text == true_text or any(start <= at < end for start, end in spans):
+        return "retokenised-turns"
+    return "row-not-what-was-sampled"
+
+
+def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
+    check = "the loss is on sampled tokens and no others"
+    tokens = missing = extra = wrong = 0
+    for sample, calls in pairs:
+        truth = [0.0] * len(sample.token_ids)
+        sampled = [False] * len(truth)
+        for call in calls:
+            start = len(call.prompt_ids)
+            span = slice(start, start + len(call.completion.token_ids))
+            if span.stop <= len(truth):
+                truth[span] = call.completion.logprobs
+                sampled[span] = [True] * len(call.completion.token_ids)
+        tokens += sum(sampled)
+        missing += sum(s and not m for s, m in zip(sampled, sample.loss_mask, strict=True))
+        extra += sum(m and not s for s, m in zip(sampled, sample.loss_mask, strict=True))
+        rows = zip(truth, sample.sampling_logprobs, sampled, sample.loss_mask, strict=True)
+        wrong += sum(s and m and a != b for a, b, s, m in rows)
+    evidence = (
+        f"of {tokens} sampled tokens {missing} are masked out and {wrong} have another log-probability than was drawn; "
+        f"{extra} others are trained on"
+    )
+    cause = "context-tokens-trained" if extra else "sampled-tokens-masked" if missing else None
+    cause = cause or ("row-not-what-was-sampled" if wrong else None)
+    return Finding(check, "fail" if cause else "pass", evidence, cause)
+
+
+def header_text(tokenizer: Any) -> str:
+    """What the chat template adds for the model to speak."""
+    closed = tokenizer.apply_chat_template(QUESTION, tokenize=False)
+    opened = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    return opened.removeprefix(closed)
+
+
+def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:
+    return list(row) in (list(truth[-len(row) :]), list(truth[: len(row)]))
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _around(subject: Subject, a: Sequence[int], b: Sequence[int], at: int) -> str:
+    decode = subject.run.tokenizer.decode
+    return f"{decode(list(a[at : at + 8]))!r} became {decode(list(b[at : at + 8]))!r}"

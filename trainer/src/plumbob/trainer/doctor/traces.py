@@ -1,0 +1,183 @@
+"""What only the traces of a run show: who shares a group, whether equal tokens earn equal rewards, what rewards follow."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.doctor.watch_rules import is_format
+
+STEPS_READ = 3
+"""At each end of the run: a step's traces may be many megabytes."""
+
+RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
+"""Metrics that tell whether an answer is right."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What the checks need of one line of traces/step_N.jsonl."""
+
+    step: int
+    group: int
+    """Its place in the file, divided by the group size: groups are written one after the other."""
+    task: str
+    ok: bool
+    token_ids: tuple[int, ...]
+    reward: float
+    metrics: dict[str, float]
+    reply: str
+    """The text of the last message, if the policy wrote it."""
+    gold: tuple[str, ...]
+    """What the task's data names as the answer."""
+
+    @classmethod
+    def of(cls, record: dict[str, Any], step: int, group: int) -> Rollout:
+        nodes, data = record["nodes"], record["task"]["data"]
+        text = nodes[-1]["message"].get("content") if nodes and nodes[-1]["sampled"] else ""
+        answers = [data.get("answer"), *(data.get("answers") or [])]
+        rewards = [r for r in record["rewards"].values() if r is not None]
+        return cls(
+            step,
+            group,
+            record["task"]["key"],
+            bool(record["ok"]),
+            tuple(t for node in nodes for t in node["token_ids"]),
+            sum(r["score"] * r["weight"] for r in rewards),
+            record["metrics"],
+            text if isinstance(text, str) else "",
+            tuple(str(a) for a in answers if isinstance(a, str | int | float)),
+        )
+
+
+def examine_traces(run_dir: Path, config: TrainConfig) -> list[Finding]:
+    """Findings over the first and the last steps that have traces; none where there are none."""
+    rollouts = [r for path in _files(run_dir) for r in read_traces(path, config.num_generations)]
+    if not rollouts:
+        return []
+    usable = [r for r in rollouts if r.ok]
+    return [
+        grouping(rollouts),
+        *(f for f in (determinism(usable), parsing(usable), dominance(usable)) if f is not None),
+    ]
+
+
+def _files(run_dir: Path) -> list[Path]:
+    found = {
+        int(m[1]): p for p in (run_dir / "traces").glob("step_*.jsonl") if (m := re.search(r"step_(\d+)\.", p.name))
+    }
+    steps = sorted(found)
+    return [found[step] for step in sorted({*steps[:STEPS_READ], *steps[-STEPS_READ:]})]
+
+
+def read_traces(path: Path, group_size: int) -> list[Rollout]:
+    step = int(path.stem.removeprefix("step_"))
+    with path.open() as file:
+        return [Rollout.of(json.loads(line), step, i // group_size) for i, line in enumerate(file)]
+
+
+def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
+    groups: dict[tuple[int, int], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.step, rollout.group].append(rollout)
+    return list(groups.values())
+
+
+def grouping(rollouts: Sequence[Rollout]) -> Finding:
+    groups = groups_of(rollouts)
+    mixed = [g for g in groups if len({r.task for r in g}) > 1]
+    evidence = f"{len(mixed)} of {len(groups)} groups hold more than one task"
+    check = "each group holds one task"
+    return (
+        Finding(check, "fail", evidence, "groups-mixed", mixed[0][0].step)
+        if mixed
+        else Finding(check, "pass", evidence)
+    )
+
+
+def determinism(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Rollouts of one task that drew the same tokens, and what they earned."""
+    earned: dict[tuple[str, tuple[int, ...]], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        earned[rollout.task, rollout.token_ids].append(rollout)
+    repeated = [rows for rows in earned.values() if len(rows) > 1]
+    if not repeated:
+        return None
+    check = "equal tokens earn equal rewards"
+    unequal = [rows for rows in repeated if not math.isclose(rows[0].reward, _other(rows), abs_tol=1e-9)]
+    evidence = (
+        f"{len(unequal)} of {len(repeated)} token sequences that were drawn more than once earned different rewards"
+    )
+    if len(unequal) < max(2, 0.02 * len(repeated)):
+        return Finding(check, "pass", evidence)
+    return Finding(check, "fail", evidence, "reward-nondeterministic", unequal[0][0].step)
+
+
+def _other(rows: Sequence[Rollout]) -> float:
+    """The reward that is furthest from the first's."""
+    return max((row.reward for row in rows), key=lambda reward: abs(reward - rows[0].reward))
+
+
+def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Of runs that never succeed: does the right answer stand in replies all the same?"""
+    rewards = {round(r.reward, 9) for r in rollouts}
+    asked = [r for r in rollouts if r.gold and r.reply]
+    if len(rewards) > 1 or len(asked) < 20 or max(rewards) >= 1:
+        return None
+    # At the end, where answers stand: a number may well turn up by chance on the way to another.
+    found = [r for r in asked if any(_stands_in(gold, r.reply[-100:]) for gold in r.gold)]
+    check = "a right answer counts as right"
+    evidence = (
+        f"all {len(rollouts)} rollouts earned {rewards.pop():g}; "
+        f"the task's answer ends {len(found)} of {len(asked)} last messages"
+    )
+    if len(found) < 0.3 * len(asked):
+        return Finding(check, "pass", evidence)
+    return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step)
+
+
+def _stands_in(gold: str, reply: str) -> bool:
+    return (
+        bool(gold.strip()) and re.search(rf"(?<!\w){re.escape(gold.strip())}(?!\w)", reply, re.IGNORECASE) is not None
+    )
+
+
+def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Which of the environment's metrics the reward follows within groups: how a reply is written, or whether it is right."""
+    groups = [g for g in groups_of(rollouts) if len(g) > 1]
+    names = {name for r in rollouts for name in r.metrics}
+    rewards = _centred([[r.reward for r in g] for g in groups])
+    if sum(map(abs, rewards)) < 1e-9:
+        return None
+    share = {
+        name: correlation(rewards, _centred([[r.metrics.get(name, 0.0) for r in g] for g in groups])) for name in names
+    }
+    form = max((n for n in names if is_format(n)), key=lambda n: share[n], default=None)
+    right = max((n for n in names if n.split("/")[-1] in RIGHT), key=lambda n: share[n], default=None)
+    if form is None or right is None:
+        return None
+    check = "the reward follows the answer"
+    evidence = (
+        f"within groups, the reward correlates {share[form]:.2f} with {form!r} and {share[right]:.2f} with {right!r}"
+    )
+    if share[form] > 0.8 and share[right] < 0.5:
+        return Finding(check, "fail", evidence, "reward-format-dominated", rollouts[0].step)
+    return Finding(check, "pass", evidence)
+
+
+def _centred(groups: Sequence[Sequence[float]]) -> list[float]:
+    return [value - sum(g) / len(g) for g in groups for value in g]
+
+
+def correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson's, of centred values; 0 where one of them does not vary."""
+    size = math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0

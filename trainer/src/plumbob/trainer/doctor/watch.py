@@ -1,0 +1,192 @@
+"""Watching a run: the rules over each step's metrics as they come, and over a run directory afterwards.
+
+watch = Watch(config)
+for row in rows:                       # of metrics.jsonl
+    for finding in watch.update(row):  # what is wrong, each once
+        print(warning(finding))
+
+findings = examine(Path("runs/NAME"))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from plumbob.hub.errors import UserError
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.doctor.history import History, Row, mean
+from plumbob.trainer.doctor.traces import examine_traces
+from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
+from plumbob.trainer.doctor.watch_rules import RULES
+from plumbob.trainer.run_directory import write_whole
+from plumbob.trainer.settings import read_toml
+
+WARNINGS = "warnings.jsonl"
+"""In the run directory: each failed rule as a line, with the step in which it was first seen to fail."""
+
+
+class Watch:
+    """Tells of each rule once, in the step in which it first fails. A step takes constant time and memory."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.history = History(config)
+        self.failed: dict[str, Finding] = {}
+        """By the rule's check."""
+
+    def update(self, row: Row) -> list[Finding]:
+        """What the metrics of one more step show for the first time."""
+        self.history.add(row)
+        step = int(row.get("step", self.history.steps))
+        new = self._judge(step)
+        evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
+        return new + (self.evaluated(step, evaluation) if evaluation else [])
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> list[Finding]:
+        """The same for `eval/greedy` and `eval/sampled` after step `step`, which become known later than its row."""
+        if step == 0:
+            self.history.sampled_at_start = values.get("eval/sampled")
+        if "eval/greedy" in values:
+            training = mean(self.history.recent, "reward/mean")
+            self.history.evaluations.append((step, values["eval/greedy"], training))
+        return self._judge(step) if self.history.steps else []
+
+    def _judge(self, step: int) -> list[Finding]:
+        new = []
+        for rule in RULES:
+            if rule.check in self.failed:
+                continue
+            outcome = rule.judge(self.history)
+            if outcome is not None and outcome[0] is not None:
+                new.append(Finding(rule.check, "fail", outcome[1], outcome[0], step))
+                self.failed[rule.check] = new[-1]
+        return new
+
+    def findings(self) -> list[Finding]:
+        """Every rule's verdict by now, in the order of RULES; those that do not apply are left out."""
+        found = []
+        for rule in RULES:
+            outcome = rule.judge(self.history)
+            if rule.check in self.failed:
+                found.append(self.failed[rule.check])
+            elif outcome is not None:
+                found.append(Finding(rule.check, "pass", outcome[1]))
+        return found
+
+
+class Warner:
+    """The watch of a run that is under way: tells each warning once, and keeps it in the run directory.
+
+    It is advice: nothing that goes wrong with it may end a run of hours.
+    """
+
+    def __init__(self, run_dir: Path, config: TrainConfig, steps: int, tell: Callable[[str], None]) -> None:
+        """`steps`: how many the run has behind it already; what they showed has been told."""
+        self.path, self.tell = run_dir / WARNINGS, tell
+        self.watch: Watch | None = Watch(config)
+        if steps:
+            self._guarded(lambda watch: self._catch_up(watch, run_dir, steps))
+
+    def step(self, row: Row) -> None:
+        self._guarded(lambda watch: self._say(watch.update(row)))
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """`eval/greedy` and `eval/sampled` after step `step`, 0 for before the first."""
+        self._guarded(lambda watch: self._say(watch.evaluated(step, values)))
+
+    def _catch_up(self, watch: Watch, run_dir: Path, steps: int) -> None:
+        for row in read_metrics(run_dir)[:steps]:
+            watch.update(row)
+        if self.path.exists():  # the steps after them are run again
+            lines = self.path.read_text().splitlines()
+            write_whole(self.path, "".join(line + "\n" for line in lines if (json.loads(line)["step"] or 0) <= steps))
+
+    def _say(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self.tell(warning(finding))
+        if findings:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(dataclasses.asdict(finding)) + "\n" for finding in findings)
+
+    def _guarded(self, use: Callable[[Watch], None]) -> None:
+        if self.watch is None:
+            return
+        try:
+            use(self.watch)
+        except OSError as error:
+            self.tell(f"The warning cannot be kept in {self.path}: {error.strerror}")
+        except Exception as error:
+            self.watch = None
+            self.tell(f"The run is no longer watched, and goes on: {type(error).__name__}: {error}")
+
+
+def warning(finding: Finding) -> str:
+    """A failure in two lines, for the table of a run."""
+    assert finding.cause is not None
+    cause = ALL_CAUSES[finding.cause]
+    return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {cause.fix}"
+
+
+def examine(run_dir: Path) -> list[Finding]:
+    """Every rule over a run directory: metrics.jsonl, traces/ and what summary.json says of evaluations.
+
+    The first failure is the cause to look at first. Raises UserError if this is no run directory, or without a step.
+    """
+    config = _config(run_dir)
+    rows = read_metrics(run_dir)
+    if not rows:
+        raise UserError(f"{run_dir} has no finished step yet, so there is nothing to examine")
+    watch = Watch(config)
+    start = _evaluation_before(run_dir)
+    if start:
+        watch.evaluated(0, start)
+    for row in rows:
+        watch.update(row)
+    found = [*examine_traces(run_dir, config), *watch.findings()]
+    if len(rows) < 5:
+        found.append(
+            Finding("there are enough steps to judge", "unsure", f"{len(rows)} of the 5 steps that most rules want")
+        )
+    elif all(f.cause is None for f in found):
+        found.append(_learning(watch.history))
+    return found
+
+
+def _learning(history: History) -> Finding:
+    """Asked last, when no rule has found a cause."""
+    evidence = f"mean reward {history.gain:+.3f} from the first 5 of {history.steps} steps to the last 5"
+    if history.steps < 10:
+        return Finding("the reward rises", "unsure", f"{history.steps} steps are too few to tell")
+    learns = history.gain > 0.02 or mean(history.recent, "reward/mean") > 0.9
+    hint = "" if learns else "; no rule explains it: the probes look closer, `doctor ENV` with this run's flags"
+    return Finding("the reward rises", "pass" if learns else "unsure", evidence + hint)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl; a last line that was being written is left out."""
+    path = run_dir / "metrics.jsonl"
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _config(run_dir: Path) -> TrainConfig:
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{run_dir} is no run directory: it has no config.toml")
+    return TrainConfig(**read_toml(path, TrainConfig))
+
+
+def _evaluation_before(run_dir: Path) -> dict[str, float]:
+    try:
+        before = json.loads((run_dir / "summary.json").read_text())["evaluations"]["before"]
+        return {f"eval/{how}": estimate["mean"] for how, estimate in before.items()}
+    except (OSError, ValueError, LookupError):  # the run has not come to its end, or did not evaluate
+        return {}

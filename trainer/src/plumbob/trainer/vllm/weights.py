@@ -1,0 +1,308 @@
+"""All weights on their way to vLLM, through its own endpoints: NCCL between GPUs, CUDA IPC on one GPU, or files.
+
+A transfer is pause, start, the weights in pieces, finish, a mark of the version, resume. Up to 0.26 vLLM learns with each
+piece that it is packed, from 0.27 on once at the start.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import torch
+from plumbob.trainer.sharding import WholeTensors
+from plumbob.trainer.sync import SyncError
+from plumbob.trainer.vllm.adapters import Pushed
+from plumbob.trainer.vllm.control import Control
+from safetensors.torch import save_file
+
+BUFFER = 256 << 20
+"""Bytes that travel at once, where no single tensor is larger."""
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class Mover(Protocol):
+    """One way of moving all weights; called between pause and resume."""
+
+    def move(self, weights: Weights, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def shapes_of(weights: Weights) -> dict[str, torch.Size]:
+    """Of weights that may be gathered from many processes whenever they are asked for: that happens once in a sync."""
+    return weights.shapes if isinstance(weights, WholeTensors) else {n: t.shape for n, t in weights.items()}
+
+
+class WeightTransfer:
+    """Sends all weights to every server, with nothing in flight."""
+
+    def __init__(self, control: Control, mover: Mover, model: str, dtype: torch.dtype) -> None:
+        self.control, self.mover, self.model, self.dtype = control, mover, model, dtype
+
+    def push(self, weights: Weights, version: int) -> Pushed:
+        """Raises SyncError. A server may then have a part of the weights, and must not be used before the next push."""
+        with self._paused():
+            self.mover.move(weights, version)
+            self._mark(version)
+        size = sum(shape.numel() * self.dtype.itemsize for shape in shapes_of(weights).values())
+        return Pushed(len(weights), size, self.model)
+
+    def close(self) -> None:
+        self.mover.close()
+
+    @contextmanager
+    def _paused(self) -> Generator[None]:
+        """Whatever other clients have in flight ends first; keys and values of the old weights are forgotten."""
+        self.control.each("POST", "/pause", params={"mode": "wait", "clear_cache": "true"})
+        try:
+            yield
+        finally:
+            with suppress(SyncError):  # the failure inside says more
+                self.control.each("POST", "/resume")
+
+    def _mark(self, version: int) -> None:
+        """A server that is started again has the weights of its files, and must not pass for this one."""
+        try:
+            self.control.each("POST", "/collective_rpc", {"method": "plumbob_mark", "args": [version]})
+        except SyncError as error:
+            raise SyncError(f"{error}; start the server with vf-vllm") from None
+
+
+class DiskMover:
+    """Through files that trainer and servers both see."""
+
+    def __init__(self, control: Control, folder: Path, dtype: torch.dtype) -> None:
+        self.control, self.folder, self.dtype = control, folder, dtype
+
+    def move(self, weights: Weights, version: int) -> None:
+        folder = self.folder / f"weights-{version}"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            tensors = {name: t.detach().to("cpu", self.dtype, copy=True).contiguous() for name, t in weights.items()}
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            self.control.each("POST", "/collective_rpc", body)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some tensors, one after the other at the start of the buffer."""
+
+    names: list[str]
+    shapes: list[list[int]]
+    tensor_sizes: list[int]
+    """Bytes."""
+
+
+def packed_chunks(weights: Weights, dtype: torch.dtype, buffer: torch.Tensor) -> Iterator[Chunk]:
+    """Copy as many whole tensors as fit into `buffer` (bytes), and yield what it then holds, until all have been there."""
+    chunk, used = Chunk([], [], []), 0
+    for name, tensor in weights.items():
+        size = tensor.numel() * dtype.itemsize
+        if chunk.names and used + size > buffer.numel():
+            yield chunk
+            chunk, used = Chunk([], [], []), 0
+        place = buffer[used : used + size].view(dtype).view(tensor.shape)
+        place.copy_(tensor.detach())  # casts on the way
+        chunk.names.append(name)
+        chunk.shapes.append(list(tensor.shape))
+        chunk.tensor_sizes.append(size)
+        used += size
+    if chunk.names:
+        yield chunk
+
+
+def export_cuda(buffer: torch.Tensor) -> dict[str, Any]:
+    """How a process on the same GPU opens `buffer`: the GPU's id -> arguments of torch's rebuild_cuda_tensor."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    torch.cuda.current_stream().synchronize()
+    return {str(torch.cuda.get_device_properties(buffer.device).uuid): reduce_tensor(buffer)[1]}
+
+
+class IpcMover:
+    """Through a buffer that servers on the trainer's GPU open in place.
+
+    One buffer for as long as the engine lives: vLLM 0.25 gives a mapping back once too often, and a buffer per sync would
+    never be freed.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        version: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        export: Callable[[torch.Tensor], dict[str, Any]] = export_cuda,
+        buffer_bytes: int = BUFFER,
+    ) -> None:
+        self.control, self.dtype, self.device, self.export = control, dtype, device, export
+        self.buffer_bytes = buffer_bytes
+        self.told_at_start = version >= (0, 27)
+        self._buffer: torch.Tensor | None = None
+        self._handle = ""
+
+    def move(self, weights: Weights, version: int) -> None:
+        buffer = self._prepare(max(s.numel() for s in shapes_of(weights).values()) * self.dtype.itemsize)
+        self.control.each("POST", "/start_weight_update")
+        for chunk in packed_chunks(weights, self.dtype, buffer):
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+            info = {
+                "names": chunk.names,
+                "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(chunk.names),
+                "shapes": chunk.shapes,
+                "tensor_sizes": chunk.tensor_sizes,
+                "ipc_handles_pickled": self._handle,
+                **({} if self.told_at_start else {"packed": True}),
+            }
+            self.control.each("POST", "/update_weights", {"update_info": info})
+        self.control.each("POST", "/finish_weight_update")
+
+    def _prepare(self, largest: int) -> torch.Tensor:
+        if self._buffer is None:
+            start = {"packed": True} if self.told_at_start else {}
+            self.control.each("POST", "/init_weight_transfer_engine", {"init_info": start})
+            self._buffer = torch.empty(max(self.buffer_bytes, largest), dtype=torch.uint8, device=self.device)
+            self._handle = base64.b64encode(pickle.dumps(self.export(self._buffer))).decode()
+        return self._buffer
+
+    def close(self) -> None:
+        self._buffer = None
+
+
+class NcclMover:
+    """By broadcast from the trainer's GPU to the servers' others. Needs vLLM's library beside the trainer."""
+
+    def __init__(
+        self,
+        control: Control,
+        version: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        buffer_bytes: int = BUFFER,
+    ) -> None:
+        self.control, self.dtype, self.device, self.buffer_bytes = control, dtype, device, buffer_bytes
+        self.told_at_start = version >= (0, 27)
+        self._group: Any = None
+
+    def move(self, weights: Weights, version: int) -> None:
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer  # ty: ignore[import-not-found]
+
+        self._join()
+        packing = {} if self.told_at_start else self._packing()
+        info = {
+            "names": list(weights),
+            "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(weights),
+            "shapes": [list(shape) for shape in shapes_of(weights).values()],
+            **packing,
+        }
+
+        def broadcast() -> None:
+            torch.cuda.set_device(self.device)
+            torch.cuda.synchronize(self.device)  # the sender packs on streams of its own
+            packed_nccl_broadcast_producer(
+                iterator=((name, t.detach().to(self.dtype)) for name, t in weights.items()),
+                group=self._group,
+                src=0,
+                post_iter_func=lambda item: item[1],
+                buffer_size_bytes=self.buffer_bytes,
+                num_buffers=2,
+            )
+            torch.cuda.synchronize(self.device)
+
+        self.control.each("POST", "/start_weight_update")
+        self._together(lambda: self.control.each("POST", "/update_weights", {"update_info": info}), broadcast)
+        self.control.each("POST", "/finish_weight_update")
+
+    def _packing(self) -> dict[str, Any]:
+        return {"packed": True, "packed_buffer_size_bytes": self.buffer_bytes, "packed_num_buffers": 2}
+
+    def _join(self) -> None:
+        """Make the NCCL group of this process, rank 0, and all workers of all servers."""
+        if self._group is not None:
+            return
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init  # ty: ignore[import-not-found]
+
+        sizes = [answer["world_size"] for answer in self.control.each("GET", "/get_world_size", read=json.loads)]
+        address, port = meeting_point(self.control.urls)
+        common = {"master_address": address, "master_port": port, "world_size": 1 + sum(sizes)}
+        packing = self._packing() if self.told_at_start else {}
+        bodies = [
+            {"init_info": {**common, "rank_offset": 1 + sum(sizes[:i]), **packing}}
+            for i in range(len(self.control.urls))
+        ]
+
+        def announce() -> None:
+            with ThreadPoolExecutor(len(bodies)) as threads:
+                one_by_one = [Control(self.control.http, [url]) for url in self.control.urls]
+                asked = [
+                    threads.submit(one.each, "POST", "/init_weight_transfer_engine", body)
+                    for one, body in zip(one_by_one, bodies, strict=True)
+                ]
+                for answer in asked:
+                    answer.result()
+
+        def join() -> Any:
+            torch.cuda.set_device(self.device)
+            return trainer_init(common)
+
+        self._group = self._together(announce, join)
+
+    def _together(self, there: Callable[[], Any], here: Callable[[], Any]) -> Any:
+        """Run both ends of a collective at once. What one end refuses would leave the other waiting for ever."""
+        ends = [_in_thread(there), _in_thread(here)]
+        limit = self.control.http.timing.control + 10
+        done, pending = wait(ends, timeout=limit, return_when=FIRST_EXCEPTION)
+        for end in ends:
+            if end in done and (error := end.exception()) is not None:
+                raise error if isinstance(error, SyncError) else SyncError(f"NCCL failed in the trainer: {error!r}")
+        if pending:
+            raise SyncError(f"moving weights by NCCL took longer than {limit:g} s; see the server's log")
+        return ends[1].result()
+
+    def close(self) -> None:
+        self._group = None
+
+
+def _in_thread(job: Callable[[], Any]) -> Future[Any]:
+    """A daemon thread: one that hangs in a collective must not keep the process alive."""
+    future: Future[Any] = Future()
+
+    def main() -> None:
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=main, daemon=True).start()
+    return future
+
+
+def meeting_point(urls: list[str]) -> tuple[str, int]:
+    """This machine's address as the servers reach it, and a free port."""
+    host = urlsplit(urls[0]).hostname or "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing: it only chooses the interface
+        address = probe.getsockname()[0]
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return address, free.getsockname()[1]

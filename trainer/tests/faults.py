@@ -1,0 +1,149 @@
+"""What goes wrong in real trainers, each done to a healthy run of lookup: by a setting, or by a double of one of its parts.
+
+Each fault names the cause that the doctor must name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from fault_doubles import (
+    HeaderlessChat,
+    Inject,
+    ToollessChat,
+    adapter_not_applied,
+    adapter_unbound,
+    bf16_masters,
+    blind,
+    chat_of,
+    detached,
+    earlier_turns_masked,
+    generating,
+    groups_shuffled,
+    held_out_differs,
+    loss_of,
+    lottery,
+    merged_in_bf16,
+    nearly_equal,
+    normalised_per_pass,
+    not_a_number,
+    one_row,
+    optimizer_of_copies,
+    overlapping,
+    raises,
+    retokenised,
+    rewarded,
+    rewritten,
+    rounded_weights_served,
+    row_cut,
+    scored,
+    stale_cache,
+    stale_engine,
+    stops_at,
+    style,
+    tools_trained,
+    without_headers,
+    without_tools,
+)
+from plumbob.trainer.losses import policy_loss
+from plumbob.trainer.setup import Run
+
+
+def nothing(stack: ExitStack, run: Run) -> None:
+    """The settings are the fault."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    cause: str
+    inject: Inject = nothing
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+FAULTS = (
+    Fault("loss mask as attention mask", "loss-mask-as-attention-mask", scored(blind)),
+    Fault("missing assistant header in the row", "assistant-header-missing", rewritten(without_headers)),
+    Fault("missing assistant header in the prompt", "assistant-header-missing", chat_of(HeaderlessChat)),
+    Fault("tools absent from the trained prompt", "tools-not-in-prompt", rewritten(without_tools)),
+    Fault("tools absent from both prompts", "tools-not-in-prompt", chat_of(ToollessChat), {"max_tokens": 32}),
+    Fault("tool tokens trained", "context-tokens-trained", rewritten(tools_trained)),
+    Fault("assistant tokens masked", "sampled-tokens-masked", rewritten(earlier_turns_masked)),
+    Fault("re-tokenised turns", "retokenised-turns", rewritten(retokenised)),
+    Fault("rows attend to each other", "rows-see-each-other", scored(one_row)),
+    Fault(
+        "tiny-std scaling",
+        "tiny-std-scaling",
+        rewarded(correct=nearly_equal),
+        {"scale_rewards": "group", "env_args": ("max_hops=9",)},
+    ),
+    Fault(
+        "backwards KL",
+        "kl-backwards",
+        loss_of(lambda inputs, o: policy_loss(inputs, dataclasses.replace(o, kl_beta=-o.kl_beta))),
+        {"kl_beta": 0.05},
+    ),
+    Fault("KL coefficient too large", "kl-too-large", settings={"kl_beta": 20.0}),
+    Fault("context limit too small", "truncated-context", settings={"max_context": 220}),
+    Fault("engine drops the beginning", "truncated-context", generating(lambda ids, s: (ids[-100:], s))),
+    Fault("trainer drops the beginning", "truncated-context", rewritten(row_cut)),
+    Fault("turn limit too small", "truncated-turns", settings={"max_tokens": 12}),
+    Fault("too few turns", "truncated-rollouts", settings={"max_turns": 2}),
+    Fault("stop token never drawn", "stop-token-wrong", stops_at("<|endoftext|>"), {"max_tokens": 32}),
+    Fault("stop token too early", "stop-token-wrong", stops_at("</tool_call>"), {"max_tokens": 32}),
+    Fault("adapter never applied in the engine", "adapter-not-applied", adapter_not_applied, {"peft": True}),
+    Fault("adapter bound to no module", "adapter-bound-to-no-module", adapter_unbound, {"peft": True}),
+    Fault("full weights never arrive", "weights-not-synced", adapter_unbound),
+    Fault("adapter merged in bf16", "merged-in-bf16", merged_in_bf16, {"peft": True}),
+    Fault("full weights sent in bf16", "merged-in-bf16", rounded_weights_served),
+    Fault("stale engine", "engine-stale", stale_engine),
+    Fault("stale cache", "engine-stale", stale_cache),
+    Fault("weights in bf16, small learning rate", "weights-in-bf16", bf16_masters, {"learning_rate": 1e-6}),
+    Fault("learning rate far too low", "learning-rate-too-low", settings={"learning_rate": 1e-7}),
+    Fault("LoRA learning rate far too low", "learning-rate-too-low", settings={"learning_rate": 1e-6, "peft": True}),
+    Fault("learning rate far too high", "learning-rate-too-high", settings={"learning_rate": 0.03}),
+    Fault("gradient clipped to nothing", "gradient-clipped-to-nothing", settings={"max_grad_norm": 1e-6}),
+    Fault("optimizer of other tensors", "optimizer-moves-nothing", optimizer_of_copies),
+    Fault("detached loss", "no-gradient", scored(detached)),
+    Fault(
+        "sign of the advantage",
+        "gradient-backwards",
+        loss_of(lambda inputs, o: policy_loss(dataclasses.replace(inputs, advantages=-inputs.advantages), o)),
+    ),
+    Fault(
+        "temperature not applied in the engine",
+        "temperature-not-applied",
+        generating(lambda ids, s: (ids, dataclasses.replace(s, temperature=1.0))),
+        {"temperature": 0.7},
+    ),
+    Fault(
+        "temperature not applied in the trainer",
+        "temperature-not-applied",
+        scored(lambda original, rows, temperature: original(rows, 1.0)),
+        {"temperature": 1.3},
+    ),
+    Fault("top-p unaccounted", "sampling-truncated", settings={"top_p": 0.8}),
+    Fault(
+        "top-p by the engine's own default",
+        "sampling-truncated",
+        generating(lambda ids, s: (ids, dataclasses.replace(s, top_p=0.8))),
+    ),
+    Fault("groups shuffled", "groups-mixed", groups_shuffled),
+    Fault("reward constant", "reward-constant", rewarded(correct=lambda task, trace, correct: 0.5)),
+    Fault(
+        "reward dominated by format", "reward-format-dominated", rewarded(0.05, correct=lambda t, r, c: c, style=style)
+    ),
+    Fault("reward nondeterministic", "reward-nondeterministic", rewarded(correct=lottery)),
+    Fault("reward not a number", "reward-not-finite", rewarded(correct=not_a_number)),
+    Fault("right answers not rewarded", "oracle-fails", rewarded(correct=lambda t, r, c: 0.1 * len(r.nodes) * (1 - c))),
+    Fault("the judge is down", "environment-fails", rewarded(correct=raises)),
+    Fault("evaluation and training parse differently", "evaluation-parses-differently", held_out_differs),
+    Fault("held-out tasks trained on", "held-out-in-training", overlapping),
+    Fault("task out of reach", "task-out-of-reach", settings={"env_args": ("difficulty=hard",)}),
+    Fault("task already solved", "task-solved", settings={"env_args": ("difficulty=trivial",)}),
+    Fault("normaliser wrong by the accumulation factor", "normaliser-depends-on-passes", normalised_per_pass),
+)
+"""All in full training unless `peft` is set."""

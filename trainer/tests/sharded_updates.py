@@ -1,0 +1,147 @@
+"""Optimizer steps, syncs and files of a run whose tensors lie in some way over some processes. Also run as a program:
+
+    python sharded_updates.py FOLDER KIND[:CASE]...      # under WORLD_SIZE, RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
+
+which leaves FOLDER/KIND-CASE.json and the final models in FOLDER/KIND-CASE/model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer import checkpoint, ranks
+from plumbob.trainer.advantages import compute_advantages
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.metrics import Tally
+from plumbob.trainer.setup import Run, set_up
+from plumbob.trainer.step import _reference_kl, _update, make_minibatches
+from plumbob.trainer.sync import sync_weights
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"kl_beta": 0.05, "learning_rate": 1e-3, "num_iterations": 2},
+    "lora": {"peft": True, "kl_beta": 0.05, "learning_rate": 1e-2, "lora_r": 4, "gradient_checkpointing": True},
+    "bf16": {"bf16": True, "learning_rate": 1e-3},
+}
+
+ZERO = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
+
+
+def ask_for(kind: str, folder: Path) -> None:
+    """Say in the environment what `accelerate launch` would."""
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        os.environ.pop(name, None)
+    if kind == "fsdp2":
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    if kind.startswith("zero"):
+        # Of so small a model DeepSpeed would divide nothing. Between the two bounds some parameters are, some are not.
+        stage = {"stage": int(kind[-1]), "stage3_param_persistence_threshold": 3000}
+        file = folder / f"{kind}-{os.environ['RANK']}.json"
+        file.write_text(json.dumps({**ZERO, "zero_optimization": stage}))
+        os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
+
+
+def rows() -> list[Sample]:
+    """Two groups whose rows are shared as 1 against 15: the ranks' numbers of passes differ."""
+    generator = torch.Generator().manual_seed(0)
+    result = []
+    for i in range(16):
+        n = 300 if i == 3 else 20
+        ids = torch.randint(600, (n,), generator=generator).tolist()
+        mask = [False, *(j % 3 > 0 for j in range(1, n))]
+        logprobs = [-2.0 if m else 0.0 for m in mask]
+        result.append(Sample(ids, mask, logprobs, float(i % 3), f"0/{i // 8}", "agent_completed", False))
+    return result
+
+
+def update(run: Run) -> tuple[float, float]:
+    """(loss, gradient norm), over all ranks, of one optimizer step."""
+    tally = Tally()
+    (minibatch,) = make_minibatches(run, rows(), compute_advantages(rows()))
+    for _ in range(run.config.num_iterations):
+        _update(run, minibatch, tally, None)
+    tally = Tally.total(run.ranks.gather(tally))
+    return tally.loss, tally.grad_norm
+
+
+def update_that_is_skipped(run: Run) -> int:
+    """How many updates in a row were skipped after one with a NaN in one rank's rows."""
+    (minibatch,) = make_minibatches(run, rows(), compute_advantages(rows()))
+    minibatch.advantages[5] = float("nan")
+    _update(run, minibatch, Tally(), None)
+    return run.skipped_in_a_row
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu().clone() for name, tensor in run.policy.sharding.stream().items()}
+
+
+def exercise(here: ranks.Ranks, folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What every way of sharding must give alike."""
+    config = TrainConfig(
+        output_dir=str(folder),
+        run_name=name,
+        eval_examples=0,
+        env_args=("num_examples=64",),
+        batch_size=16,
+        num_generations=8,
+        gradient_accumulation_steps=1,
+        lr_scheduler_type="constant",
+        **settings,
+    )
+    run = set_up(config, here, None)
+    run.pass_tokens = 70
+    reports = [update(run) for _ in range(2)]
+    before = weights(run)
+    skipped = update_that_is_skipped(run)
+    same = all(torch.equal(t, before[n]) for n, t in weights(run).items())
+    if config.kl_beta:
+        run.policy.sync_reference(0.5)
+    reports.append(update(run))
+    kl = sum(_reference_kl(run, rows())) if config.kl_beta else 0.0
+    parity = sync_weights(run.policy, run.engine, run.parity_row).parity
+    checkpoint.save(run, 3)
+    here.barrier()
+    reports.append(update(run))
+    expected = weights(run)
+    resumed = set_up(run.config, here, run.directory)
+    resumed.pass_tokens = 70
+    again = update(resumed)
+    differences = [float((t - expected[n]).abs().max()) for n, t in weights(resumed).items()]
+    resumed.policy.save_final(run.directory / "model")
+    here.barrier()
+    return {
+        "kind": run.policy.sharding.kind,
+        "losses": [loss for loss, _ in reports],
+        "norms": [norm for _, norm in reports],
+        "kl": kl,
+        "parity": parity,
+        "skipped": skipped,
+        "unchanged_when_skipped": same,
+        "resumed": max(differences) == 0.0 and list(again) == list(reports[-1]),
+        "resumed_differs_by": max(differences),
+        "numbers_held": sum(run.policy.sharding.local(p).numel() for p in run.policy.sharding.parameters.values()),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    here = ranks.join(torch.device("cpu"))
+    folder = Path(sys.argv[1])
+    for what in sys.argv[2:]:
+        kind, _, only = what.partition(":")
+        ask_for(kind, folder)
+        for case in [only] if only else CASES:
+            report = exercise(here, folder, f"{kind}-{case}", CASES[case])
+            if here.is_main:
+                (folder / f"{kind}-{case}.json").write_text(json.dumps(report))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Whole runs whose rollouts come from servers that speak vLLM's protocol."""
+
+import json
+
+import pytest
+from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.loop import run
+from vllm_double import Double, serving
+
+QUICK = {
+    "engine": "vllm",
+    "batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_tokens": 48,
+    "eval_examples": 8,
+    "max_steps": 2,
+    "max_context": 1024,
+    "run_name": "r",
+}
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "r" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("how", [{"peft": True, "lora_r": 8}, {"vllm_sync": "disk"}])
+def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
+    """Two servers, the same weights in both after each step: the gap on what was drawn is rounding."""
+    with serving(Double()) as one, serving(Double()) as two:
+        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(one, two), **QUICK, **how)) == 0
+    rows = metrics(tmp_path)
+    assert [row["sync/version"] for row in rows] == [2, 3]
+    for row in rows:
+        assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
+        assert row["sync/parity"] < 1e-4 and row["sync/largest_gap"] < 1e-3
+        assert row["optimizer/grad_norm"] > 0 and row["sync/bytes"] > 0
+    if "peft" in how:
+        assert rows[0]["sync/bound_modules"] == rows[0]["sync/weights"] / 2
+
+
+def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
+    double = Double()
+    with serving(double) as url:
+        double.faults.ignore_adapter = True
+        settings = {**QUICK, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 0.1}
+        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), **settings)) == 1
+    message = capsys.readouterr().err
+    assert "Stopped in step" in message and url in message
+
+
+def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):
+    """At most one sync older than what is trained, within the bound, and corrected for."""
+    double = Double()
+    settings = {**QUICK, "max_steps": 4, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 3e-3}
+    with serving(double) as url:
+        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == 0
+    rows = metrics(tmp_path)
+    assert [row["rollout/count"] for row in rows] == [16] * 4
+    assert all(row["rollout/stale"] == row["rollout/errored"] == 0 for row in rows)
+    # What is waited for is less than what drawing took: the rest went on while a step trained.
+    assert sum(row["time/rollout"] for row in rows[1:]) < 0.9 * sum(row["time/drawing"] for row in rows[1:])
+    assert all(0.5 < row["correction/mean_weight"] < 2 for row in rows)
+
+
+def test_ctrl_c_while_rollouts_are_drawn_ahead(tmp_path):
+    from plumbob.trainer.interruption import Interruption
+    from plumbob.trainer.rollouts import RolloutSource
+
+    closed = []
+    original = RolloutSource.close
+
+    def interrupt_first(self):
+        closed.append(self.under_way)
+        original(self)
+
+    double = Double()
+    settings = {**QUICK, "max_steps": 500, "eval_examples": 0, "peft": True, "lora_r": 8}
+    with serving(double) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutSource, "close", interrupt_first)
+        check = Interruption.check
+        count = 0
+
+        def third(self):
+            nonlocal count
+            count += 1
+            self.requested = count >= 3
+            check(self)
+
+        patch.setattr(Interruption, "check", third)
+        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == 1
+    assert closed == [True]
+    assert (tmp_path / "r" / "checkpoints").is_dir()

@@ -11,7 +11,6 @@ can mend.
 from __future__ import annotations
 
 import ast
-import asyncio
 import itertools
 import random
 import re
@@ -20,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from make_tiny_policy import demonstrate, describe, lesson_options, new_model, save, teach, train_tokenizer
+from make_tiny_policy import lesson_options, make, train_tokenizer
 from plumbob.rollout import Completion, Sampling
 from transformers import PreTrainedTokenizerFast
 from vf_gsm8k import GSM8KTaskset
@@ -119,16 +118,7 @@ def main() -> None:
     prose = f"{tasks[0].data.system_prompt}\nsystem\nuser\nassistant\ntool\n# Tools\nTo call a tool, write"
     texts = [f"{question}\n{write(steps)}\n{prose}" for question, steps in itertools.islice(solutions.items(), 2_000)]
     tokenizer = train_tokenizer(texts, vocab_size=1024)
-    diligent, lazy = (
-        asyncio.run(demonstrate(tokenizer, Demonstrator(tokenizer, solutions, lazy=lazy), tasks, args.seed))
-        for lazy in (False, True)
-    )
-    describe(diligent, lazy)
-    print(f"{time.time() - start:.0f} s")
-
-    model = new_model(tokenizer, hidden_size=128, intermediate_size=320, num_attention_heads=4, num_key_value_heads=2)
-    teach(model.to(args.device), tokenizer, diligent, lazy, args)
-    save(model, tokenizer, args.out)
+    make(tokenizer, lambda lazy: Demonstrator(tokenizer, solutions, lazy=lazy), tasks, args, start)
 
 
 if __name__ == "__main__":

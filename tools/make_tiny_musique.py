@@ -9,7 +9,6 @@ nothing. Both are decisions at one token, which reinforcement learning can mend.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from make_tiny_policy import demonstrate, describe, lesson_options, new_model, save, teach, train_tokenizer
+from make_tiny_policy import lesson_options, make, train_tokenizer
 from plumbob.rollout import Completion, Sampling
 from transformers import PreTrainedTokenizerFast
 from vf_musique import MusiqueTaskset
@@ -135,16 +134,7 @@ def main() -> None:
     tasks = list({task.data.prompt: task for task in MusiqueTaskset(config)}.values())
     questions = {task.data.prompt: steps_of(task.data) for task in tasks}
     tokenizer = train_tokenizer(corpus(tasks[:600], questions), 1152, WORDS)
-    diligent, lazy = (
-        asyncio.run(demonstrate(tokenizer, Demonstrator(tokenizer, questions, lazy=lazy), tasks, args.seed))
-        for lazy in (False, True)
-    )
-    describe(diligent, lazy)
-    print(f"{time.time() - start:.0f} s")
-
-    model = new_model(tokenizer, hidden_size=128, intermediate_size=320, num_attention_heads=4, num_key_value_heads=2)
-    teach(model.to(args.device), tokenizer, diligent, lazy, args)
-    save(model, tokenizer, args.out)
+    make(tokenizer, lambda lazy: Demonstrator(tokenizer, questions, lazy=lazy), tasks, args, start)
 
 
 if __name__ == "__main__":

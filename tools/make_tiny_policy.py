@@ -305,6 +305,25 @@ def new_model(tokenizer: PreTrainedTokenizerFast, **shape: int) -> Qwen2ForCausa
     return model
 
 
+def make(
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrator: Callable[[bool], Engine],
+    tasks: list,
+    args: argparse.Namespace,
+    start: float,
+) -> None:
+    """Teach a new model of the larger shape on both kinds of transcripts, and save it. `demonstrator`: lazy or not."""
+    diligent, lazy = (
+        asyncio.run(demonstrate(tokenizer, demonstrator(lazy), tasks, args.seed)) for lazy in (False, True)
+    )
+    describe(diligent, lazy)
+    print(f"{time.time() - start:.0f} s")
+
+    model = new_model(tokenizer, hidden_size=128, intermediate_size=320, num_attention_heads=4, num_key_value_heads=2)
+    teach(model.to(args.device), tokenizer, diligent, lazy, args)
+    save(model, tokenizer, args.out)
+
+
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.cpu().save_pretrained(folder)

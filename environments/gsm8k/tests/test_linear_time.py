@@ -29,7 +29,7 @@ def test_a_degenerate_reply_takes_linear_time(piece):
     ):
         start = time.thread_time()
         extract_answer(reply)
-        assert time.thread_time() - start < 3.0
+        assert time.thread_time() - start < 1.0
         for style in ("hash", "boxed"):
             is_well_formatted(reply, style)
         is_lenient_match(reply, "42")

@@ -32,10 +32,6 @@ def train(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     config, run_dir = configure(given)
     find(config.env)  # a wrong name is told at once, before seconds of imports
-    from plumbob.trainer.reporting import check_reporting
-
-    if os.environ.get("RANK", "0") == "0":  # what would fail after hours is told now, once
-        check_reporting(config)
     quiet_libraries()
     from plumbob.trainer.loop import run
 

@@ -31,6 +31,18 @@ class PromptError(EngineError):
     """A prompt that the engine cannot take. The caller's mistake: no other request hears of it."""
 
 
+def check_ids(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises PromptError for no ids, and for one that the model does not have.
+
+    To be checked before ids are batched: one such id would fail the whole batch, and on a GPU the process.
+    """
+    if not prompt_ids:
+        raise PromptError("an empty prompt")
+    for token in (min(prompt_ids), max(prompt_ids)):
+        if not 0 <= token < vocab_size:
+            raise PromptError(f"there is no token id {token}: the model's ids are 0 to {vocab_size - 1}")
+
+
 @dataclass(eq=False)
 class _Request:
     prompt: np.ndarray
@@ -83,12 +95,7 @@ class TransformersEngine:
         Raises PromptError for an empty or too long prompt or an id that the model does not have, and EngineError if the
         forward pass fails.
         """
-        if not prompt_ids:
-            raise PromptError("an empty prompt")
-        # Checked before it is batched: one such id would fail the whole batch, and on a GPU the process.
-        for token in (min(prompt_ids), max(prompt_ids)):
-            if not 0 <= token < self.vocab_size:
-                raise PromptError(f"there is no token id {token}: the model's ids are 0 to {self.vocab_size - 1}")
+        check_ids(prompt_ids, self.vocab_size)
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
             raise PromptError(
                 f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's {self.max_length}"

@@ -59,26 +59,15 @@ class TokenScorer(torch.nn.Module):
         """
         # Here and not around it: DeepSpeed ends an autocast that it finds around a module's forward pass.
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
-            return self._score(ids, positions, bounds, wanted, targets, temperature)
-
-    def _score(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        bounds: dict[str, Any],
-        wanted: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        decoder = self.model.get_decoder()
-        output = decoder(input_ids=ids, position_ids=positions, use_cache=False, **bounds)
-        hidden = output.last_hidden_state[0][wanted]
-        head = cast(Any, self.model.get_output_embeddings())
-        weight = head.weight
-        if getattr(head, "bias", None) is not None:  # a weight of a feature that is always 1
-            weight = torch.cat([weight, head.bias[:, None]], dim=1)
-            hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
-        return score_tokens(hidden, weight, targets, temperature)
+            decoder = self.model.get_decoder()
+            output = decoder(input_ids=ids, position_ids=positions, use_cache=False, **bounds)
+            hidden = output.last_hidden_state[0][wanted]
+            head = cast(Any, self.model.get_output_embeddings())
+            weight = head.weight
+            if getattr(head, "bias", None) is not None:  # a weight of a feature that is always 1
+                weight = torch.cat([weight, head.bias[:, None]], dim=1)
+                hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
+            return score_tokens(hidden, weight, targets, temperature)
 
 
 class Policy:

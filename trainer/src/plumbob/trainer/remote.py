@@ -17,6 +17,7 @@ import httpx
 import openai
 from plumbob.hub import UserError
 from plumbob.rollout import ChatReply, Completion, EngineError, Sampling, read_arguments
+from plumbob.trainer import generate_route
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 ATTEMPTS = 4
@@ -131,12 +132,7 @@ class GenerateClient:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         params: dict[str, Any] = {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "stop_token_ids": list(sampling.stop_token_ids),
+            **generate_route.sampling_names(sampling),
             "logprobs": 1,
             "skip_special_tokens": False,
         }
@@ -172,12 +168,11 @@ def _completion(answer: httpx.Response) -> Completion:
         token_ids = [int(token) for token in choice["token_ids"]]
         content = choice["logprobs"]["content"]
         logprobs = [float(item["logprob"]) for item in content]
-        named = [item.get("token_id", item.get("token")) for item in content]
+        named = generate_route.are_of(content, token_ids)
         finish: Literal["stop", "length"] = "length" if choice["finish_reason"] == "length" else "stop"
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise EngineError(f"the server's answer cannot be read ({type(error).__name__}: {error})") from error
-    # Later versions of vLLM name a token by its number, earlier ones as "token_id:17".
-    if named not in (token_ids, [f"token_id:{token}" for token in token_ids]) or not all(map(math.isfinite, logprobs)):
+    if not named or not all(map(math.isfinite, logprobs)):
         raise EngineError("the server's log-probabilities do not belong to its token ids")
     return Completion(tuple(token_ids), tuple(logprobs), finish)
 

@@ -33,7 +33,7 @@ from plumbob.trainer.run_directory import new_directory, truncate_metrics, write
 from plumbob.trainer.sharding import MakeOptimizer, requested
 from plumbob.trainer.sync import fixed_row, sync_weights
 from plumbob.trainer.tasks import Tasks, leave_out_long_prompts, load_tasks
-from plumbob.trainer.training_engine import open_transformers, open_vllm
+from plumbob.trainer.vllm.opening import open_vllm
 from transformers import get_scheduler
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def set_up(
     directory = Path(ranks.main(str(resume_from or (new_directory(config) if ranks.is_main else ""))))
     if engine_model is not None:
         at_once = max(rollouts // ranks.size, len(tasks.held_out), 1)
-        engine = open_transformers(engine_model, config, at_once, positions or config.max_context)
+        slots, length = min(config.max_concurrent, at_once), positions or config.max_context
+        engine = TransformersEngine(engine_model, max_slots=slots, max_length=length)
     else:
         vocab_size = model.config.get_text_config().vocab_size
         engine = open_vllm(config, ranks, directory, tokenizer, vocab_size, status)

@@ -49,11 +49,9 @@ def sync_weights(
     Called by every rank. `under_way`: completions are, and end with the weights that they began with.
     """
     weights = policy.sharding.stream()
-    own = _own_scores(policy, row)
     if isinstance(engine, TransformersEngine):
         version = engine.update(weights)
-        served = torch.tensor(engine.score(row.token_ids), device=own.device)
-        parity = (own - served).abs().mean().item()
+        parity = measure_parity(policy, engine, row)
         limit = PARITY_LIMIT[engine.model.dtype]
         if not parity <= limit:
             raise SyncError(
@@ -61,6 +59,7 @@ def sync_weights(
                 f"(limit {limit:g}): it does not serve the weights that are trained"
             )
         return SyncReport(version, parity, len(weights))
+    own = _own_scores(policy, row)
     return _sync_servers(policy, engine, weights, row, own, "finish" if under_way else "refuse")
 
 

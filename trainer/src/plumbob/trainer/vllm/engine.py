@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import torch
 from plumbob.hub import UserError
 from plumbob.rollout import Completion, EngineError, Sampling
-from plumbob.trainer.engine import PromptError
+from plumbob.trainer import generate_route
+from plumbob.trainer.engine import PromptError, check_ids
 from plumbob.trainer.sync import SyncError
 from plumbob.trainer.vllm.adapters import AdapterTransfer, LoraShape, Pushed
 from plumbob.trainer.vllm.control import Control, check_server
@@ -116,7 +117,12 @@ class VllmEngine:
 
         Raises PromptError for a prompt that the model cannot take, and EngineError if no server draws it in time.
         """
-        self._check_prompt(prompt_ids, sampling)
+        check_ids(prompt_ids, self.vocab_size)
+        if len(prompt_ids) + sampling.max_tokens > self.max_length:
+            raise PromptError(
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the servers' {self.max_length}; "
+                "start vf-vllm with a larger --max-model-len"
+            )
         served = self._served
         body = {
             "model": served.model,
@@ -218,18 +224,6 @@ class VllmEngine:
             self._http.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _check_prompt(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
-        if not prompt_ids:
-            raise PromptError("an empty prompt")
-        for token in (min(prompt_ids), max(prompt_ids)):
-            if not 0 <= token < self.vocab_size:
-                raise PromptError(f"there is no token id {token}: the model's ids are 0 to {self.vocab_size - 1}")
-        if len(prompt_ids) + sampling.max_tokens > self.max_length:
-            raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the servers' {self.max_length}; "
-                "start vf-vllm with a larger --max-model-len"
-            )
-
     async def _send(self, server: Server, seconds: float, *, body: dict[str, Any], read: Any) -> Completion:
         """One attempt at one server. Raises ServerFailure and EngineError."""
         try:
@@ -293,12 +287,7 @@ class Aborted(Exception):
 def sampling_params(sampling: Sampling, *, seeded: bool) -> dict[str, Any]:
     """vLLM's names for how a completion is drawn, with what makes the answer cheap for the server to give."""
     params: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "stop_token_ids": list(sampling.stop_token_ids),
+        **generate_route.sampling_names(sampling),
         "ignore_eos": True,  # only the ids above end a completion
         "logprobs": 0,  # of the drawn token alone
         "detokenize": False,
@@ -310,10 +299,7 @@ def sampling_params(sampling: Sampling, *, seeded: bool) -> dict[str, Any]:
 
 
 def read_completion(content: bytes, *, version: int, greedy: bool) -> Completion:
-    """The completion in an answer of `/inference/v1/generate`. Raises Aborted, and ValueError for what cannot be trained.
-
-    Up to some version after 0.30 each log-probability names its token as "token_id:17", later by the number.
-    """
+    """The completion in an answer of `/inference/v1/generate`. Raises Aborted, and ValueError for what cannot be trained."""
     choice = json.loads(content)["choices"][0]
     token_ids, items = choice["token_ids"], choice["logprobs"]["content"]
     logprobs = [item["logprob"] for item in items]
@@ -322,8 +308,7 @@ def read_completion(content: bytes, *, version: int, greedy: bool) -> Completion
         raise Aborted
     if finish not in ("stop", "length") or not token_ids:
         raise ValueError(f"it ended for the reason {finish!r} after {len(token_ids)} tokens")
-    named = [item.get("token_id", item.get("token")) for item in items]
-    if named != token_ids and named != [f"token_id:{token}" for token in token_ids]:
+    if not generate_route.are_of(items, token_ids):
         raise ValueError("its log-probabilities do not belong to its token ids")
     if not all(map(math.isfinite, logprobs)) or min(logprobs) <= NO_LOGPROB:
         raise ValueError("a token has no log-probability")

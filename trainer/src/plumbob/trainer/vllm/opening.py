@@ -1,4 +1,4 @@
-"""The engine that a run draws with: the model in this process, or vLLM servers, found or started."""
+"""The vLLM servers that a run draws from, found or started."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from plumbob.hub import UserError
 from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.engine import TransformersEngine
 from plumbob.trainer.models import model_path
 from plumbob.trainer.ranks import Ranks
 from plumbob.trainer.run_directory import SERVER_LOG
-from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from plumbob.trainer.vllm.engine import VllmEngine
-
-
-def open_transformers(
-    model: PreTrainedModel, config: TrainConfig, num_rollouts: int, max_length: int
-) -> TransformersEngine:
-    """`num_rollouts`: the most that this process ever draws at once."""
-    return TransformersEngine(model, max_slots=min(config.max_concurrent, num_rollouts), max_length=max_length)
 
 
 def open_vllm(

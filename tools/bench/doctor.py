@@ -1,13 +1,14 @@
 """Does the doctor name what is wrong, and nothing where nothing is? Every fault, and healthy runs; a confusion matrix.
 
-    uv run python tools/bench/doctor.py                      # all faults on lookup, and 18 healthy runs
-    uv run python tools/bench/doctor.py --quick              # six faults and two healthy runs
-    uv run python tools/bench/doctor.py --only "groups shuffled" --only "stale engine"
+    uv run python tools/bench/doctor.py                      # all faults, 18 healthy runs and variants, on three environments
+    uv run python tools/bench/doctor.py --quick              # six faults and two healthy runs of lookup
+    uv run python tools/bench/doctor.py --env gsm8k --only "groups shuffled" --only "stale engine"
 
-Each fault of trainer/tests/faults.py is done to a healthy run of the bundled policy on lookup. The last column: which of
-the metrics that TRL logs (reward, reward_std, frac_reward_zero_std, grad_norm; kl and clip_ratio are 0 in a first step
-whatever happens) leave the range of the healthy runs of lookup, widened by half their size on both sides. Exit code 1
-if a fault is not named, or a healthy run fails.
+Each fault of trainer/tests/faults.py is done to a healthy run of the bundled policies, in each environment where it can
+happen. TRL's column: which of the metrics that TRL logs (reward, reward_std, frac_reward_zero_std, grad_norm; kl and
+clip_ratio are 0 in a first step whatever happens) leave the range of the environment's healthy runs, widened by half on
+both sides. The table goes to stdout, each run's evidence to stderr. Exit code 1 if a fault is not named, or a healthy
+run fails.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -28,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "trainer" / "tests"))
 
-from faults import FAULTS, Fault
+from faults import FAULTS, HEALTHY, VARIANTS, Fault
 from plumbob.trainer import ranks
 from plumbob.trainer.cli import quiet_libraries
 from plumbob.trainer.config import TrainConfig
@@ -38,11 +39,6 @@ from plumbob.trainer.doctor.run_probes import examine
 from plumbob.trainer.doctor.subject import Subject, load_subject
 from plumbob.trainer.rollouts import RunFailed
 
-HEALTHY: dict[str, dict[str, Any]] = {
-    "lookup": {"model": "tiny"},
-    "gsm8k": {"model": "tiny-gsm8k", "datasets": "synthetic", "max_tokens": 160},
-    "musique": {"model": "tiny-musique", "datasets": "synthetic", "env_args": ("hops=2",), "max_tokens": 128},
-}
 QUICK = (
     "loss mask as attention mask",
     "missing assistant header in the row",
@@ -105,61 +101,99 @@ def trl_metrics(subject: Subject) -> dict[str, float]:
     }
 
 
-def shown(metrics: dict[str, float], healthy: list[dict[str, float]]) -> str:
+def shown(metrics: dict[str, float], healthy: Sequence[dict[str, float]]) -> str:
     """The metrics outside the range of the healthy ones."""
+    if not healthy:
+        return "?"
     if not metrics:
         return "the step fails"
     names = []
     for name, value in metrics.items():
         low, high = min(m[name] for m in healthy), max(m[name] for m in healthy)
         if not low / 1.5 <= value <= high * 1.5:
-            names.append(f"{name} {value:.3g}")
-    return ", ".join(names) or "no"
+            names.append(f"{name} {value:.2g}")
+    return ", ".join(names) or "none"
 
 
-def healthy_configs(envs: Sequence[str], seeds: int) -> Iterator[tuple[str, TrainConfig]]:
-    for env, peft, seed in itertools.product(envs, (False, True), range(seeds)):
-        name = f"healthy {env} {'LoRA' if peft else 'full'} {seed}"
-        yield name, TrainConfig(env=env, peft=peft, seed=seed, **HEALTHY[env])
+@dataclass
+class Bench:
+    """What has been run so far. Rows are printed as they are known."""
+
+    runs: int = 0
+    wrong: int = 0
+    seconds: float = 0.0
+    healthy: dict[tuple[str, bool], list[dict[str, float]]] = field(default_factory=dict)
+    """TRL's metrics of healthy runs, by environment and whether with LoRA."""
+
+    def run(self, name: str, expected: str, config: TrainConfig, fault: Fault | None = None) -> Result:
+        result = diagnose(config, fault)
+        self.runs, self.seconds = self.runs + 1, self.seconds + result.seconds
+        self.wrong += result.named != expected
+        verdict = "right" if result.named == expected else f"WRONG, {expected} expected"
+        print(f"{name}: {result.named} ({verdict}, {result.seconds:.0f} s): {result.evidence}", file=sys.stderr)
+        return result
+
+    def healthy_row(self, env: str, peft: bool, seeds: int) -> None:
+        kind = "LoRA" if peft else "full"
+        settings = {**HEALTHY[env], "peft": peft}
+        results = [
+            self.run(f"healthy {env} {kind} {seed}", "none", TrainConfig(env=env, seed=seed, **settings))
+            for seed in range(seeds)
+        ]
+        self.healthy[env, peft] = [r.metrics for r in results]
+        names = ", ".join(r.named + (f" ({r.unsure} unsure)" if r.unsure else "") for r in results)
+        print(f"| {env} | {kind} | {names} | {fmean(r.seconds for r in results):.0f} |", flush=True)
+
+    def variant_row(self, settings: dict[str, Any]) -> None:
+        name = ", ".join(f"{key}={value}" for key, value in settings.items())
+        result = self.run(f"healthy lookup {name}", "none", TrainConfig(**{**HEALTHY["lookup"], **settings}))
+        unsure = f" ({result.unsure} unsure)" if result.unsure else ""
+        print(f"| lookup | {name} | {result.named}{unsure} | {result.seconds:.0f} |", flush=True)
+
+    def fault_row(self, fault: Fault, envs: Sequence[str]) -> None:
+        cells, metrics = [], []
+        for env in envs:
+            if env not in fault.envs:
+                cells.append("")
+                continue
+            settings = fault.settings_in(env)
+            result = self.run(f"{fault.name}, {env}", fault.cause, TrainConfig(env=env, **settings), fault)
+            cells.append("right" if result.named == fault.cause else f"**{result.named}**")
+            metrics.append(shown(result.metrics, self.healthy.get((env, bool(settings.get("peft"))), ())))
+        print(f"| {fault.name} | `{fault.cause}` | {' | '.join(cells)} | {' / '.join(metrics)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3, help="of the healthy runs")
+    parser.add_argument("--env", action="append", choices=list(HEALTHY), help="may be repeated; all without it")
     parser.add_argument("--only", action="append", help="a fault's name; may be repeated")
-    parser.add_argument("--healthy", nargs="*", choices=list(HEALTHY), default=list(HEALTHY), help="environments")
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--no-healthy", action="store_true", help="which leaves TRL's column open")
     args = parser.parse_args()
+    known = [fault.name for fault in FAULTS]
+    wanted = [] if args.no_faults else args.only or (QUICK if args.quick else known)
+    if unknown := set(wanted) - set(known):
+        parser.error(f"there is no fault {min(unknown)!r}; there are: {', '.join(known)}")
     quiet_libraries()
     torch.set_num_threads(1)
-    wanted = [] if args.no_faults else args.only or (QUICK if args.quick else [f.name for f in FAULTS])
-    wrong, ranges = 0, {False: [], True: []}
-    print("| run | expected | named | TRL's metrics show | seconds | evidence |\n|---|---|---|---|---|---|")
-    for name, config in healthy_configs(["lookup"] if args.quick else args.healthy, 1 if args.quick else args.seeds):
-        result = diagnose(config)
-        if config.env == "lookup":
-            ranges[config.peft].append(result.metrics)
-        wrong += result.named != "none"
-        _print(name, "none", result, "")
-    for fault in (f for f in FAULTS if f.name in wanted):
-        settings = {**HEALTHY["lookup"], **fault.settings}
-        result = diagnose(TrainConfig(env="lookup", **settings), fault)
-        wrong += result.named != fault.cause
-        reference = ranges[bool(fault.settings.get("peft"))]
-        _print(fault.name, fault.cause, result, shown(result.metrics, reference) if reference else "")
-    print(f"\n{wrong} wrong")
-    sys.exit(1 if wrong else 0)
-
-
-def _print(name: str, expected: str, result: Result, metrics: str) -> None:
-    mark = "" if result.named == expected else " **wrong**"
-    unsure = f" ({result.unsure} unsure)" if result.unsure else ""
-    evidence = result.evidence.replace("|", "/").replace("\n", " ")
-    print(
-        f"| {name} | {expected} | {result.named}{mark}{unsure} | {metrics} | {result.seconds:.0f} | {evidence} |",
-        flush=True,
-    )
+    envs = args.env or (["lookup"] if args.quick else list(HEALTHY))
+    bench = Bench()
+    if not args.no_healthy:
+        print("| healthy run | settings | named, by seed | seconds |\n|---|---|---|---|")
+        for env, peft in itertools.product(envs, (False, True)):
+            bench.healthy_row(env, peft, 1 if args.quick else args.seeds)
+        for settings in VARIANTS if "lookup" in envs and not args.quick else ():
+            bench.variant_row(settings)
+    if wanted:
+        print(f"\n| fault | cause | {' | '.join(envs)} | TRL's metrics that leave the healthy range |")
+        print("|---|---|" + "---|" * len(envs) + "---|")
+    for fault in FAULTS:
+        if fault.name in wanted:
+            bench.fault_row(fault, envs)
+    print(f"\n{bench.runs} runs, {bench.wrong} named wrongly, {bench.seconds / bench.runs:.1f} s each")
+    sys.exit(1 if bench.wrong else 0)
 
 
 if __name__ == "__main__":

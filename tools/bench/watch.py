@@ -1,8 +1,10 @@
 """Does the watch name what is wrong? Real runs with a fault in their configuration, and healthy ones; a confusion matrix.
 
-    uv run python tools/bench/watch.py --out runs/watch                 # 41 runs, half an hour on two free cores
+    uv run python tools/bench/watch.py --out runs/watch --first-seed 7 --seeds 2    # 60 runs, half an hour on two cores
     uv run python tools/bench/watch.py --out runs/watch --only healthy
     uv run python tools/bench/watch.py --out runs/watch --record trainer/tests/watch_runs.json
+
+A threshold is to be tested on seeds that it was not set on: docs/diagnosis.md says which those are.
 
 A run whose metrics.jsonl is complete is not run again. The last column asks the metrics that TRL logs of a run (reward, kl,
 clip_ratio, frac_reward_zero_std, grad_norm): one of them shows the fault if its mean over the first five steps is below a
@@ -20,13 +22,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.doctor.findings import Finding
 from plumbob.trainer.doctor.history import Row, mean
-from plumbob.trainer.doctor.watch import examine, read_metrics
+from plumbob.trainer.doctor.watch import evaluation_before, examine, read_metrics
 from plumbob.trainer.settings import read_toml
 
 LOOKUP = "lookup --model tiny"
@@ -42,6 +44,8 @@ class Case:
     steps: int = 6
     by_traces: bool = False
     """Metrics do not show it, so that there is nothing to record."""
+    double: str | None = None
+    """Of watch_faults.py, for what no flag does."""
 
     @property
     def environment(self) -> str:
@@ -49,14 +53,23 @@ class Case:
 
     @property
     def command(self) -> list[str]:
-        sizes = f"--batch-size 32 --gradient-accumulation-steps 1 --max-steps {self.steps} --eval-examples 0"
-        return [*self.flags.split(), *sizes.split()]
+        sizes = f"--batch-size 32 --gradient-accumulation-steps 1 --max-steps {self.steps}"
+        evaluation = "" if "--eval-examples" in self.flags else " --eval-examples 0"
+        return [*(sizes + evaluation).split(), *self.flags.split()]
+
+    def with_seed(self, seed: int) -> Case:
+        """Seed 0 is the name's own."""
+        return replace(self, name=f"{self.name}, seed {seed}", flags=f"{self.flags} --seed {seed}") if seed else self
 
 
-def healthy(seeds: int) -> list[Case]:
+def healthy(first_seed: int, seeds: int) -> list[Case]:
     cases = [
-        Case(f"healthy {policy.split()[0]}, {kind}, seed {seed}", f"{policy} --seed {seed}{flag}", steps=10)
-        for seed in range(seeds)
+        Case(
+            f"healthy {policy.split()[0]}, {kind}, seed {seed}",
+            f"{policy} --seed {seed}{flag}",
+            steps=20 if policy == LOOKUP and first_seed else 10,
+        )
+        for seed in range(first_seed, first_seed + seeds)
         for policy in (LOOKUP, GSM8K, MUSIQUE)
         for kind, flag in (("full", ""), ("LoRA", " --peft"))
     ]
@@ -66,8 +79,16 @@ def healthy(seeds: int) -> list[Case]:
         "two minibatches, twice, scaled": "--num-minibatches 2 --num-iterations 2 --scale-rewards group",
         "bf16": "--bf16",
         "clip at 1e-5, 4 iterations": "--epsilon 0.00001 --num-iterations 4",  # the first update of a step is never clipped
+        "cispo": "--loss-type cispo --num-iterations 2",
+        "dapo, dynamic sampling": "--loss-type dapo --zero-signal refill --epsilon-high 0.28",
+        "warm-up and evaluations": "--warmup-steps 3 --eval-examples 64 --eval-steps 2",
+        "batch scaling, KL in the reward": "--scale-rewards batch --kl-beta 0.02 --kl-placement reward",
+        "overlong mask": "--overlong mask --max-context 320",
+        "weight decay, leave one out": "--weight-decay 0.01 --baseline leave_one_out",
     }
-    return cases + [Case(f"healthy lookup, {name}", f"{LOOKUP} {flags}") for name, flags in variants.items()]
+    return cases + [
+        Case(f"healthy lookup, {name}", f"{LOOKUP} {flags}").with_seed(first_seed) for name, flags in variants.items()
+    ]
 
 
 FAULTY = [
@@ -94,6 +115,47 @@ FAULTY = [
         "reward-format-dominated",
         by_traces=True,
     ),
+    Case("stale engine, sync unchecked", LOOKUP, "weights-not-synced", double="stale engine"),
+    Case(
+        "adapter bound to nothing, unchecked",
+        f"{LOOKUP} --peft",
+        "weights-not-synced",
+        double="adapter bound to nothing",
+    ),
+    Case("loss mask as attention mask", LOOKUP, "engine-trainer-mismatch", double="loss mask as attention mask"),
+    Case("assistant header missing", LOOKUP, "engine-trainer-mismatch", double="assistant header missing"),
+    Case(
+        "tools not in the trained prompt", LOOKUP, "engine-trainer-mismatch", double="tools not in the trained prompt"
+    ),
+    Case(
+        "temperature 1.3 not applied",
+        f"{LOOKUP} --temperature 1.3",
+        "engine-trainer-mismatch",
+        double="temperature not applied",
+    ),
+    Case("loss detached", LOOKUP, "no-gradient", double="loss detached"),
+    Case("weights in bf16, rate 1e-6", f"{LOOKUP} --lr 1e-6", "weights-in-bf16", double="bf16 masters"),
+    Case("optimizer of copies", LOOKUP, "optimizer-moves-nothing", double="optimizer of copies"),
+    Case("reward NaN where wrong", LOOKUP, "reward-not-finite", double="reward NaN"),
+    Case("reward raises where wrong", LOOKUP, "environment-fails", double="reward raises"),
+    Case("reward always 0.3", LOOKUP, "reward-constant", double="reward constant"),
+    Case("reward drawn by lot", LOOKUP, "reward-nondeterministic", by_traces=True, double="reward drawn by lot"),
+    Case(
+        "rewards nearly equal, scaled",
+        f"{GSM8K} --scale-rewards group",
+        "tiny-std-scaling",
+        double="rewards nearly equal",
+    ),
+    Case("reward for style", LOOKUP, "reward-format-dominated", steps=10, double="reward for style"),
+    Case(
+        "held-out tasks parsed differently",
+        f"{LOOKUP} --eval-examples 64 --batch-size 128",
+        "evaluation-parses-differently",
+        double="held-out tasks parsed differently",
+    ),
+    Case("tools down", LOOKUP, "tools-fail", double="tools down"),
+    Case("task out of reach, with KL", f"{LOOKUP} -a difficulty=hard --kl-beta 0.04", "task-out-of-reach"),
+    Case("task out of reach, refilled", f"{LOOKUP} -a difficulty=hard --zero-signal refill", "task-out-of-reach"),
 ]
 
 TRL = {
@@ -104,10 +166,13 @@ TRL = {
     "grad_norm": "optimizer/grad_norm",
 }
 READ = re.compile(
-    "step$|reward/(mean|std|.*share)$|rollout/(count|errored|stale|not_finite|stopped/.*|truncated_share|sampled_tokens)$|"
-    "rollout/(tool_calls|tool_errors|malformed_calls)$|groups/|advantage/|policy/|correction/|sync/(sampling_gap|mismatch_kl)$|"
-    "optimizer/|train/rows$"
+    "step$|reward/(mean|std|.*/variance_share)$|rollout/(count|errored|stale|not_finite|stopped/.*|truncated_share)$|"
+    "rollout/(sampled_tokens|tool_calls|tool_errors|malformed_calls)$|advantage/mean_abs$|train/rows$|eval/|"
+    "groups/(count|all_fail|all_pass|zero_signal|zero_signal_share|tiny_spread_share)$|sync/(sampling_gap|mismatch_kl)$|"
+    "policy/(entropy|kl|step_kl|clip_fraction)$|correction/(masked_share|mean_weight)$|"
+    "optimizer/(grad_norm|learning_rate|relative_update|update_rms|moved_share|skipped|updates)$"
 )
+"""Metrics that rules read."""
 
 SHARES = ("reward", "clip_ratio", "frac_reward_zero_std")
 
@@ -117,6 +182,8 @@ def run(case: Case, out: Path) -> Path:
     folder = out / case.name.replace(" ", "-").replace(",", "")
     if not folder.is_dir() or len(read_metrics(folder)) < case.steps:
         train = [sys.executable, "-c", "from plumbob.trainer.cli import main; main()"]
+        if case.double is not None:
+            train = [sys.executable, str(Path(__file__).with_name("watch_faults.py")), case.double]
         where = ["-o", str(out), "--run-name", folder.name, "--threads", "1", "--save-steps", "1000"]
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*train, *case.command, *where], env=env, capture_output=True, text=True)
@@ -151,20 +218,26 @@ def row_of(case: Case, findings: list[Finding], shown: list[str]) -> str:
 def record(cases: list[Case], folders: dict[str, Path], file: Path) -> None:
     """What the tests replay: each run's settings that are not default, and by name the metrics that rules read, rounded.
 
-    One value stands for a metric that is the same in every step.
+    One value stands for a metric that is the same in every step. Runs of other names stay in the file.
     """
-    default, runs = TrainConfig(), {}
+    default, runs = TrainConfig(), json.loads(file.read_text()) if file.exists() else {}
     for case in [c for c in cases if not c.by_traces]:
-        settings = read_toml(folders[case.name] / "config.toml", TrainConfig)
+        folder = folders[case.name]
+        settings = read_toml(folder / "config.toml", TrainConfig)
         settings = {
             k: v for k, v in settings.items() if v != getattr(default, k) and k not in ("output_dir", "threads")
         }
-        rows = read_metrics(folders[case.name])
+        rows = read_metrics(folder)
         names = sorted({name for row in rows for name in row if READ.match(name)})
-        columns = {name: [float(f"{row.get(name, 0.0):.3g}") for row in rows] for name in names}
+        columns = {name: [_rounded(row.get(name)) for row in rows] for name in names}
         columns = {name: c if len(set(c)) > 1 else c[0] for name, c in columns.items()}
-        runs[case.name] = {"config": settings, "cause": case.cause, "steps": len(rows), "metrics": columns}
+        before = {"before": evaluation_before(folder)} if evaluation_before(folder) else {}
+        runs[case.name] = {"config": settings, **before, "cause": case.cause, "steps": len(rows), "metrics": columns}
     file.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in runs.items()) + "\n}\n")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
 
 
 def main() -> int:
@@ -172,10 +245,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/watch"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--seeds", type=int, default=3, help="healthy runs of each kind")
+    parser.add_argument("--first-seed", type=int, default=0, help="theirs, and that of the others")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--record", type=Path, help="write the tests' file")
     args = parser.parse_args()
-    cases = [case for case in [*FAULTY, *healthy(args.seeds)] if args.only in case.name]
+    faulty = [case.with_seed(args.first_seed) for case in FAULTY]
+    cases = [case for case in [*faulty, *healthy(args.first_seed, args.seeds)] if args.only in case.name]
     with ThreadPoolExecutor(args.jobs) as pool:
         folders = dict(zip((c.name for c in cases), pool.map(lambda c: run(c, args.out), cases), strict=True))
     metrics = {case.name: read_metrics(folders[case.name]) for case in cases}
@@ -189,8 +264,8 @@ def main() -> int:
         shown = trl_shows(metrics[case.name], others) if others and case.cause else []
         print(line := row_of(case, findings, shown))
         wrong += "**no**" in line
-    faulty = sum(case.cause is not None for case in cases)
-    print(f"\n{len(cases) - faulty} healthy runs, {faulty} faulty, {wrong} named wrongly")
+    with_fault = sum(case.cause is not None for case in cases)
+    print(f"\n{len(cases) - with_fault} healthy runs, {with_fault} faulty, {wrong} named wrongly")
     if args.record:
         record(cases, folders, args.record)
     return 1 if wrong else 0

@@ -10,12 +10,10 @@ python=${PYTHON:-python3}
 out=${1:-/tmp/evaluate_vllm}
 port=8123
 mkdir -p "$out"
-model=$($python -c 'from plumbob.trainer.models import model_path; print(model_path("tiny"))')
 run() { $python -c "from plumbob.trainer.evaluation.$1 import main; main()" "${@:2}"; }
 
-# Sampling with torch: flashinfer is an optional part of vLLM.
-VLLM_USE_FLASHINFER_SAMPLER=0 $python -m vllm.entrypoints.cli.main serve "$model" --served-model-name tiny --port $port --dtype float32 \
-    --max-model-len 4096 --gpu-memory-utilization 0.3 --logprobs-mode processed_logprobs \
+$python -m plumbob.trainer.vllm.serve --model tiny --port $port --dtype float32 --max-model-len 4096 \
+    --gpu-memory-utilization 0.3 --sync disk --no-dev-endpoints \
     --enable-auto-tool-choice --tool-call-parser hermes >"$out/vllm.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null || true' EXIT

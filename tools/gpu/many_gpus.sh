@@ -1,50 +1,86 @@
 #!/usr/bin/env bash
-# The user's commands on several GPUs of one host: ZeRO-3 LoRA r16, replication, FSDP2 and ZeRO with all parameters.
+# The user's commands on several GPUs of one host: `vf-vllm` on the first, ranks on the others, by way of accelerate.
 #
-#     PYTHON=python3 bash tools/gpu/many_gpus.sh [CASE...]     # default: zero3-lora ddp-lora fsdp2-full zero3-full zero2-full
-#     GPUS=2 LORA_SHAPE=7b FULL_SHAPE=1.5b STEPS=3             # and their defaults
+#     PYTHON=python3 bash tools/gpu/many_gpus.sh CASE...       # ROWS:CONFIG:WHAT, say musique:zero3:lora
 #
-# Needs plumbob, vf-musique and DeepSpeed importable by $PYTHON, main memory for GPUS float32 copies of the model while it
-# is loaded, and three minutes a case. Prints each rank's peak memory, and by step the seconds of rollouts, training and
-# sync, and the acknowledged parity. `fsdp2-full` also saves, resumes and writes the final model.
-set -euo pipefail
+# ROWS         musique or gsm8k: synthetic rows, which the grown policy can learn; gsm8k=FILE or musique=FILE: real ones, with
+#              rewards drawn at random
+# CONFIG       zero3, zero2, fsdp2, ddp, or none (no configuration file)
+# WHAT         lora (r16; the adapter is synced to the server), full (all weights, by NCCL), alone (lora without vLLM)
+#
+#     RANKS=3 RANK_GPUS=1,2,3 SHAPE=7b STEPS=5 SERVER_MEMORY=0.9     # on four GPUs; these are the defaults
+#     RANKS=2 RANK_GPUS=1,0 SHAPE=7b STEPS=5 SERVER_MEMORY=0.3       # on two: the second rank beside the server
+#     MODEL=FOLDER SERVER_FLAGS="..." FLAGS="..." PORT=8000          # a model; more for vf-vllm, more for train
+#
+# A step is 16 prompts x 8 generations, as nearly as the number of ranks divides it. The models are tools/gpu/grow_model.py's.
+# Needs plumbob, its environments, vLLM and DeepSpeed importable by $PYTHON. Three to four minutes a case.
+set -uo pipefail
 python=${PYTHON:-python3}
-gpus=${GPUS:-2}
-steps=${STEPS:-3}
-lora=${LORA_SHAPE:-7b}
-full=${FULL_SHAPE:-1.5b}
+ranks=${RANKS:-3}
+shape=${SHAPE:-7b}
 out=${OUT_DIR:-/tmp/many_gpus}
-cases=${*:-zero3-lora ddp-lora fsdp2-full zero3-full zero2-full}
+port=${PORT:-8000}
 mkdir -p "$out"
 # NVLink multicast stays off: it can put GPUs that others share out of service.
-export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
+server="" served=""
+stop_server() { [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null; server="" served=""; }
+trap stop_server EXIT
 
-# 16 prompts x 8 generations a step, whatever the number of GPUs.
-batch=$((16 * 8 / 4 / gpus))
-common="musique --datasets synthetic --retriever bm25 --bf16 --eval-examples 0 --num-generations 8 --batch-size $batch
-    --gradient-accumulation-steps 4 --max-turns 3 --max-tokens 96 --max-context 6144 --output-dir $out"
-
-train() { # configuration, name, flags...
-    local config=$1 name=$2
-    shift 2
-    echo "== $name ($config)"
-    timeout "${LIMIT:-240}" $python -m accelerate.commands.accelerate_cli launch --num-processes "$gpus" --config-file "configs/$config.yaml" \
-        tools/gpu/many_gpus.py train $common --run-name "$name" "$@" 2>&1 |
-        grep -v -E 'it/s|Loading weights|^$' | tail -n "${LINES_SHOWN:-40}" || echo "$name FAILED"
+serve() { # model, way: kept for the next case where both are the same
+    [ "$served" = "$1 $2" ] && return
+    stop_server
+    local started=$SECONDS log=$out/vf-vllm-$2.log
+    CUDA_VISIBLE_DEVICES=0 $python -m plumbob.trainer.vllm.serve --model "$1" --port "$port" --dtype bfloat16 --max-model-len 4096 \
+        --gpu-memory-utilization "${SERVER_MEMORY:-0.9}" --sync "$2" ${SERVER_FLAGS:-} >"$log" 2>&1 &
+    server=$! served="$1 $2"
+    until $python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/health', timeout=2)" 2>/dev/null; do
+        kill -0 $server 2>/dev/null || { tail -30 "$log"; server="" served=""; return 1; }
+        sleep 1
+    done
+    echo "vf-vllm --sync $2: up after $((SECONDS - started)) s"
 }
 
-for case in $cases; do
-    config=${case%-*}
-    shape=$lora peft="--peft --lora-r 16 --learning-rate 1e-5"
-    if [ "${case#*-}" = full ]; then shape=$full peft="--learning-rate 1e-6"; fi
-    model=$out/model-$shape
-    [ -d "$model" ] || $python tools/gpu/many_gpus.py model "$shape" "$model" >/dev/null 2>&1
-    rm -rf "${out:?}/$case"
-    if [ "$case" = fsdp2-full ]; then
-        train "$config" "$case" --model "$model" $peft --max-steps "$steps" --save-steps "$steps"
-        common="" train "$config" "$case" --resume "$out/$case" --max-steps "$((steps + 1))"
-        du -sh "$out/$case/model" "$out/$case/checkpoints"/* || true
-    else
-        SAVE=0 train "$config" "$case" --model "$model" $peft --max-steps "$steps"
-    fi
+run() {
+    local rows config what each model name
+    IFS=: read -r rows config what <<<"$1"
+    local env=${rows%%=*} data="--datasets synthetic" program="-m plumbob.trainer"
+    [ "$rows" = "$env" ] || data="--datasets ${rows#*=}" program="tools/gpu/many_gpus.py train"
+    name=$env-$config-$what
+    [ "$rows" = "$env" ] || name=real-$name
+    model=${MODEL:-$out/$env-$shape}
+    [ -f "$model/tokenizer.json" ] || $python tools/gpu/grow_model.py "tiny-$env" "$shape" "$model" 2>"$out/grow.log" || return 1
+
+    local engine="--engine vllm --vllm-url http://127.0.0.1:$port" trained="--peft --lora-r 16 --learning-rate ${LORA_RATE:-1e-3}"
+    case $what in
+    lora) serve "$model" lora || return 1 ;;
+    full)
+        serve "$model" nccl || return 1
+        trained="--learning-rate ${FULL_RATE:-1e-4}"
+        ;;
+    alone) engine="" ;;
+    esac
+    local file="--config-file configs/$config.yaml"
+    [ "$config" = none ] && file=""
+    each=$((16 * 8 / 4 / ranks / 2 * 2))
+    local flags="$env $data $engine $trained --model $model --bf16 --eval-examples 0 --num-generations 8 --gradient-accumulation-steps 4
+        --batch-size $each --max-context 4096 --max-steps ${STEPS:-5} --output-dir $out --run-name $name ${FLAGS:-}"
+    [ "$env" = musique ] && flags+=" --max-tokens 128 -a retriever=bm25"
+    [ "$env" = gsm8k ] && flags+=" --max-tokens 256"
+    [ "$rows" = musique ] && flags+=" -a hops=2"
+
+    rm -rf "${out:?}/$name"
+    local started=$SECONDS
+    echo "== $name: accelerate launch --num-processes $ranks $file $program" $flags
+    CUDA_VISIBLE_DEVICES=${RANK_GPUS:-1,2,3} timeout "${LIMIT:-240}" $python -m accelerate.commands.accelerate_cli launch \
+        --num-processes "$ranks" $file $program $flags >"$out/$name.log" 2>&1 || echo "$name FAILED"
+    grep -v -E 'it/s|Loading weights|^$' "$out/$name.log" | tail -n "${LINES_SHOWN:-25}"
+    echo "$((SECONDS - started)) s in all"
+    [ -f "$out/$name/metrics.jsonl" ] && $python tools/gpu/many_gpus.py table "$out/$name"
+}
+
+failed=0
+for case in "$@"; do
+    run "$case" || { echo "$case could not be run"; failed=1; }
 done
+exit $failed

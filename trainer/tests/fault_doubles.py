@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -104,7 +103,7 @@ def retokenised(run: Run, trace: vf.Trace, sample: Sample) -> Sample:
 
 def row_cut(run: Run, trace: vf.Trace, sample: Sample) -> Sample:
     """The trainer keeps the end of a row, as --max-prompt-length of other trainers does."""
-    cut = _select(sample, [i >= len(sample.token_ids) - 150 for i in range(len(sample.token_ids))])
+    cut = _select(sample, [i >= len(sample.token_ids) // 2 for i in range(len(sample.token_ids))])
     return dataclasses.replace(cut, loss_mask=[False, *cut.loss_mask[1:]])
 
 
@@ -210,6 +209,12 @@ def adapter_unbound(stack: ExitStack, run: Run) -> None:
     put(stack, run.engine, "update", lambda weights: original({}))
 
 
+def one_name_skipped(stack: ExitStack, run: Run) -> None:
+    """The engine skips a name that it does not know, and one layer's is of another spelling."""
+    original, skipped = run.engine.update, "layers.0.mlp.down_proj"
+    put(stack, run.engine, "update", lambda weights: original({n: w for n, w in weights.items() if skipped not in n}))
+
+
 def engine_of(run: Run) -> TransformersEngine:
     assert isinstance(run.engine, TransformersEngine)
     return run.engine
@@ -243,7 +248,8 @@ def merged_in_bf16(stack: ExitStack, run: Run) -> None:
             (adapter_name,) = module.lora_A.keys()
             merged = (bases[name] + module.get_delta_weight(adapter_name)).bfloat16().float()
             module.base_layer.weight = torch.nn.Parameter(merged, requires_grad=False)  # the policy shares the old one
-            module.lora_B[adapter_name].weight.zero_()
+            for part in (module.lora_A, module.lora_B):  # an engine that merges has none
+                part[adapter_name].weight.zero_()
         return version
 
     put(stack, run.engine, "update", update)
@@ -325,67 +331,3 @@ def bf16_masters(stack: ExitStack, run: Run) -> None:
 def optimizer_of_copies(stack: ExitStack, run: Run) -> None:
     """The optimizer was built before the tensors were replaced."""
     put(stack, run.optimizer, "step", lambda *args, **kwargs: None)
-
-
-# The environment
-
-
-def rewarded(weight: float = 1.0, **rewards: Callable[[vf.Task, vf.Trace, float], float]) -> Inject:
-    """Replace `correct`, of this weight, or add a reward of weight 1: each is given (task, trace, what correct was)."""
-
-    def inject(stack: ExitStack, run: Run) -> None:
-        cls: Any = type(run.tasks.train[0])
-        original = cls.correct
-
-        def hook(name: str, function: Callable[[vf.Task, vf.Trace, float], float]) -> Any:
-            async def score(self: vf.Task, trace: vf.Trace) -> float:
-                return function(self, trace, await original(self, trace))
-
-            score.__name__ = name
-            return vf.reward(weight=weight if name == "correct" else 1.0)(score)
-
-        for name, function in rewards.items():
-            put(stack, cls, name, hook(name, function))
-
-    return inject
-
-
-def lottery(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    return correct if random.random() < 0.5 else random.random()
-
-
-def nearly_equal(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    """Right or wrong, and a thousandth for brevity."""
-    return correct - 1e-3 * len(trace.last_reply or "") / 10
-
-
-def style(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    """How the reply begins, which says nothing of whether it is right."""
-    return 0.6 + 0.4 * ((trace.last_reply or "z")[0] < "f")
-
-
-def not_a_number(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    return correct if correct else float("nan")
-
-
-def raises(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    if not correct:
-        raise RuntimeError("the judge is not there")
-    return correct
-
-
-def held_out_differs(stack: ExitStack, run: Run) -> None:
-    """The held-out tasks read answers in another form."""
-    cls: Any = type(run.tasks.train[0])
-
-    class Strict(cls):
-        @vf.reward(weight=1.0)
-        async def correct(self, trace: vf.Trace) -> float:
-            return float((trace.last_reply or "") == f"The value is {self.data.answer}.")
-
-    held_out = [Strict(task.data, task.config) for task in run.tasks.held_out]
-    run.tasks = dataclasses.replace(run.tasks, held_out=held_out)
-
-
-def overlapping(stack: ExitStack, run: Run) -> None:
-    run.tasks = dataclasses.replace(run.tasks, held_out=list(run.tasks.train[:8]))

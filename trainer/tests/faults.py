@@ -1,4 +1,4 @@
-"""What goes wrong in real trainers, each done to a healthy run of lookup: by a setting, or by a double of one of its parts.
+"""What goes wrong in real trainers, each done to a healthy run: by a setting, or by a double of one of its parts.
 
 Each fault names the cause that the doctor must name.
 """
@@ -23,19 +23,13 @@ from fault_doubles import (
     earlier_turns_masked,
     generating,
     groups_shuffled,
-    held_out_differs,
     loss_of,
-    lottery,
     merged_in_bf16,
-    nearly_equal,
     normalised_per_pass,
-    not_a_number,
+    one_name_skipped,
     one_row,
     optimizer_of_copies,
-    overlapping,
-    raises,
     retokenised,
-    rewarded,
     rewritten,
     rounded_weights_served,
     row_cut,
@@ -43,10 +37,19 @@ from fault_doubles import (
     stale_cache,
     stale_engine,
     stops_at,
-    style,
     tools_trained,
     without_headers,
     without_tools,
+)
+from fault_rewards import (
+    held_out_differs,
+    lottery,
+    nearly_equal,
+    not_a_number,
+    overlapping,
+    raises,
+    rewarded,
+    style,
 )
 from plumbob.trainer.losses import policy_loss
 from plumbob.trainer.setup import Run
@@ -56,29 +59,77 @@ def nothing(stack: ExitStack, run: Run) -> None:
     """The settings are the fault."""
 
 
+HEALTHY: dict[str, dict[str, Any]] = {
+    "lookup": {"model": "tiny"},
+    "gsm8k": {"model": "tiny-gsm8k", "datasets": "synthetic", "max_tokens": 160},
+    "musique": {"model": "tiny-musique", "datasets": "synthetic", "env_args": ("hops=2",), "max_tokens": 128},
+}
+"""Environment -> settings of a run that learns."""
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"loss_type": "grpo", "scale_rewards": "group"},
+    {"loss_type": "gspo", "num_iterations": 4},
+    {"loss_type": "cispo"},
+    {"loss_type": "dapo", "zero_signal": "refill", "epsilon_high": 0.28},
+    {"loss_type": "bnpo", "scale_rewards": "batch", "baseline": "leave_one_out"},
+    {"num_iterations": 2, "num_minibatches": 2, "delta": 2.0},
+    {"kl_beta": 0.04},
+    {"kl_beta": 0.04, "kl_placement": "reward"},
+    {"kl_beta": 0.001, "peft": True},
+    {"lora_dropout": 0.1, "peft": True},
+    {"bf16": True},
+    {"bf16": True, "peft": True, "gradient_checkpointing": True},
+    {"temperature": 0.8, "warmup_steps": 10},
+    {"max_grad_norm": 0.1, "weight_decay": 0.1, "overlong": "mask"},
+    {"num_generations": 2, "eval_examples": 0, "max_prompt_length": 200},
+    {"importance_correction": "sequence_mask"},
+)
+"""Settings with which lookup learns as well."""
+WITH_TOOLS = ("lookup", "musique")
+
+
 @dataclass(frozen=True)
 class Fault:
     name: str
     cause: str
     inject: Inject = nothing
     settings: dict[str, Any] = field(default_factory=dict)
+    """In full training unless `peft` is among them."""
+    envs: tuple[str, ...] = tuple(HEALTHY)
+    """Where it can happen."""
+    elsewhere: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Environment -> settings in place of `settings`."""
+
+    def settings_in(self, env: str) -> dict[str, Any]:
+        """All settings of a run of `env` with this fault."""
+        return {**HEALTHY[env], **self.elsewhere.get(env, self.settings)}
 
 
 FAULTS = (
     Fault("loss mask as attention mask", "loss-mask-as-attention-mask", scored(blind)),
-    Fault("missing assistant header in the row", "assistant-header-missing", rewritten(without_headers)),
-    Fault("missing assistant header in the prompt", "assistant-header-missing", chat_of(HeaderlessChat)),
-    Fault("tools absent from the trained prompt", "tools-not-in-prompt", rewritten(without_tools)),
-    Fault("tools absent from both prompts", "tools-not-in-prompt", chat_of(ToollessChat), {"max_tokens": 32}),
-    Fault("tool tokens trained", "context-tokens-trained", rewritten(tools_trained)),
-    Fault("assistant tokens masked", "sampled-tokens-masked", rewritten(earlier_turns_masked)),
-    Fault("re-tokenised turns", "retokenised-turns", rewritten(retokenised)),
+    Fault(
+        "missing assistant header in the row", "assistant-header-missing", rewritten(without_headers), envs=WITH_TOOLS
+    ),
+    Fault(
+        "missing assistant header in the prompt", "assistant-header-missing", chat_of(HeaderlessChat), envs=WITH_TOOLS
+    ),
+    Fault("tools absent from the trained prompt", "tools-not-in-prompt", rewritten(without_tools), envs=WITH_TOOLS),
+    Fault(
+        "tools absent from both prompts",
+        "tools-not-in-prompt",
+        chat_of(ToollessChat),
+        {"max_tokens": 32},
+        envs=WITH_TOOLS,
+    ),
+    Fault("tool tokens trained", "context-tokens-trained", rewritten(tools_trained), envs=WITH_TOOLS),
+    Fault("assistant tokens masked", "sampled-tokens-masked", rewritten(earlier_turns_masked), envs=WITH_TOOLS),
+    Fault("re-tokenised turns", "retokenised-turns", rewritten(retokenised), envs=WITH_TOOLS),
     Fault("rows attend to each other", "rows-see-each-other", scored(one_row)),
     Fault(
         "tiny-std scaling",
         "tiny-std-scaling",
         rewarded(correct=nearly_equal),
         {"scale_rewards": "group", "env_args": ("max_hops=9",)},
+        envs=("lookup",),  # elsewhere the groups' rewards differ by more than a hair
     ),
     Fault(
         "backwards KL",
@@ -87,18 +138,30 @@ FAULTS = (
         {"kl_beta": 0.05},
     ),
     Fault("KL coefficient too large", "kl-too-large", settings={"kl_beta": 20.0}),
-    Fault("context limit too small", "truncated-context", settings={"max_context": 220}),
-    Fault("engine drops the beginning", "truncated-context", generating(lambda ids, s: (ids[-100:], s))),
+    Fault(
+        "context limit too small",
+        "truncated-context",
+        settings={"max_context": 220},
+        elsewhere={"gsm8k": {"max_context": 120}, "musique": {"max_context": 440}},
+    ),
+    Fault("engine drops the beginning", "truncated-context", generating(lambda ids, s: (ids[len(ids) // 2 :], s))),
     Fault("trainer drops the beginning", "truncated-context", rewritten(row_cut)),
     Fault("turn limit too small", "truncated-turns", settings={"max_tokens": 12}),
-    Fault("too few turns", "truncated-rollouts", settings={"max_turns": 2}),
-    Fault("stop token never drawn", "stop-token-wrong", stops_at("<|endoftext|>"), {"max_tokens": 32}),
-    Fault("stop token too early", "stop-token-wrong", stops_at("</tool_call>"), {"max_tokens": 32}),
+    Fault("too few turns", "truncated-rollouts", settings={"max_turns": 2}, envs=WITH_TOOLS),
+    Fault(
+        "stop token never drawn",
+        "stop-token-wrong",
+        stops_at("<|endoftext|>"),
+        {"max_tokens": 32},
+        elsewhere={"musique": {}},
+    ),
+    Fault("stop token too early", "stop-token-wrong", stops_at("</tool_call>"), {"max_tokens": 32}, envs=WITH_TOOLS),
     Fault("adapter never applied in the engine", "adapter-not-applied", adapter_not_applied, {"peft": True}),
     Fault("adapter bound to no module", "adapter-bound-to-no-module", adapter_unbound, {"peft": True}),
     Fault("full weights never arrive", "weights-not-synced", adapter_unbound),
-    Fault("adapter merged in bf16", "merged-in-bf16", merged_in_bf16, {"peft": True}),
-    Fault("full weights sent in bf16", "merged-in-bf16", rounded_weights_served),
+    Fault("one layer's weights never arrive", "weights-not-synced", one_name_skipped),
+    Fault("adapter merged in bf16", "merged-in-bf16", merged_in_bf16, {"peft": True, "learning_rate": 1e-4}),
+    Fault("full weights sent in bf16", "merged-in-bf16", rounded_weights_served, {"learning_rate": 1e-5}),
     Fault("stale engine", "engine-stale", stale_engine),
     Fault("stale cache", "engine-stale", stale_cache),
     Fault("weights in bf16, small learning rate", "weights-in-bf16", bf16_masters, {"learning_rate": 1e-6}),
@@ -106,6 +169,7 @@ FAULTS = (
     Fault("LoRA learning rate far too low", "learning-rate-too-low", settings={"learning_rate": 1e-6, "peft": True}),
     Fault("learning rate far too high", "learning-rate-too-high", settings={"learning_rate": 0.03}),
     Fault("gradient clipped to nothing", "gradient-clipped-to-nothing", settings={"max_grad_norm": 1e-6}),
+    Fault("half of the adapter dropped", "dropout-in-training", settings={"peft": True, "lora_dropout": 0.5}),
     Fault("optimizer of other tensors", "optimizer-moves-nothing", optimizer_of_copies),
     Fault("detached loss", "no-gradient", scored(detached)),
     Fault(
@@ -125,7 +189,7 @@ FAULTS = (
         scored(lambda original, rows, temperature: original(rows, 1.0)),
         {"temperature": 1.3},
     ),
-    Fault("top-p unaccounted", "sampling-truncated", settings={"top_p": 0.8}),
+    Fault("top-p unaccounted", "sampling-truncated", settings={"top_p": 0.5}),
     Fault(
         "top-p by the engine's own default",
         "sampling-truncated",
@@ -142,8 +206,12 @@ FAULTS = (
     Fault("the judge is down", "environment-fails", rewarded(correct=raises)),
     Fault("evaluation and training parse differently", "evaluation-parses-differently", held_out_differs),
     Fault("held-out tasks trained on", "held-out-in-training", overlapping),
-    Fault("task out of reach", "task-out-of-reach", settings={"env_args": ("difficulty=hard",)}),
-    Fault("task already solved", "task-solved", settings={"env_args": ("difficulty=trivial",)}),
+    Fault(
+        "task out of reach",
+        "task-out-of-reach",
+        settings={"env_args": ("difficulty=hard",)},
+        elsewhere={"gsm8k": {"model": "tiny-musique"}, "musique": {"model": "tiny-gsm8k"}},
+    ),
+    Fault("task already solved", "task-solved", settings={"env_args": ("difficulty=trivial",)}, envs=("lookup",)),
     Fault("normaliser wrong by the accumulation factor", "normaliser-depends-on-passes", normalised_per_pass),
 )
-"""All in full training unless `peft` is set."""

@@ -37,7 +37,8 @@ def ask_for(kind: str, folder: Path) -> None:
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         os.environ.pop(name, None)
     if kind == "fsdp2":
-        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+        loading = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", **loading}
     if kind.startswith("zero"):
         # Of so small a model DeepSpeed would divide nothing. Between the two bounds some parameters are, some are not.
         stage = {"stage": int(kind[-1]), "stage3_param_persistence_threshold": 3000}

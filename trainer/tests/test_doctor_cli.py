@@ -6,6 +6,7 @@ import pytest
 from plumbob.hub.console import run_app
 from plumbob.trainer.doctor import cli
 from plumbob.trainer.doctor.findings import CAUSES, Finding
+from plumbob.trainer.doctor.run_probes import PROBES
 from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
 
 
@@ -22,6 +23,20 @@ def refused(tmp_path, capsys, monkeypatch):
         assert output.out == ""
         assert output.err.count("\n") == 1 and output.err.startswith("doctor: ")
         return output.err
+
+    return run
+
+
+@pytest.fixture
+def told(tmp_path, capsys, monkeypatch):
+    """Run `doctor` in an empty folder; return its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_:
+            run_app("doctor", cli.app, list(args))
+        output = capsys.readouterr()
+        return exit_.value.code, output.out, output.err
 
     return run
 
@@ -48,8 +63,9 @@ def test_a_run_directory_takes_no_settings(refused, tmp_path):
     assert "leave --learning-rate out" in refused("r", "--learning-rate", "1e-5")
 
 
-def test_a_page_needs_its_folder(refused):
+def test_a_page_needs_its_folder(refused, tmp_path):
     assert "there is no folder" in refused("lookup", "--html", "nowhere/page.html")
+    assert "is a folder; name a file in it" in refused("lookup", "--html", str(tmp_path))
 
 
 def test_a_folder_named_as_an_environment_is_the_environment(tmp_path, monkeypatch):
@@ -66,7 +82,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
         ("tokens", Finding("b", "fail", "3 of 4", "groups-mixed")),
         ("sync", Finding("c", "fail", "5 of 6", "engine-stale")),
     ]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: iter(found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
     page = tmp_path / "page.html"
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--all", "--html", str(page)])
@@ -79,7 +95,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
 
 def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "fail", "2", "groups-mixed"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: iter(found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -91,11 +107,86 @@ def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
 
 def test_nothing_wrong_is_exit_code_0(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "unsure", "2"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: iter(found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup"])
     assert exit_.value.code == 0
     assert "No cause found: 2 checks, 1 of them unsure." in capsys.readouterr().out
+
+
+def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
+    found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "error", "KeyError: 'x'"))]
+    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
+    page = tmp_path / "page.html"
+    code, out, _ = told("lookup", "--html", str(page))
+    assert code == 2
+    assert "ERROR   b: KeyError: 'x'\n" in out
+    assert "No answer: 1 of 2 checks broke off, and the others found no cause." in out
+    assert "some checks broke off" in page.read_text() and "1 pass, 0 fail, 0 unsure, 1 error" in page.read_text()
+    found.append(("sync", Finding("c", "fail", "3", "engine-stale")))
+    assert told("lookup")[0] == 1
+
+
+def test_ctrl_c_ends_it_without_a_traceback(told, monkeypatch):
+    closed = []
+
+    def probed(config, everything):
+        try:
+            yield "data", Finding("a", "pass", "1")
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(cli, "_probed", probed)
+    code, out, err = told("lookup", "--json")
+    assert (code, out, closed) == (130, "", [True])
+    assert err == "doctor: interrupted\n"
+
+
+SMALL = ("--num-generations", "4", "--eval-examples", "4")
+
+
+def test_a_healthy_run_from_the_command_line(told, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, err = told("lookup", *SMALL, "--json", "--html", str(page))
+    report = json.loads(out)
+    assert code == 0 and report["cause"] is None
+    assert report["title"] == "doctor lookup --model tiny"
+    assert list(dict.fromkeys(f["probe"] for f in report["findings"])) == list(PROBES)
+    assert not [f for f in report["findings"] if f["verdict"] in ("fail", "error")]
+    assert "setting up lookup and tiny" in err and "drawing 32 rollouts" in err
+    assert "Loading" not in err and "Traceback" not in err
+    assert page.read_text().count("<tr>") == len(report["findings"]) + 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_learning_rate_of_nothing_from_the_command_line(told):
+    code, out, _ = told("lookup", *SMALL, "--peft", "--lr", "1e-9")
+    assert code == 1
+    *findings, _, cause, _, fix, _, more = out.splitlines()
+    assert findings[-1].startswith("FAIL    ") and all(f.startswith(("pass ", "unsure ")) for f in findings[:-1])
+    assert cause == "Cause: learning-rate-too-low"
+    assert "Raise --learning-rate" in fix
+    assert more == "What depends on it was not asked; --all goes on."
+
+
+def test_it_stops_at_the_first_failure_and_goes_on_with_all(told):
+    args = ("lookup", *SMALL, "--max-turns", "2", "--json")
+    code, out, _ = told(*args)
+    first = json.loads(out)
+    assert code == 1 and first["cause"] == "truncated-rollouts"
+    assert first["findings"][-1]["cause"] == "truncated-rollouts"
+    code, out, _ = told(*args, "--all")
+    all_of_them = json.loads(out)
+    assert code == 1 and all_of_them["cause"] == "truncated-rollouts"
+    assert len(all_of_them["findings"]) > len(first["findings"])
+    assert {f["probe"] for f in all_of_them["findings"]} == set(PROBES)
+
+
+def test_what_train_would_refuse_is_refused(told):
+    code, out, err = told("lookup", "--num-generations", "7")
+    assert (code, out) == (2, "")
+    assert "does not hold whole groups" in err.splitlines()[-1] and "Traceback" not in err
 
 
 def test_a_finding_names_a_cause_exactly_if_it_failed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import json
 import math
 import random
@@ -12,13 +13,13 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_reader import Page
 from plumbob.hub import UserError
 from plumbob.trainer import loop, ranks
 from plumbob.trainer.config import TrainConfig
@@ -52,6 +53,8 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 def replay(name: str) -> Watch:
     watch = Watch(config_of(name))
+    if "before" in RUNS[name]:
+        watch.evaluated(0, RUNS[name]["before"])
     for row in rows_of(name):
         watch.update(row)
     return watch
@@ -176,9 +179,21 @@ def test_held_out_reward_against_training() -> None:
         told += watch.evaluated(step * 5, {"eval/greedy": held_out})
     assert [f.cause for f in told] == ["reward-hacked"] and told[0].step == 20
 
-    watch = Watch(TrainConfig(eval_examples=256))
-    watch.evaluated(0, {"eval/greedy": 0.9, "eval/sampled": row["reward/mean"] + 0.4})
-    assert [f.cause for f in watch.update(row)] == ["evaluation-parses-differently"]
+    # Two means differ by three standard errors or not: 4 tasks a step tell less than 16.
+    for groups, causes in ((16.0, ["evaluation-parses-differently"]), (4.0, [])):
+        watch = Watch(TrainConfig(eval_examples=256))
+        watch.evaluated(0, {"eval/greedy": 0.9, "eval/sampled": row["reward/mean"] + 0.4})
+        assert [f.cause for f in watch.update({**row, "groups/count": groups})] == causes
+
+
+def test_a_worse_held_out_reward_alone_is_no_hacking() -> None:
+    """What the training reward was before the first step, nobody knows: it is not 0."""
+    watch, row = Watch(TrainConfig(eval_examples=256)), {**rows_of(FIRST)[0], "reward/mean": 0.5}
+    told = watch.evaluated(0, {"eval/greedy": 0.9, "eval/sampled": 0.5})
+    for step in range(1, 11):
+        told += watch.update({**row, "step": step})
+    told += watch.evaluated(10, {"eval/greedy": 0.4})
+    assert "reward-hacked" not in {f.cause for f in told}
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +245,7 @@ def test_a_run_warns_in_its_table_and_keeps_the_warning(warned: tuple[Path, str]
 def test_a_watch_that_fails_does_not_end_the_run(warned: tuple[Path, str], tmp_path: Path) -> None:
     told: list[str] = []
     warner = Warner(tmp_path, TrainConfig(), 0, told.append)
-    warner.step({"reward/mean": "no number"})  # ty: ignore[invalid-argument-type]
+    warner.step([])  # ty: ignore[invalid-argument-type]
     warner.step({"reward/mean": 0.0})
     assert len(told) == 1 and "no longer watched" in told[0]
 
@@ -302,9 +317,9 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks.Ranks(0, 1, torch.device("cpu")), threads=1, env_args=("max_hops=2",))
     batch = asyncio.run(collect(run, 0, 0, run.ranks))
     before = weight_sample(run.policy.sharding)
-    unchanged = step_kl(run.policy, batch.samples, 1.0)
+    unchanged = step_kl(run.policy, batch.samples, 1.0, 16384)
     assert unchanged is not None and abs(unchanged) < 1e-9
-    assert step_kl(run.policy, [], 1.0) is None
+    assert step_kl(run.policy, [], 1.0, 16384) is None
     with torch.no_grad():
         for parameter in run.policy.trainable.values():
             parameter.mul_(1.01)
@@ -315,8 +330,10 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     assert metrics["optimizer/moved_share"] > 0.99
     rms = before.double().square().mean().sqrt().item()
     assert metrics["optimizer/update_rms"] == pytest.approx(0.01 * rms, rel=1e-3)
-    changed = step_kl(run.policy, batch.samples, 1.0)
+    changed = step_kl(run.policy, batch.samples, 1.0, 16384)
     assert changed is not None and changed > 1000 * abs(unchanged)
+    one_by_one = step_kl(run.policy, batch.samples, 1.0, 1)  # however few rows share a pass
+    assert one_by_one == pytest.approx(changed, rel=1e-4)
 
 
 def test_examine_refuses_what_is_no_run(tmp_path: Path) -> None:
@@ -329,33 +346,13 @@ def test_examine_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert [f.verdict for f in examine(tmp_path) if f.verdict != "pass"] == ["unsure"]
 
 
-class _Page(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_holds_everything_and_loads_nothing() -> None:
     findings = [
         Finding("Is <this> safe?", "pass", "1 < 2 & 3 > 2"),
         Finding("Do the weights move?", "fail", "1.2e-13 nats", "learning-rate-too-low", 7),
         Finding("Who knows?", "unsure", "too little"),
     ]
-    page = _Page(text := render(findings, "run <r>"))
+    page = Page(text := render(findings, "run <r>"))
     assert page.open == [] and not {"src", "href"} & {name for name, _ in page.attributes} and "http" not in text
     cause = ALL_CAUSES["learning-rate-too-low"]
     for part in ("run <r>", "Is <this> safe?", "1 < 2 & 3 > 2", cause.sentence, cause.fix, "step 7", "1 fail"):
@@ -374,3 +371,12 @@ def test_watching_loads_no_torch() -> None:
 
     code = "import plumbob.trainer.doctor.watch, plumbob.trainer.doctor.page, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_bench_s_faults_have_their_doubles_and_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS.parent / "tools" / "bench"))
+    watch, faults = importlib.import_module("watch"), importlib.import_module("watch_faults")
+    assert {case.cause for case in watch.FAULTY} <= set(ALL_CAUSES)
+    assert {case.double for case in watch.FAULTY} - {None} == set(faults.DOUBLES)
+    names = [case.name for case in [*watch.FAULTY, *watch.healthy(0, 3)]]
+    assert len(set(names)) == len(names)

@@ -58,8 +58,8 @@ def test_nor_on_whether_rows_without_signal_are_computed(run, loss_type):
     assert relative_difference(left_out, computed) < BOUND
 
 
-def launch(command: list[str], size: int, folder: Path, seconds: float = 300) -> None:
-    """`size` processes as a launcher starts them; any failure is the test's."""
+def launch(command: list[str], size: int, folder: Path, seconds: float = 300, code: int = 0) -> None:
+    """`size` processes as a launcher starts them, whose output is FOLDER/out0 and so on; all are to end with `code`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,7 +78,7 @@ def launch(command: list[str], size: int, folder: Path, seconds: float = 300) ->
     finally:
         for process in processes:
             process.kill()
-    assert codes == [0] * size, "".join((folder / f"out{rank}").read_text() for rank in range(size))
+    assert codes == [code] * size, "".join((folder / f"out{rank}").read_text() for rank in range(size))
 
 
 @pytest.mark.slow

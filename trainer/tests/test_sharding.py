@@ -14,10 +14,12 @@ import sharded_updates
 import torch
 from plumbob.hub import UserError
 from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.models import model_path
 from plumbob.trainer.ranks import Ranks
 from plumbob.trainer.settings import read_toml
 from plumbob.trainer.setup import set_up
 from plumbob.trainer.sharding import Replicated, files, requested
+from plumbob.trainer.sharding.request import check_same
 from safetensors.torch import load_file
 from sharded_updates import CASES, exercise
 from test_exactness import launch
@@ -100,10 +102,23 @@ def test_accelerate_starts_a_run_that_goes_on_only_as_it_was_started(tmp_path, r
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "in 2 processes, fsdp2" in done.stderr
-    assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
+    # One step from the policy's own weights: no process began with others.
+    trained = load_file(tmp_path / "r" / "model" / "model.safetensors")
+    begun = load_file(Path(model_path("tiny")) / "model.safetensors")
+    assert max(float((trained[name] - weight).abs().max()) for name, weight in begun.items()) < 1e-3
     config = TrainConfig(**read_toml(tmp_path / "r" / "config.toml", TrainConfig))
     with pytest.raises(UserError, match="was saved by fsdp2 in 2 processes and this is replicated in 1"):
         set_up(config, Ranks(0, 1, torch.device("cpu")), tmp_path / "r")
+
+
+def test_processes_that_loaded_different_weights_do_not_begin(monkeypatch):
+    module, here = torch.nn.Linear(300, 70), Ranks(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(Ranks, "gather", lambda self, own: [own, dict(own)])
+    check_same(module, here)
+    for other in (0.0, float("nan")):
+        monkeypatch.setattr(Ranks, "gather", lambda self, own, other=other: [own, {**own, "bias": other}])
+        with pytest.raises(UserError, match="processes 0 and 1 loaded different weights .bias and 0 others."):
+            check_same(module, here)
 
 
 # What is asked for

@@ -100,6 +100,20 @@ def test_a_refusal_is_not_tried_again():
         assert completions(double) - before == 1
 
 
+def test_a_refusal_costs_nobody_else_anything():
+    """A server that refuses hangs up, which the next request on that connection must not be told."""
+    double = Double()
+    with serving(double) as url, connected(url) as engine:
+        for _ in range(5):
+            vars(double.faults).update(status=400, count=1)
+            with pytest.raises(EngineError, match="answered 400"):
+                draw(engine)
+            before = completions(double)
+            with within(0.4):  # shorter than the rest that a failed server gets
+                draw(engine)
+            assert completions(double) - before == 1
+
+
 @pytest.mark.parametrize("fault", [{"status": 500, "count": 999}, {"cut": 999}, {"slow": 60.0}])
 def test_another_server_takes_over(fault):
     """The one at fault is left alone for a while, so most completions never wait for it."""

@@ -88,6 +88,23 @@ def test_each_way_of_syncing():
         planned("--model m --sync mail")
 
 
+@pytest.mark.parametrize(
+    ("source", "refused"), [("import os\nimport ray\n", True), ("import os\n\ndef f():\n    import ray\n", False)]
+)
+def test_a_transfer_that_would_not_load_is_told_before_the_server_starts(tmp_path, monkeypatch, source, refused):
+    engine = tmp_path / "vllm" / "distributed" / "weight_transfer" / "ipc_engine.py"
+    engine.parent.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    engine.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    serve.check_transfer("nccl")
+    if refused:
+        with pytest.raises(UserError, match="needs Ray for --sync ipc"):
+            serve.check_transfer("ipc")
+    else:
+        serve.check_transfer("ipc")
+
+
 def test_older_servers_are_not_given_options_that_they_do_not_know():
     old = planned("--model m", known="disable_uvicorn_access_log: bool = False")
     assert "--enable-scale-out" not in old.argv and "--disable-uvicorn-access-log" in old.argv

@@ -5,6 +5,7 @@ import json
 import pytest
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.loop import run
+from test_exactness import launch
 from vllm_double import Double, serving
 
 QUICK = {
@@ -47,6 +48,28 @@ def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
         assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), **settings)) == 1
     message = capsys.readouterr().err
     assert "Stopped in step" in message and url in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["replicated", "fsdp2"])
+def test_a_sync_that_fails_ends_every_process(tmp_path, monkeypatch, kind):
+    """Rank 0 alone talks to the server; the others must not be left waiting in a collective."""
+    if kind == "fsdp2":
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("FSDP_VERSION", "2")
+    double = Double()
+    double.faults.ignore_adapter = True
+    command = (
+        "-m plumbob.trainer lookup --engine vllm --peft --lora-r 8 --learning-rate 0.1 --max-steps 3 --batch-size 8"
+    )
+    command += (
+        " --gradient-accumulation-steps 1 --num-generations 4 --max-tokens 48 --max-context 1024 --eval-examples 0"
+    )
+    with serving(double) as url:
+        flags = ["--vllm-url", url, "--output-dir", str(tmp_path), "--run-name", "r"]
+        launch([*command.split(), *flags], 2, tmp_path, seconds=120, code=1)
+    assert "it does not serve the weights that are trained" in (tmp_path / "out0").read_text()
+    assert "Traceback" not in (tmp_path / "out1").read_text()
 
 
 def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):

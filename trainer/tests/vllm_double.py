@@ -136,7 +136,12 @@ class Double:
             except Refused as error:
                 wrong = {"message": str(error), "type": "BadRequestError", "param": None, "code": error.status}
                 headers = {"Retry-After": self.faults.retry_after} if self.faults.retry_after else None
-                return web.json_response({"error": wrong}, status=error.status, headers=headers)
+                response = web.json_response({"error": wrong}, status=error.status, headers=headers)
+                await response.prepare(request)
+                await response.write_eof()
+                # vLLM 0.25.1's middleware raises the error again once it is answered, and uvicorn then hangs up unannounced.
+                request.transport.close()
+                return response
             if isinstance(result, web.StreamResponse):
                 return result
             return web.Response() if result is None else web.json_response(result)

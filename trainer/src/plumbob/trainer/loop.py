@@ -6,8 +6,10 @@ import asyncio
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +43,10 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             check_reporting(config)
             if config.push_to_hub:
                 check_hub_access(config)
-        run_ = set_up(config, here, resume_from, _teller() if here.is_main else lambda _: None)
+        try:
+            run_ = set_up(config, here, resume_from, _teller() if here.is_main else lambda _: None)
+        except SyncError as error:
+            raise UserError(f"before the first step: {error}") from None
         with (
             _board(run_) as board,
             Interruption(deferred=here.size > 1) as interruption,
@@ -57,6 +62,13 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         if code == 0 and (here.is_main or run_.policy.sharding.lockstep):
             return _finish(run_, time.time() - started)
         return code
+    except Exception as error:
+        if here.size > 1 and not isinstance(error, UserError):
+            # Leaving the group politely would wait for processes that wait for this one. The launcher ends them.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        raise
     finally:
         ranks.leave()
 
@@ -93,19 +105,21 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
     step = run_.first_step
     for text in (_banner(run_), *sampling_warnings(config)):
         board.note(text)
-    warner = Warner(run_.directory, config, step if run_.ranks.is_main else 0, board.note)
+    before = _means(run_.evaluations.get("before", {}))
+    warner = Warner(run_.directory, config, step, board.note, before) if run_.ranks.is_main else None
 
     def evaluate_now(when: str) -> None:
         run_.evaluations[when] = _evaluate_both(run_, board, loop, interruption)
         means = _means(run_.evaluations[when])
-        if run_.ranks.is_main and means:
+        if warner is not None and means:
             _amend(log, step, means, board, reporter)
             warner.evaluated(step, means)
 
     try:
         if step == 0 and config.eval_on_start and "before" not in run_.evaluations:
             run_.evaluations["before"] = _evaluate_both(run_, board, loop, interruption)
-            warner.evaluated(0, _means(run_.evaluations["before"]))
+            if warner is not None:
+                warner.evaluated(0, _means(run_.evaluations["before"]))
         if step < run_.num_steps:  # the end of a shorter run that goes on now is not this one's
             run_.evaluations.pop("after", None)
         due = _evaluation_due(run_, step) if step else None
@@ -122,7 +136,7 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
                 metrics, batch = train_step(run_, step, source, interruption, status)
             step += 1
             _report_failures(batch, seen_failures, board)
-            if run_.ranks.is_main:
+            if warner is not None:
                 _record(run_, log, metrics, batch, board, reporter)
                 warner.step(metrics)
             # After the step is recorded: interrupted, the evaluation comes first thing when the run goes on.

@@ -13,7 +13,9 @@ from plumbob.rollout import Sample
 from plumbob.trainer.advantages import Advantages
 from plumbob.trainer.corrections import Corrections
 from plumbob.trainer.losses import LossOutputs
+from plumbob.trainer.packing import pack
 from plumbob.trainer.policy import Policy, TokenScores
+from plumbob.trainer.ranks import Ranks
 from plumbob.trainer.rollouts import Batch
 from plumbob.trainer.sharding import Sharding
 from plumbob.trainer.sync import SyncReport
@@ -153,21 +155,41 @@ def weight_sample(sharding: Sharding) -> torch.Tensor:
     return torch.cat([part[:: max(1, len(part) // 1024)] for part in parts])
 
 
-@torch.no_grad()
-def step_kl(policy: Policy, samples: Sequence[Sample], temperature: float) -> float | None:
-    """KL(policy that drew the samples || policy now), k3 in nats per token, on a 64th of the rows, 8 at most.
+SCORED_SHARE = 1 / 64
+"""Of a process's rollouts, those that are scored a second time for `policy/step_kl`: under a hundredth of a step's time."""
 
-    One forward pass over so few rows takes less than a hundredth of a step's time. None without a sampled token.
+FIRST_STEPS = 5
+"""In which each is measured, however small it is: whatever spoils a policy mostly does so here."""
+
+
+def scored_again(samples: Sequence[Sample], step: int, per_process: int) -> list[Sample]:
+    """The rows of step `step` (from 0) that `step_kl` scores, the same on every rank; often none.
+
+    S steps have at most S `SCORED_SHARE` `per_process` + 1 + `FIRST_STEPS` of them, a step 8: of 32 rollouts it is one row
+    in every other step after the first ones. Nothing is carried over, so a resumed run scores what an uninterrupted one
+    would. Of the rows in order of length it is the middle one of equal parts: together they hold about their share of the
+    step's tokens, and at most twice that. `per_process`: rollouts of a step divided by processes, since each of them
+    scores them all.
     """
-    drawn = [s for s in samples if s.num_sampled]
-    count = min(8, math.ceil(len(drawn) / 64))
-    rows = [drawn[i * len(drawn) // count] for i in range(count)]  # evenly, so that they are of different groups
-    if not rows:
-        return None
-    sampled = [lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m]
-    now = policy.score(rows, temperature).logprobs
-    log_ratio = (now - torch.tensor(sampled, device=now.device)).double()
-    return (torch.expm1(log_ratio) - log_ratio).mean().item()
+    rate = per_process * SCORED_SHARE
+    drawn = sorted((s for s in samples if s.num_sampled), key=lambda s: len(s.token_ids))
+    count = math.ceil((step + 1) * rate) - math.ceil(step * rate)
+    count = min(max(count, int(step < FIRST_STEPS)), 8, len(drawn))
+    return [drawn[(2 * i + 1) * len(drawn) // (2 * count)] for i in range(count)]
+
+
+@torch.no_grad()
+def step_kl(policy: Policy, rows: Sequence[Sample], temperature: float, pass_tokens: int) -> float | None:
+    """KL(policy that drew the rows || policy now), k3 in nats per sampled token; None without rows."""
+    total, tokens = 0.0, 0
+    for indices in pack([len(row.token_ids) for row in rows], pass_tokens):
+        part = [rows[i] for i in indices]
+        sampled = [lp for row in part for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m]
+        now = policy.score(part, temperature).logprobs
+        log_ratio = (now - torch.tensor(sampled, device=now.device)).double()
+        total += (torch.expm1(log_ratio) - log_ratio).sum().item()
+        tokens += len(sampled)
+    return total / tokens if tokens else None
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -253,8 +275,10 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def memory_metrics(device: torch.device) -> dict[str, float]:
-    """The most that tensors took on a GPU since the run began, in GiB; nothing on a CPU."""
-    if device.type != "cuda":
+def memory_metrics(ranks: Ranks) -> dict[str, float]:
+    """The most that tensors took on a GPU since the run began, in GiB, by rank; nothing on a CPU. Collective."""
+    if ranks.device.type != "cuda":
         return {}
-    return {"memory/peak_gib": torch.cuda.max_memory_allocated(device) / math.pow(2, 30)}
+    peaks = ranks.gather(torch.cuda.max_memory_allocated(ranks.device) / math.pow(2, 30))
+    by_rank = {f"memory/rank_{rank}_gib": peak for rank, peak in enumerate(peaks)} if ranks.size > 1 else {}
+    return {"memory/peak_gib": max(peaks), **by_rank}

@@ -49,6 +49,8 @@ def load_tokenizer(name: str) -> Any:
 def load_model(name: str) -> PreTrainedModel:
     """The model in float32: bfloat16 weights would round most of a small step away. An adapter is merged into its base."""
     path = model_path(name)
+    # By accelerate's default transformers reads the files in one process alone, and leaves what memory held in the others.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     try:
         adapter = Path(path) / ADAPTER_CONFIG
         if not adapter.is_file():

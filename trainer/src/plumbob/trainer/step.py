@@ -28,6 +28,7 @@ from plumbob.trainer.metrics import (
     advantage_metrics,
     batch_metrics,
     memory_metrics,
+    scored_again,
     step_kl,
     sync_metrics,
     weight_sample,
@@ -90,7 +91,8 @@ def train_step(
         _update(run, minibatch, tally, interruption if k == 0 else None)
     tally.add_movement(weights, weight_sample(policy.sharding))
     tally = Tally.total(run.ranks.gather(tally))
-    moved = step_kl(policy, samples, config.temperature)
+    watched = scored_again(samples, step, run.rollouts_per_step // run.ranks.size)
+    moved = step_kl(policy, watched, config.temperature, run.pass_tokens)
     if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
         policy.sync_reference(config.ref_model_mixup_alpha)
     train_seconds = time.perf_counter() - start
@@ -109,7 +111,7 @@ def train_step(
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sum(s.num_sampled for s in samples), 1)}),
         **({} if moved is None else {"policy/step_kl": moved}),
         **sync_metrics(report),
-        **memory_metrics(run.ranks.device),
+        **memory_metrics(run.ranks),
         "optimizer/learning_rate": rate,
         "train/rows": trained,
         "train/pass_tokens": run.pass_tokens,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from plumbob.rollout import Sample
+from plumbob.rollout import EngineError, Sample
 from plumbob.trainer.engine import TransformersEngine
 from plumbob.trainer.policy import Policy
 from plumbob.trainer.sharding import WholeTensors
@@ -71,21 +71,30 @@ def _sync_servers(
     own: torch.Tensor,
     in_flight: Literal["refuse", "finish"],
 ) -> SyncReport:
-    """Rank 0 sends; the others take part in gathering what is sent, and ask for the same version from then on."""
+    """Rank 0 sends; the others take part in gathering what is sent, and ask for the same version from then on.
+
+    Raises SyncError on every rank if it fails on rank 0: nobody is left waiting in a collective.
+    """
     ranks = policy.sharding.ranks
     ranks.barrier()  # nobody draws any more
     if not ranks.is_main:
-        for _ in weights.items():
-            pass
-        served, report = ranks.main(None)
+        weights.finish()
+        failure, served, report = ranks.main(None)
+        if failure:
+            raise SyncError(failure)
         engine.adopt(served)
         return report
-    version = engine.update(weights, in_flight=in_flight)
-    parity = engine.check_parity(row.token_ids, own.tolist(), PARITY_LIMIT[engine.dtype])
+    try:
+        version = engine.update(weights, in_flight=in_flight)
+        parity = engine.check_parity(row.token_ids, own.tolist(), PARITY_LIMIT[engine.dtype])
+    except (SyncError, EngineError, OSError) as error:
+        weights.finish()
+        ranks.main((str(error), None, None))
+        raise SyncError(str(error)) from error
     assert engine.last_sync is not None
     pushed = engine.last_sync.pushed
     report = SyncReport(version, parity, len(weights), pushed.num_bytes, pushed.bound)
-    ranks.main((engine.served, report))
+    ranks.main(("", engine.served, report))
     return report
 
 

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended."""
+
 _HELP = """Find out why a run does not learn.
 
 `doctor ENV --model M` and train's own options: probes of data, reward, tokens, conditioning, engine, sync, gradient and
@@ -31,7 +35,7 @@ movement, on your model and environment, in minutes. It stops at the first failu
 
 `doctor RUN_DIR`: the same questions to what a run left behind.
 
-Exit code 0: nothing failed. 1: a cause was found. 2: it could not begin.
+Exit code 0: nothing failed. 1: a cause was found. 2: it could not begin, or checks broke off and the others found none.
 """
 
 
@@ -39,8 +43,8 @@ def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     everything, as_json, page = (given.pop(name) for name in ("everything", "as_json", "html"))
     target = given.get("env")
-    if page is not None and not Path(page).absolute().parent.is_dir():
-        raise UserError(f"--html {page}: there is no folder {Path(page).absolute().parent}")
+    if page is not None:
+        _check_page(Path(page).absolute())
     if target is not None and _is_run_directory(target):
         others = [flag(name) for name, value in given.items() if name != "env" and value not in (None, [])]
         if others:
@@ -51,11 +55,16 @@ def doctor(**given: Any) -> int:
         config, _ = configure(given)
         find(config.env)  # a wrong name is told at once, before seconds of imports
         found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
-    findings = []
-    for probe, finding in found:
-        findings.append((probe, finding))
-        if not as_json:
-            print(_line(finding), flush=True)
+    findings: list[tuple[str, Finding]] = []
+    try:
+        with closing(found):
+            for probe, finding in found:
+                findings.append((probe, finding))
+                if not as_json:
+                    print(_line(finding), flush=True)
+    except KeyboardInterrupt:
+        print("doctor: interrupted", file=sys.stderr)
+        return INTERRUPTED
     if as_json:
         print(json.dumps(_report(title, findings), indent=2))
     else:
@@ -67,7 +76,17 @@ def doctor(**given: Any) -> int:
             Path(page).write_text(render([f for _, f in findings], title))
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
-    return int(any(f.cause for _, f in findings))
+    if any(f.cause for _, f in findings):
+        return 1
+    return 2 if any(f.verdict == "error" for _, f in findings) else 0
+
+
+def _check_page(page: Path) -> None:
+    """Before minutes of work. Raises UserError for a file that cannot be written."""
+    if page.is_dir():
+        raise UserError(f"--html {page} is a folder; name a file in it")
+    if not page.parent.is_dir():
+        raise UserError(f"--html {page}: there is no folder {page.parent}")
 
 
 def _is_run_directory(target: str) -> bool:
@@ -76,20 +95,24 @@ def _is_run_directory(target: str) -> bool:
     if (path / "config.toml").is_file():
         return True
     if path.is_dir() and not path.is_absolute() and len(path.parts) == 1:
+        try:
+            find(target)
+        except UserError:
+            raise UserError(f"{target} is no environment, and no run directory: it has no config.toml") from None
         return False  # a folder that happens to be called as an environment
     if "/" in target or path.is_dir():
         raise UserError(f"{target} is not a run directory: it has no config.toml")
     return False
 
 
-def _watched(directory: Path) -> Iterator[tuple[str, Finding]]:
+def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
     from plumbob.trainer.doctor.watch import examine
 
     for finding in examine(directory.expanduser()):
         yield "watch", finding
 
 
-def _probed(config: TrainConfig, everything: bool) -> Iterator[tuple[str, Finding]]:
+def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Finding]]:
     quiet_libraries()
     _tell(f"setting up {config.env} and {config.model}")
     from plumbob.trainer import ranks
@@ -122,10 +145,9 @@ def _tell(text: str) -> None:
 
 
 def _line(finding: Finding) -> str:
+    loud = finding.verdict in ("fail", "error")
     step = f" (step {finding.step})" if finding.step is not None else ""
-    return (
-        f"{finding.verdict.upper() if finding.cause else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
-    )
+    return f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
 
 
 def _conclusion(findings: list[Finding], everything: bool) -> str:
@@ -133,7 +155,9 @@ def _conclusion(findings: list[Finding], everything: bool) -> str:
 
     causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
     if not causes:
-        unsure = sum(f.verdict == "unsure" for f in findings)
+        unsure, broken = (sum(f.verdict == verdict for f in findings) for verdict in ("unsure", "error"))
+        if broken:
+            return f"\nNo answer: {broken} of {len(findings)} checks broke off, and the others found no cause."
         return f"\nNo cause found: {len(findings)} checks, {unsure} of them unsure."
     first = ALL_CAUSES[causes[0]]
     lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.fix}"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["pass", "fail", "unsure"]
+Verdict = Literal["pass", "fail", "unsure", "error"]
+"""`unsure`: it was asked, and the answer is neither. `error`: it could not be asked; what it would have said is not known."""
 
 
 @dataclass(frozen=True)

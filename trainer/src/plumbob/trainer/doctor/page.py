@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import get_args
 
-from plumbob.trainer.doctor.findings import Cause, Finding
+from plumbob.trainer.doctor.findings import Cause, Finding, Verdict
 from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; }
-@media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --fail: #f85149; --unsure: #d29922; } }
+:root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; --error: #8250df; }
+@media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --fail: #f85149; --unsure: #d29922; --error: #a371f7; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; }
 .answer { font-size: 1.1rem; border-left: 4px solid; padding: .25rem 0 .25rem 1rem; margin: 1.5rem 0; }
@@ -18,8 +19,9 @@ h1 { font-size: 1.5rem; margin-bottom: 0; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .5rem .75rem .5rem 0; border-bottom: 1px solid var(--line); }
 .pass { color: var(--pass); } .fail { color: var(--fail); } .unsure { color: var(--unsure); }
-.pass, .fail, .unsure { font-weight: 600; white-space: nowrap; }
-.answer.pass, .answer.fail, .answer.unsure { white-space: normal; font-weight: inherit; }
+.error { color: var(--error); }
+.pass, .fail, .unsure, .error { font-weight: 600; white-space: nowrap; }
+.answer.pass, .answer.fail, .answer.unsure, .answer.error { white-space: normal; font-weight: inherit; }
 .answer > * { color: CanvasText; }
 .evidence { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .cause { margin: .25rem 0 0; }
@@ -59,6 +61,10 @@ def _answer(findings: Sequence[Finding]) -> str:
     if first is not None and first.cause is not None:
         cause = ALL_CAUSES.get(first.cause) or Cause(first.cause, "", "")
         return f'<div class="answer fail"><p><strong>{_text(cause.id)}</strong></p>{_reason(cause)}</div>'
+    if any(f.verdict == "error" for f in findings):
+        return (
+            '<div class="answer error"><p>Nothing failed, but some checks broke off: the answer is not known.</p></div>'
+        )
     if any(f.verdict == "unsure" for f in findings):
         return '<div class="answer unsure"><p>Nothing failed, and some checks could not tell.</p></div>'
     return '<div class="answer pass"><p>Every check passed.</p></div>'
@@ -81,7 +87,7 @@ def _reason(cause: Cause) -> str:
 
 
 def _counts(findings: Sequence[Finding]) -> str:
-    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("pass", "fail", "unsure")}
+    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in get_args(Verdict)}
     return f"{len(findings)} checks: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
 
 

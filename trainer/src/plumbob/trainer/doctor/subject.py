@@ -66,6 +66,16 @@ class Subject:
         """As step 1 would draw them. Raises RunFailed if every rollout failed."""
         return draw(self)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there are rollouts to look at."""
+        return "drawn" in vars(self) and bool(self.drawn.samples)
+
+    def prompts(self, calls: Sequence[Call], room: int) -> list[list[int]]:
+        """Their prompts, without the last ids where these would leave no room for so many new ones."""
+        most = self.run.config.max_context - room
+        return [call.prompt_ids[:most] for call in calls]
+
     @functools.cached_property
     def advantages(self) -> Advantages:
         """Of `drawn`, as the run's settings compute them."""
@@ -104,19 +114,19 @@ class Subject:
                 scores.update(zip(part, output.logprobs.cpu().split(lengths), strict=True))
         return [scores[i] for i in range(len(rows))]
 
-    def gradient(self, rows: Sequence[Sample], advantages: Sequence[float]) -> Minibatch:
-        """Leave the gradient of one optimizer step on these rows in the trained weights; returns what it was made of.
-
-        The run's own path from rows to gradients, as one minibatch whatever the settings.
-        """
+    def minibatch(self, rows: Sequence[Sample], advantages: Sequence[float]) -> Minibatch:
+        """Of all these rows, in order, whatever --num-minibatches says."""
         config = self.run.config
         self.run.config = dataclasses.replace(config, num_minibatches=1)
         try:
             (minibatch,) = make_minibatches(self.run, rows, Advantages(list(advantages)))
         finally:
             self.run.config = config
-        accumulate(self.run, minibatch, Interruption())
         return minibatch
+
+    def gradient(self, rows: Sequence[Sample], advantages: Sequence[float]) -> None:
+        """Leave the gradient of one optimizer step on these rows in the trained weights, by the run's own path to it."""
+        accumulate(self.run, self.minibatch(rows, advantages), Interruption())
 
     def trained_rows(self, most: int = 16) -> tuple[list[Sample], list[float]]:
         """Up to `most` rows with an advantage, whole groups first come, and their advantages."""
@@ -164,15 +174,33 @@ def draw(subject: Subject, step: int = 0) -> Drawn:
         seed = derive_seed(derive_seed(run.config.seed, step, i // group_size), i % group_size)
         turns = [by_seed.get(derive_seed(seed, turn)) for turn in range(trace.num_turns)]
         kept.append((trace, tasks[i // group_size], [turn for turn in turns if turn is not None]))
-    # By what was drawn, wherever the rows were put; rows that tell nothing of it are taken in order.
-    places = {_drawn_numbers(trace): i for i, (trace, _, _) in enumerate(kept)}
-    order = [places.get(_numbers(s.sampling_logprobs), min(i, len(kept) - 1)) for i, s in enumerate(batch.drawn)]
-    chosen = [kept[i] for i in order]
+    chosen = [kept[i] for i in matched(batch.drawn, [trace for trace, _, _ in kept])]
     return Drawn(batch, list(batch.drawn), [c[0] for c in chosen], [c[1] for c in chosen], [c[2] for c in chosen])
 
 
-def _drawn_numbers(trace: vf.Trace) -> tuple[float, ...]:
-    return _numbers(trace.branches[0].logprobs) if len(trace.branches) == 1 else ()
+def matched(samples: Sequence[Sample], traces: Sequence[vf.Trace]) -> list[int]:
+    """Which trace each sample was made of, no more samples than traces.
+
+    By its ids; where a row was made of others, by the log-probabilities that were drawn; where these do not tell either
+    (they are all 0 if only one token could be drawn), in order.
+    """
+    left = list(range(len(traces)))
+    found: dict[int, int] = {}
+    branches = [trace.branches[0] for trace in traces]
+    nothing: tuple[float, ...] = ()
+    for of_samples, of_traces in (
+        ([tuple(s.token_ids) for s in samples], [tuple(b.token_ids) for b in branches]),
+        ([_numbers(s.sampling_logprobs) for s in samples], [_numbers(b.logprobs) for b in branches]),
+        ([nothing] * len(samples), [nothing] * len(traces)),
+    ):
+        places: dict[tuple[float, ...], list[int]] = {}
+        for j in reversed(left):
+            places.setdefault(of_traces[j], []).append(j)
+        for i, key in enumerate(of_samples):
+            if i not in found and places.get(key):
+                found[i] = places[key].pop()
+                left.remove(found[i])
+    return [found[i] for i in range(len(samples))]
 
 
 def _numbers(logprobs: Sequence[float]) -> tuple[float, ...]:
@@ -215,6 +243,12 @@ def undone(run: Run) -> Generator[dict[str, torch.Tensor]]:
         policy.sharding.changed()
         run.optimizer.load_state_dict(state)
         policy.sharding.zero_grad()
+
+
+def full_rate(run: Run) -> None:
+    """Put the optimizer at the schedule's peak: a warm-up begins at 0."""
+    for group in run.optimizer.param_groups:
+        group["lr"] = group.get("initial_lr", group["lr"])
 
 
 def mean_abs(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:

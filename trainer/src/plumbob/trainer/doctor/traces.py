@@ -60,11 +60,18 @@ class Rollout:
 
 def examine_traces(run_dir: Path, config: TrainConfig) -> list[Finding]:
     """Findings over the first and the last steps that have traces; none where there are none."""
-    rollouts = [r for path in _files(run_dir) for r in read_traces(path, config.num_generations)]
+    rollouts: list[Rollout] = []
+    damaged: list[Finding] = []
+    for path in _files(run_dir):
+        try:
+            rollouts += read_traces(path, config.num_generations)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            damaged.append(Finding("the traces can be read", "unsure", f"{path.name}: {type(error).__name__}: {error}"))
     if not rollouts:
-        return []
-    usable = [r for r in rollouts if r.ok]
+        return damaged
+    usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
     return [
+        *damaged,
         grouping(rollouts),
         *(f for f in (determinism(usable), parsing(usable), dominance(usable)) if f is not None),
     ]
@@ -79,6 +86,7 @@ def _files(run_dir: Path) -> list[Path]:
 
 
 def read_traces(path: Path, group_size: int) -> list[Rollout]:
+    """Raises OSError, ValueError, LookupError, TypeError or AttributeError for what is no file of traces."""
     step = int(path.stem.removeprefix("step_"))
     with path.open() as file:
         return [Rollout.of(json.loads(line), step, i // group_size) for i, line in enumerate(file)]
@@ -127,10 +135,13 @@ def _other(rows: Sequence[Rollout]) -> float:
 
 
 def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
-    """Of runs that never succeed: does the right answer stand in replies all the same?"""
+    """Of runs that never succeed: does the right answer stand in replies all the same?
+
+    Where all earn the same and not nothing, the reward is constant, and reads no answer at all.
+    """
     rewards = {round(r.reward, 9) for r in rollouts}
     asked = [r for r in rollouts if r.gold and r.reply]
-    if len(rewards) > 1 or len(asked) < 20 or max(rewards) >= 1:
+    if len(rewards) > 1 or len(asked) < 20 or max(rewards) > 0:
         return None
     # At the end, where answers stand: a number may well turn up by chance on the way to another.
     found = [r for r in asked if any(_stands_in(gold, r.reply[-100:]) for gold in r.gold)]

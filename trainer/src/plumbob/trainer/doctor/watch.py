@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from plumbob.hub.errors import UserError
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.doctor.findings import Finding
-from plumbob.trainer.doctor.history import History, Row, mean
+from plumbob.trainer.doctor.history import History, Row, mean, number
 from plumbob.trainer.doctor.traces import examine_traces
 from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
 from plumbob.trainer.doctor.watch_rules import RULES
@@ -48,10 +50,12 @@ class Watch:
     def evaluated(self, step: int, values: Mapping[str, float]) -> list[Finding]:
         """The same for `eval/greedy` and `eval/sampled` after step `step`, which become known later than its row."""
         if step == 0:
-            self.history.sampled_at_start = values.get("eval/sampled")
-        if "eval/greedy" in values:
-            training = mean(self.history.recent, "reward/mean")
-            self.history.evaluations.append((step, values["eval/greedy"], training))
+            sampled = number(values, "eval/sampled", math.nan)
+            self.history.sampled_at_start = None if math.isnan(sampled) else sampled
+        held_out = number(values, "eval/greedy", math.nan)
+        if not math.isnan(held_out):
+            training = mean(self.history.recent, "reward/mean") if self.history.steps else None
+            self.history.evaluated(step, held_out, training)
         return self._judge(step) if self.history.steps else []
 
     def _judge(self, step: int) -> list[Finding]:
@@ -83,12 +87,20 @@ class Warner:
     It is advice: nothing that goes wrong with it may end a run of hours.
     """
 
-    def __init__(self, run_dir: Path, config: TrainConfig, steps: int, tell: Callable[[str], None]) -> None:
-        """`steps`: how many the run has behind it already; what they showed has been told."""
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        steps: int,
+        tell: Callable[[str], None],
+        before: Mapping[str, float] | None = None,
+    ) -> None:
+        """`steps`: how many the run has behind it already; what they showed has been told. `before`: the evaluation
+        before the first of them, as metrics, if there was one.
+        """
         self.path, self.tell = run_dir / WARNINGS, tell
         self.watch: Watch | None = Watch(config)
-        if steps:
-            self._guarded(lambda watch: self._catch_up(watch, run_dir, steps))
+        self._guarded(lambda watch: self._catch_up(watch, run_dir, steps, before or {}))
 
     def step(self, row: Row) -> None:
         self._guarded(lambda watch: self._say(watch.update(row)))
@@ -97,12 +109,15 @@ class Warner:
         """`eval/greedy` and `eval/sampled` after step `step`, 0 for before the first."""
         self._guarded(lambda watch: self._say(watch.evaluated(step, values)))
 
-    def _catch_up(self, watch: Watch, run_dir: Path, steps: int) -> None:
-        for row in read_metrics(run_dir)[:steps]:
-            watch.update(row)
+    def _catch_up(self, watch: Watch, run_dir: Path, steps: int, before: Mapping[str, float]) -> None:
+        if before:
+            watch.evaluated(0, before)
+        for row in read_metrics(run_dir) if steps else []:
+            if row.get("step", 0) <= steps:
+                watch.update(row)
         if self.path.exists():  # the steps after them are run again
-            lines = self.path.read_text().splitlines()
-            write_whole(self.path, "".join(line + "\n" for line in lines if (json.loads(line)["step"] or 0) <= steps))
+            kept = [line for line in read_lines(self.path) if line.get("step", 0) <= steps]
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def _say(self, findings: list[Finding]) -> None:
         for finding in findings:
@@ -140,7 +155,7 @@ def examine(run_dir: Path) -> list[Finding]:
     if not rows:
         raise UserError(f"{run_dir} has no finished step yet, so there is nothing to examine")
     watch = Watch(config)
-    start = _evaluation_before(run_dir)
+    start = evaluation_before(run_dir)
     if start:
         watch.evaluated(0, start)
     for row in rows:
@@ -166,14 +181,22 @@ def _learning(history: History) -> Finding:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of metrics.jsonl; a last line that was being written is left out."""
+    """The rows of metrics.jsonl; none without the file."""
     path = run_dir / "metrics.jsonl"
+    return read_lines(path) if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file up to the first line that is none: a killed process may have left half of one."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
     return rows
 
 
@@ -184,9 +207,13 @@ def _config(run_dir: Path) -> TrainConfig:
     return TrainConfig(**read_toml(path, TrainConfig))
 
 
-def _evaluation_before(run_dir: Path) -> dict[str, float]:
-    try:
-        before = json.loads((run_dir / "summary.json").read_text())["evaluations"]["before"]
-        return {f"eval/{how}": estimate["mean"] for how, estimate in before.items()}
-    except (OSError, ValueError, LookupError):  # the run has not come to its end, or did not evaluate
-        return {}
+def evaluation_before(run_dir: Path) -> dict[str, float]:
+    """As metrics: of a finished run's summary, or of the checkpoint that another would go on from."""
+    checkpoints = sorted(run_dir.glob("checkpoints/step_*/state.json"), key=lambda path: path.stat().st_mtime)
+    for path in (run_dir / "summary.json", *reversed(checkpoints)):
+        try:
+            before = json.loads(path.read_text())["evaluations"]["before"]
+            return {f"eval/{how}": estimate["mean"] for how, estimate in before.items()}
+        except (OSError, ValueError, LookupError):  # it did not evaluate, or was killed while it wrote
+            continue
+    return {}

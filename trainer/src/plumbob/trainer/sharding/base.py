@@ -127,8 +127,10 @@ class WholeTensors(Mapping[str, torch.Tensor]):
         self._sharding, self._parameters = sharding, parameters
         self.shapes = {name: sharding.shapes[name] for name in parameters}
         """These need no gathering."""
+        self._asked = 0
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        self._asked += 1
         with self._sharding.whole(self._parameters[name]) as (tensor,):
             return tensor
 
@@ -137,6 +139,11 @@ class WholeTensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+    def finish(self) -> None:
+        """Take part in gathering what was not asked for yet: the other ranks may be waiting in it."""
+        for name in list(self._parameters)[self._asked :]:
+            self[name]
 
 
 class Replicated(Sharding):

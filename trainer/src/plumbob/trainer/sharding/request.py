@@ -77,8 +77,27 @@ def _deepspeed_config() -> Mapping[str, Any]:
     return {**config, "zero_optimization": {k: v for k, v in zero.items() if not k.startswith("offload_")}}
 
 
+def check_same(module: torch.nn.Module, ranks: Ranks) -> None:
+    """Raises UserError if the processes do not begin with the same weights; up to 1,024 of each tensor are looked at.
+
+    Divided, the parts of different models would pass for one: it trains, syncs and agrees with its engine, and is nonsense.
+    """
+    if ranks.size == 1:
+        return
+    own = {
+        n: p.detach().flatten()[:: -(-p.numel() // 1024)].double().sum().item() for n, p in module.named_parameters()
+    }
+    for rank, others in enumerate(ranks.gather(own)):
+        if wrong := [name for name, value in own.items() if others.get(name) != value]:
+            raise UserError(
+                f"processes {ranks.rank} and {rank} loaded different weights ({wrong[0]} and {len(wrong) - 1} others): all "
+                "processes must see the same model files"
+            )
+
+
 def shard(request: Request, scorer: torch.nn.Module, ranks: Ranks, *, bf16: bool) -> Sharding:
-    """Raises UserError if DeepSpeed is asked for and missing."""
+    """Raises UserError if DeepSpeed is asked for and missing, or if the processes hold different weights."""
+    check_same(scorer, ranks)
     if not request.divides(ranks):
         return Replicated(scorer.to(ranks.device), ranks)
     if request.kind == "fsdp2":

@@ -228,7 +228,7 @@ class VllmEngine:
         """One attempt at one server. Raises ServerFailure and EngineError."""
         try:
             return await self._http.request(
-                "POST", server.url, "/inference/v1/generate", body, seconds=seconds, read=read
+                "POST", server.url, "/inference/v1/generate", body, seconds=seconds, read=read, pooled=True
             )
         except Aborted:
             raise ServerFailure(server.url, 503, "broke a completion off") from None

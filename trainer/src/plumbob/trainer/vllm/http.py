@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -74,7 +75,7 @@ class HttpThread:
     def __init__(self, timing: Timing, api_key: str | None = None) -> None:
         self.timing = timing
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="plumbob-vllm", daemon=True)
         self._thread.start()
@@ -103,16 +104,19 @@ class HttpThread:
         params: Mapping[str, str] | None = None,
         seconds: float | None = None,
         read: Callable[[bytes], T] = json.loads,
+        pooled: bool = False,
     ) -> T:
-        """One attempt; `read` turns the answer's body into what is returned. Raises ServerFailure."""
+        """One attempt; `read` turns the answer's body into what is returned. Raises ServerFailure.
+
+        `pooled`: over a connection that is kept, for a request that may be made twice. The server may have hung up on such a
+        connection, as vLLM 0.25 does after a refusal; the request then goes out again on a new one.
+        """
         seconds = self.timing.control if seconds is None else seconds
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(self.timing.connect, seconds))
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        send = partial(self._send, method, url + path, data=data, params=params, timeout=timeout, allow_redirects=False)
         try:
-            async with self._open_session().request(
-                method, url + path, data=data, params=params, timeout=timeout, allow_redirects=False
-            ) as answer:
-                content = await answer.read()
+            answer, content = await send(pooled=pooled)
         except TimeoutError:
             raise ServerFailure(url, 408, f"did not answer {path} within {seconds:g} s") from None
         except aiohttp.ClientConnectorError as error:
@@ -129,12 +133,31 @@ class HttpThread:
                 url, 200, f"sent an answer to {path} that cannot be read ({type(error).__name__}: {error})"
             ) from None
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
-            headers = {"Content-Type": "application/json", **self._headers}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
-        return self._session
+    async def _send(self, method: str, url: str, *, pooled: bool, **how: Any) -> tuple[aiohttp.ClientResponse, bytes]:
+        kept = {"reused": False}
+        if pooled:
+            try:
+                return await self._exchange(method, url, pooled=True, trace_request_ctx=kept, **how)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not kept["reused"]:
+                    raise
+        return await self._exchange(method, url, pooled=False, **how)
+
+    async def _exchange(
+        self, method: str, url: str, *, pooled: bool, **how: Any
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        if pooled not in self._sessions:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            keep = partial(aiohttp.TCPConnector, keepalive_timeout=KEEP_ALIVE)
+            end = partial(aiohttp.TCPConnector, force_close=True)
+            self._sessions[pooled] = aiohttp.ClientSession(
+                connector=(keep if pooled else end)(limit=0),
+                headers={"Content-Type": "application/json", **self._headers},
+                trace_configs=[trace] if pooled else None,
+            )
+        async with self._sessions[pooled].request(method, url, **how) as answer:
+            return answer, await answer.read()
 
     def close(self) -> None:
         """Cancel what is under way and end the thread. May be called twice."""
@@ -152,8 +175,12 @@ class HttpThread:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
+    context.trace_request_ctx["reused"] = True
 
 
 def _seconds(text: str | None) -> float | None:

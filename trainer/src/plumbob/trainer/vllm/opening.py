@@ -32,9 +32,10 @@ def open_vllm(
     from plumbob.trainer.vllm.adapters import LoraShape
     from plumbob.trainer.vllm.engine import VllmEngine, VllmSettings
 
-    urls, sync = config.vllm_url, config.weight_sync(ranks.device.type == "cuda")
+    on_gpu = ranks.device.type == "cuda"
+    urls, sync = config.vllm_url, config.weight_sync(on_gpu)
     if not urls:
-        urls = (ranks.main(_start(config, directory, sync, status) if ranks.is_main else ""),)
+        urls = (ranks.main(_start(config, directory, sync, status, on_gpu) if ranks.is_main else ""),)
     settings = VllmSettings(
         urls=urls,
         model=config.model,
@@ -55,9 +56,11 @@ def open_vllm(
     return engine
 
 
-def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[str], None]) -> str:
+def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[str], None], on_gpu: bool) -> str:
     from plumbob.trainer.vllm.launch import start_server
 
+    if sync == "lora" and on_gpu and not config.bf16:
+        raise UserError("vLLM's LoRA kernels for GPUs take no float32: add --bf16")
     path = model_path(config.model)
     if (Path(path) / "adapter_config.json").is_file():
         raise UserError(f"vLLM cannot start from the adapter {config.model}; give a whole model, as a run's model/ is")

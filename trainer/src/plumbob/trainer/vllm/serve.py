@@ -7,6 +7,7 @@ import importlib.util
 import ipaddress
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -194,6 +195,19 @@ def installed_options() -> str | None:
     return "\n".join(path.read_text() for path in files if path.is_file())
 
 
+def check_transfer(sync: str) -> None:
+    """Raises UserError if the installed vLLM's transfer cannot be loaded: in some versions it imports Ray, unasked for."""
+    spec = importlib.util.find_spec("vllm")
+    if sync != "ipc" or spec is None or not spec.submodule_search_locations:
+        return
+    source = Path(spec.submodule_search_locations[0]) / "distributed" / "weight_transfer" / "ipc_engine.py"
+    needs_ray = source.is_file() and re.search(r"^import ray", source.read_text(), re.MULTILINE)
+    if needs_ray and importlib.util.find_spec("ray") is None:
+        raise UserError(
+            "this version of vLLM needs Ray for --sync ipc: `pip install ray`, a newer vLLM (0.32 needs none), or --sync disk"
+        )
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel end this process when `parent`, which started it, ends; a later exec keeps that (prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -210,6 +224,7 @@ def run(arguments: Sequence[str]) -> int:
     rest = list(arguments)
     only_print = _take_flag(rest, "--print-command")
     known = installed_options()
+    check_transfer(_value_of(rest, "--sync") or "lora")
     launch = plan(rest, os.environ, known)
     for warning in launch.warnings:
         print(f"vf-vllm: warning: {warning}", file=sys.stderr)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from plumbob.rollout import Sample, Sampling
@@ -13,6 +14,8 @@ from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ROWS = 8
+DRAWS = 4
+"""Of each prompt."""
 NOTHING = 1e-6
 """Nats: what a change of context must exceed. A blind model gives 0 exactly."""
 LEAK = {False: 1e-3, True: 0.1}
@@ -78,31 +81,47 @@ def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
 def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
     """What the engine draws for long prompts must depend on their beginning, which a truncated context has lost."""
     longest = sorted(subject.drawn.calls, key=lambda calls: -len(calls[-1].prompt_ids) if calls else 0)[:ROWS]
-    prompts = [calls[-1].prompt_ids for calls in longest if calls]
+    prompts = subject.prompts([calls[-1] for calls in longest if calls], 1)
     words = sorted({t for row in rows for t in row.token_ids})
     chance = random.Random(0)
     changed = [[chance.choice(words) for _ in p[: len(p) // 4]] + p[len(p) // 4 :] for p in prompts]
-    # Hot, so that no token is so sure that nothing could show in it.
-    sampling = Sampling(max_tokens=4, temperature=2.0, seed=0)
-    first, again, other = (subject.generate(p, sampling) for p in (prompts, prompts, changed))
-    noise = max(_apart(a.logprobs, b.logprobs) for a, b in zip(first, again, strict=True))
-    moved = [_apart(a.logprobs, b.logprobs) for a, b in zip(first, other, strict=True)]
-    blind = sum(not m > max(NOTHING, noise) for m in moved)
+    first, again, other = (_drawn(subject, p) for p in (prompts, prompts, changed))
+    noise = max((d for a, b in zip(first, again, strict=True) for d in _differences(a, b)), default=0.0)
+    # Where top-p or top-k leave a single token, nothing could show: that is for the probe of parity.
+    telling = [(a, b) for a, b in zip(first, other, strict=True) if any(a.values()) or any(b.values())]
+    check = "the engine sees the beginning of long prompts"
+    if not telling:
+        return Finding(check, "unsure", "each prompt leaves the engine a single token to draw")
+    # No token in common: that the engine draws others is a change too.
+    moved = sorted(max(_differences(a, b), default=math.inf) for a, b in telling)
+    blind = sum(not m > max(NOTHING, 3 * noise) for m in moved)
+    median = moved[len(moved) // 2]
+    shift = f"moves by {median:.3g} nats" if median < math.inf else "is drawn no more"
     evidence = (
-        f"another first quarter of {len(prompts)} prompts of up to {max(map(len, prompts))} tokens leaves {blind} "
-        f"completions as they were; the median moves by {sorted(moved)[len(moved) // 2]:.3g} nats"
+        f"another first quarter of {len(moved)} prompts of up to {max(map(len, prompts))} tokens leaves {blind} "
+        f"replies as likely as they were; the median {shift}"
     )
     bad = blind > len(moved) / 2
-    return Finding(
-        "the engine sees the beginning of long prompts",
-        "fail" if bad else "pass",
-        evidence,
-        "truncated-context" if bad else None,
-    )
+    return Finding(check, "fail" if bad else "pass", evidence, "truncated-context" if bad else None)
 
 
-def _apart(a: Sequence[float], b: Sequence[float]) -> float:
-    return abs(a[0] - b[0]) + (sum(abs(x - y) for x, y in zip(a[1:], b[1:], strict=False)) if len(a) == len(b) else 1.0)
+def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, float]]:
+    """For each prompt, first tokens that the engine draws, with their log-probabilities.
+
+    Several of each: a server may draw others every time. Hot, so that no token is so sure that nothing could show in it.
+    """
+    found: list[dict[int, float]] = [{} for _ in prompts]
+    for seed in range(DRAWS):
+        for tokens, reply in zip(
+            found, subject.generate(prompts, Sampling(1, temperature=2.0, seed=seed)), strict=True
+        ):
+            tokens[reply.token_ids[0]] = reply.logprobs[0]
+    return found
+
+
+def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    """Of the tokens that both hold."""
+    return [abs(a[token] - b[token]) for token in a.keys() & b.keys()]
 
 
 def _tool_spans(row: Sample) -> list[tuple[int, int]]:

@@ -33,6 +33,10 @@ def probe(subject: Subject) -> Iterator[Finding]:
         evidence,
         "environment-fails" if failed else None,
     )
+    if not subject.is_drawn:
+        evidence = f"none of the {batch.num_rollouts} rollouts has a finite reward and finite log-probabilities"
+        yield Finding("rewards are finite", "fail", evidence, "reward-not-finite")
+        return
     yield _grouping(subject)
     if subject.run.tasks.held_out:
         yield _held_out(subject)

@@ -15,6 +15,9 @@ SMALL_STEP = 1e-3
 """Of the weights' norm: small enough for the first order."""
 INVARIANCE = {False: 1e-3, True: 0.05}
 """Relative, by --bf16."""
+DROPPED = 0.3
+"""How far dropout may take two gradients of the same rows apart, relative to them: rates of 0.05, 0.1 and 0.5 measure 0.12,
+0.18 and 0.5."""
 EPSILON = 1e-8
 """Adam's, where the optimizer does not say."""
 
@@ -23,9 +26,14 @@ Gradient = dict[str, torch.Tensor]
 
 def probe(subject: Subject) -> Iterator[Finding]:
     rows, advantages = rows_with_advantage(subject)
+    noise = _apart(*(gradient_of(subject, rows, advantages) for _ in range(2)))
+    yield _repeated(subject, noise)
     for sign in (1.0, -1.0):
-        yield _direction(subject, rows[:ROWS], sign)
-    yield _invariance(subject, rows, advantages)
+        finding = _direction(subject, rows[:ROWS], sign)
+        yield finding
+        if finding.cause == "no-gradient":
+            return  # there is nothing to ask the rest of
+    yield _invariance(subject, rows, advantages, noise)
     yield _clipping(subject, rows, advantages)
     if subject.run.objective.kl_beta > 0:
         yield _kl(subject, rows[:ROWS])
@@ -73,12 +81,12 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
     norm = norm_of(gradient)
     if not norm > 0 or not math.isfinite(norm):
         return Finding(check, "fail", f"gradient norm {norm:g} over {len(gradient)} tensors", "no-gradient")
-    before = torch.cat(subject.score(rows))
+    before = _mean_logprob(subject, rows)
     change = 0.0
     for size in (SMALL_STEP, SMALL_STEP / 10):
         with undone(subject.run):
             step_along(subject, gradient, size)
-            change = (torch.cat(subject.score(rows)) - before).mean().item()
+            change = _mean_logprob(subject, rows) - before
         if change * sign > 0:
             break
     evidence = f"a small step moves {len(rows)} rows by {change:+.2g} nats per token; gradient norm {norm:.2g}"
@@ -86,7 +94,15 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-backwards" if bad else None)
 
 
-def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding:
+def _mean_logprob(subject: Subject, rows: Sequence[Sample]) -> float:
+    """Over tokens, as the loss type weighs them: it may be that what one weighing raises, another lowers."""
+    weights = subject.minibatch(rows, [1.0] * len(rows)).weights
+    sums = [scores.double().sum().item() for scores in subject.score(rows)]
+    total = math.fsum(w * row.num_sampled for w, row in zip(weights, rows, strict=True))
+    return math.fsum(w * s for w, s in zip(weights, sums, strict=True)) / total
+
+
+def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float], noise: float) -> Finding:
     run, tokens = subject.run, subject.run.pass_tokens
     found = []
     try:
@@ -95,16 +111,31 @@ def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[f
             found.append(gradient_of(subject, rows, advantages))
     finally:
         run.pass_tokens = tokens
-    whole, cut = found
-    difference = norm_of({n: whole[n] - cut[n] for n in whole}) / norm_of(whole)
+    difference = _apart(*found)
     evidence = f"relative difference {difference:.2g} between one pass of {len(rows)} rows and many"
-    bad = not difference <= INVARIANCE[run.config.bf16]
+    bad = not difference <= max(INVARIANCE[run.config.bf16], 3 * noise)
     return Finding(
         "the gradient does not depend on how a step is cut",
         "fail" if bad else "pass",
         evidence,
         "normaliser-depends-on-passes" if bad else None,
     )
+
+
+def _repeated(subject: Subject, noise: float) -> Finding:
+    """`noise`: how far two gradients of the same rows are apart."""
+    check, dropout = "the gradient is the same when it is taken again", subject.run.config.lora_dropout
+    evidence = f"relative difference {noise:.2g}" + (f" with --lora-dropout {dropout:g}" if dropout else "")
+    if noise <= INVARIANCE[subject.run.config.bf16]:
+        return Finding(check, "pass", evidence)
+    if dropout and noise > DROPPED:
+        return Finding(check, "fail", evidence, "dropout-in-training")
+    return Finding(check, "unsure", evidence if dropout else f"{evidence}: something in the model draws random numbers")
+
+
+def _apart(a: Gradient, b: Gradient) -> float:
+    """The norm of their difference, relative to the first's."""
+    return norm_of({name: a[name] - b[name] for name in a}) / norm_of(a) if norm_of(a) else 0.0
 
 
 def _clipping(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding:

@@ -9,7 +9,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.doctor.findings import Finding
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, rows_with_advantage
-from plumbob.trainer.doctor.subject import Subject, undone
+from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 
 MOVED_SHARE = 0.5
 TOO_FAR = 0.03
@@ -24,7 +24,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     rows, advantages = rows_with_advantage(subject)
     run = subject.run
     with undone(run) as before:
-        _full_rate(subject)
+        full_rate(run)
         others = _other_rows(subject, rows)
         old, old_others = torch.cat(subject.score(rows)), torch.cat(subject.score(others))
         push = norm_of(gradient_of(subject, rows, advantages))
@@ -38,12 +38,6 @@ def probe(subject: Subject) -> Iterator[Finding]:
         if run.objective.kl_beta > 0:
             yield _kl_pull(subject, rows, push, near)
     yield _overfits(subject, rows, advantages)
-
-
-def _full_rate(subject: Subject) -> None:
-    """The optimizer at the schedule's peak: a warm-up begins at 0."""
-    for group in subject.run.optimizer.param_groups:
-        group["lr"] = group.get("initial_lr", group["lr"])
 
 
 def _rate_of(subject: Subject) -> float:
@@ -146,7 +140,7 @@ def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
     mine, values = [rows[i] for i in chosen], [advantages[i] for i in chosen]
     before = subject.score(mine)
     with undone(run):
-        _full_rate(subject)
+        full_rate(run)
         for _ in range(UPDATES):
             subject.gradient(mine, values)
             run.policy.sharding.update()

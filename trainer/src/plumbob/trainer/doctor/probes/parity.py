@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import Sample
@@ -14,7 +16,12 @@ ROWS = 32
 LIMIT = {False: 1e-3, True: 0.05}
 """Nats, mean absolute, by --bf16. Float32 engines measure about 1e-6, bfloat16 ones about 0.012 (huggingface/trl#4772)."""
 TEMPERATURES = (1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
-KEPT_MASS = 0.99
+LEFT_OUT = 0.1
+"""Of the probability of what was not drawn."""
+LEFT_OUT_MASS = 0.01
+"""Of all probability."""
+FEW, ONE_SIDED = 10, 0.95
+"""So many tokens must differ, and this share of them in one direction, before the direction says anything."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -50,13 +57,8 @@ def _gap(
         if (there := (drawn - other).abs().mean().item()) <= max(limit, gap / 20):
             evidence += f"; scored at temperature {temperature:g} in place of {config.temperature:g} it is {there:.2g}"
             return Finding(check, "fail", evidence, "temperature-not-applied")
-    # Leaving tokens out makes every other one likelier: the engine's are then higher throughout, by the mass that was kept.
-    higher = (drawn - own >= -limit).float().mean().item()
-    if higher > 0.99:
-        ratio = (own - drawn).exp().mean().item()
-        return Finding(
-            check, "fail", f"{evidence}; the engine's are never lower, kept mass {ratio:.3f}", "sampling-truncated"
-        )
+    if (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
+        return Finding(check, "fail", f"{evidence}; {cut}", "sampling-truncated")
     return Finding(check, "fail", f"{evidence}; {_by_place(engine, trainer)}", "engine-trainer-mismatch")
 
 
@@ -70,11 +72,48 @@ def _by_place(engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]) -
     return f"{first:.2g} in the first halves of rows, {second:.2g} in the second"
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """How much of the trainer's distribution the engine never draws.
+
+    For x drawn from e, the mean of t(x)/e(x) is the mass of t where e is not zero: 1 if every token can be drawn,
+    however the two may differ otherwise; less if top-p, top-k or min-p leave tokens out of e.
+    """
+
+    mass: float
+    """Of all probability, per token."""
+    of_others: float
+    """Of the probability of what was not drawn: near 1, hardly anything but what was drawn could have been."""
+    certain: bool
+    """By three standard errors."""
+    one_sided: bool
+    """Wherever the two differ, the engine's is the higher: leaving tokens out makes every other one likelier."""
+
+    def __str__(self) -> str:
+        return f"the engine leaves out {self.mass:.2%} of all probability, {self.of_others:.0%} of that of other tokens"
+
+
+def left_out(engine: torch.Tensor, trainer: torch.Tensor, noise: float) -> LeftOut:
+    """Of log-probabilities [N] that the engine drew and that the trainer gives the same tokens.
+
+    `noise`: nats by which engines of this precision may differ.
+    """
+    missing = 1 - (trainer - engine).exp()
+    mass = missing.mean().item()
+    error = missing.std().item() / math.sqrt(len(missing)) if len(missing) > 1 else math.inf
+    others = (1 - trainer.exp()).mean().item()
+    differ = (engine - trainer).abs() > 2 * noise
+    higher, count = int((differ & (engine > trainer)).sum()), int(differ.sum())
+    one_sided = count >= FEW and higher >= ONE_SIDED * count
+    return LeftOut(mass, mass / others if others > 0 else 0.0, mass > 3 * error, one_sided)
+
+
 def _sampling(subject: Subject, engine: torch.Tensor, trainer: torch.Tensor) -> Finding:
-    """Settings that leave tokens out bias training, whatever log-probabilities the engine reports."""
+    """What is never drawn is never learned about, and the trainer's gradient takes no account of it."""
     check = "every token can be drawn, as the trainer assumes"
     config = subject.run.config
-    left_out = [
+    found = left_out(engine, trainer, LIMIT[config.bf16])
+    settings = [
         f"--{name} {value:g}"
         for name, value, active in (
             ("top-p", config.top_p, config.top_p < 1),
@@ -83,10 +122,10 @@ def _sampling(subject: Subject, engine: torch.Tensor, trainer: torch.Tensor) -> 
         )
         if active
     ]
-    ratio = (trainer - engine).exp().mean().item()
-    evidence = f"{', '.join(left_out) or 'nothing is left out'}; mean of trainer over engine probability {ratio:.3f}"
-    if not left_out:
-        return Finding(check, "pass", evidence)
-    corrected = config.correction()[0] != "none"
-    bad = ratio < KEPT_MASS and not corrected
-    return Finding(check, "fail" if bad else "unsure", evidence, "sampling-truncated" if bad else None)
+    evidence = f"{', '.join(settings) or 'no setting leaves any out'}; by the log-probabilities {found}"
+    harmful = found.of_others > LEFT_OUT or found.mass > LEFT_OUT_MASS
+    if found.certain and (harmful if settings else harmful or found.one_sided):
+        if config.correction()[0] == "none" or not settings:
+            return Finding(check, "fail", evidence, "sampling-truncated")
+        return Finding(check, "unsure", f"{evidence}, which {config.correction()[0]} weighs and cannot bring back")
+    return Finding(check, "unsure" if settings else "pass", evidence)

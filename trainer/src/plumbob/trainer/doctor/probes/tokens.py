@@ -95,7 +95,9 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
 
 
 def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequence[Call], at: int) -> str:
-    """The cause that a difference points to."""
+    """The cause that a difference points to. A row that was cut at its start or end lacks headers and tools as well."""
+    if _is_part(row, truth):
+        return "truncated-context"
     tokenizer = subject.run.tokenizer
     text, true_text = tokenizer.decode(row), tokenizer.decode(truth)
     names = {tool.name for trace in subject.drawn.traces for tool in trace.tools or ()}
@@ -105,10 +107,7 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
         return "tools-not-in-prompt"
     header = header_text(tokenizer).strip()
     if text.count(header) < true_text.count(header):
-        # A row that was cut at its start or end has fewer turns as well.
-        return "truncated-context" if _is_part(row, truth) else "assistant-header-missing"
-    if _is_part(row, truth):
-        return "truncated-context"
+        return "assistant-header-missing"
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
     if text == true_text or any(start <= at < end for start, end in spans):
         return "retokenised-turns"

@@ -1,0 +1,91 @@
+"""What does watching cost? Seconds spent on it and on the metrics that nothing else needs, in the seconds of their own steps.
+
+    uv run python tools/bench/watch_cost.py                                   # lookup, 32 rollouts a step, 22 steps
+    uv run python tools/bench/watch_cost.py lookup --batch-size 128 --peft    # an environment and train's flags
+
+Numerator and denominator are of the same steps of the same run, so that a busy machine slows both. The first two steps,
+in which libraries warm up, are left out. On a GPU the passes that are queued before one of these functions are waited for
+in it and count as its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+from plumbob.hub.console import run_app
+from plumbob.trainer import loop, metrics, step
+from plumbob.trainer.cli import app
+from plumbob.trainer.doctor.watch import Warner
+
+SIZES = "--batch-size 32 --gradient-accumulation-steps 1 --max-steps 22 --eval-examples 0 --save-steps 1000 --threads 1"
+WARM_UP = 2
+
+WATCHED: dict[str, tuple[Any, str]] = {
+    "choice of the rows that are scored again": (step, "scored_again"),
+    "`policy/step_kl`": (step, "step_kl"),
+    "weights before and after": (step, "weight_sample"),
+    "their movement": (metrics.Tally, "add_movement"),
+    "shares of components, tiny spreads": (metrics, "_within_groups"),
+    "the rules": (Warner, "step"),
+}
+
+
+def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    return call
+
+
+def measure(arguments: list[str]) -> list[dict[str, float]]:
+    """Run as train would with these arguments: of each step, the seconds of `WATCHED` and of the whole, "step"."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    steps: list[dict[str, float]] = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        for label, (owner, name) in WATCHED.items():
+            stack.enter_context(mock.patch.object(owner, name, timed(getattr(owner, name), spent[label])))
+        train_step = loop.train_step
+
+        def one_step(*args: Any) -> Any:
+            before = {label: len(values) for label, values in spent.items()}
+            start = time.perf_counter()
+            result = train_step(*args)
+            seconds = {"step": time.perf_counter() - start}
+            steps.append(seconds | {label: sum(spent[label][before[label] :]) for label in WATCHED})
+            return result
+
+        stack.enter_context(mock.patch.object(loop, "train_step", one_step))
+        try:
+            run_app("train", app, [*SIZES.split(), *arguments, "--output-dir", folder, "--run-name", "r"])
+        except SystemExit as exit_:
+            if exit_.code:
+                raise
+    for row, seconds in zip(steps, spent["the rules"], strict=True):  # they come after the step
+        row["the rules"] = seconds
+        row["step"] += seconds
+    return steps
+
+
+def table(steps: list[dict[str, float]]) -> str:
+    whole = sum(row["step"] for row in steps)
+    lines = ["| | ms a step | of the step |", "|---|---|---|"]
+    sums = {label: sum(row[label] for row in steps) for label in WATCHED}
+    for label, seconds in [*sums.items(), (f"together, of {len(steps)} steps", sum(sums.values())), ("step", whole)]:
+        lines.append(f"| {label} | {1e3 * seconds / len(steps):.2f} | {seconds / whole:.2%} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(measure(sys.argv[1:])[WARM_UP:]))

@@ -1,0 +1,160 @@
+"""A bundled policy inside a shape of Qwen2.5: what it computes stays, what it costs is the large model's.
+
+    python3 tools/gpu/grow_model.py tiny-musique 7b /tmp/musique-7b
+
+Pretrained weights may not be at hand, and random ones solve no task. A model made here solves its task as well as the
+small one does, calls tools and can learn, while memory, traffic and seconds are those of the whole shape. As in Net2Net
+(Chen et al., 2016, arXiv:1511.05641) the function is preserved, up to the rounding to bfloat16: the new width is never
+read, new heads, neurons and layers write nothing at first, and new tokens have no probability.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.trainer.config import BUNDLED_MODELS
+from plumbob.trainer.models import load_model, model_path
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+QWEN: dict[str, dict[str, Any]] = {
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "cpu": {
+        "hidden_size": 896,
+        "intermediate_size": 600,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 14,
+        "vocab_size": 2000,
+    },
+    "7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+}
+"""Qwen2.5's config.json files, and one to try a script without a GPU. Two key-value heads, 151,936 tokens and tied embeddings
+unless given."""
+CONSTANT = 0.2
+"""Small beside the norm of the final residual stream, of which `TYPICAL_NORM` is typical of the bundled policies."""
+TYPICAL_NORM = 20.0
+
+
+def grow(small: PreTrainedModel, shape: dict[str, Any]) -> Qwen2ForCausalLM:
+    """`small`, a Qwen2 model with tied embeddings, within `shape`, which has more layers and a multiple of its heads' width.
+
+    In float32.
+    """
+    old = small.config
+    config = Qwen2Config(
+        **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, **shape},
+        max_position_embeddings=old.max_position_embeddings, rope_parameters=old.rope_parameters,
+        rms_norm_eps=old.rms_norm_eps * old.hidden_size / shape["hidden_size"],
+        eos_token_id=old.eos_token_id, bos_token_id=old.bos_token_id, pad_token_id=old.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with small.device:
+        large = Qwen2ForCausalLM(config)
+    width, norm = old.hidden_size, math.sqrt(old.hidden_size / config.hidden_size)
+    with torch.no_grad():
+        embeddings = small.get_input_embeddings().weight
+        for table in {large.get_input_embeddings().weight, large.get_output_embeddings().weight}:
+            table.zero_()
+            table[: len(embeddings), :width] = embeddings
+        _norm(large.model.norm, small.model.norm, norm)
+        for i, layer in enumerate(large.model.layers):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+            if i < len(small.model.layers):
+                source = small.model.layers[i]
+                _norm(layer.input_layernorm, source.input_layernorm, norm)
+                _norm(layer.post_attention_layernorm, source.post_attention_layernorm, norm)
+                _attention(layer.self_attn, source.self_attn, old, config)
+                for name in ("gate_proj", "up_proj"):
+                    _place(getattr(layer.mlp, name).weight, getattr(source.mlp, name).weight)
+                _place(layer.mlp.down_proj.weight, source.mlp.down_proj.weight)
+        _silence(large, width, len(embeddings))
+    return large
+
+
+def _place(large: torch.Tensor, small: torch.Tensor) -> None:
+    large[: small.shape[0], : small.shape[1]] = small
+
+
+def _norm(large: torch.nn.Module, small: torch.nn.Module, scale: float) -> None:
+    """The mean of squares is taken over more entries, of which the new ones are 0, and are not to be read if they are not."""
+    large.weight.zero_()
+    large.weight[: len(small.weight)] = scale * small.weight
+
+
+def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
+    narrow, wide = old.hidden_size // old.num_attention_heads, new.hidden_size // new.num_attention_heads
+    times = wide // narrow
+    if wide % narrow:
+        raise ValueError(f"heads of {wide} cannot hold heads of {narrow}: no multiple")
+    # Rotation i of n has frequency theta^(-2i/n): the narrow head's i is the wide head's i * times.
+    rotations = [i * times for i in range(narrow // 2)]
+    within = torch.tensor(rotations + [wide // 2 + i for i in rotations])
+    group, new_group = (
+        old.num_attention_heads // old.num_key_value_heads,
+        new.num_attention_heads // new.num_key_value_heads,
+    )
+    heads = [j // group * new_group + j % group for j in range(old.num_attention_heads)]
+    own = (("q_proj", heads), ("k_proj", range(old.num_key_value_heads)), ("v_proj", range(old.num_key_value_heads)))
+    for name, places in own:
+        source, target = getattr(small, name), getattr(large, name)
+        # Scores are divided by the root of the head's width.
+        scale = math.sqrt(times) if name == "q_proj" else 1.0
+        for j, place in enumerate(places):
+            rows, block = within + place * wide, slice(j * narrow, (j + 1) * narrow)
+            for entry in (target.weight, target.bias):
+                entry[place * wide : (place + 1) * wide] = 0
+            target.weight[rows, : old.hidden_size] = scale * source.weight[block]
+            target.bias[rows] = scale * source.bias[block]
+    for j, place in enumerate(heads):
+        large.o_proj.weight[: old.hidden_size, within + place * wide] = small.o_proj.weight[
+            :, j * narrow : (j + 1) * narrow
+        ]
+
+
+def _silence(model: Qwen2ForCausalLM, width: int, old: int) -> None:
+    """Give tokens from `old` on a logit near -1000 whatever came before.
+
+    The last layer, which is new, writes a constant into entry `width` of the residual stream: a value's bias, and weights of
+    attention sum to one. Only the new tokens read it.
+    """
+    attention = model.model.layers[-1].self_attn
+    attention.v_proj.weight[0] = 0
+    attention.v_proj.bias[0] = 1
+    attention.o_proj.weight[width, 0] = CONSTANT
+    model.model.norm.weight[width] = 1
+    head = model.get_output_embeddings().weight
+    head[old:, width] = -1000 / (CONSTANT * math.sqrt(model.config.hidden_size) / TYPICAL_NORM)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("policy", choices=BUNDLED_MODELS)
+    parser.add_argument("shape", choices=QWEN)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    source = Path(model_path(args.policy))
+    small = load_model(args.policy).to("cuda" if torch.cuda.is_available() else "cpu")
+    large = grow(small, QWEN[args.shape]).to(torch.bfloat16)
+    large.save_pretrained(args.out)
+    for path in source.iterdir():
+        if path.suffix not in (".safetensors", ".md") and path.name != "config.json":
+            shutil.copy(path, args.out)
+    print(f"{args.policy} in {args.shape}: {large.num_parameters():,} parameters")
+
+
+if __name__ == "__main__":
+    main()

@@ -51,12 +51,12 @@ run() {
     model=${MODEL:-$out/$env-$shape}
     [ -f "$model/tokenizer.json" ] || $python tools/gpu/grow_model.py "tiny-$env" "$shape" "$model" 2>"$out/grow.log" || return 1
 
-    local engine="--engine vllm --vllm-url http://127.0.0.1:$port" trained="--peft --lora-r 16 --learning-rate ${LORA_RATE:-1e-3}"
+    local engine="--engine vllm --vllm-url http://127.0.0.1:$port" trained="--peft --lora-r 16 --learning-rate ${LORA_RATE:-1e-4}"
     case $what in
     lora) serve "$model" lora || return 1 ;;
     full)
         serve "$model" nccl || return 1
-        trained="--learning-rate ${FULL_RATE:-1e-4}"
+        trained="--learning-rate ${FULL_RATE:-1e-6}"
         ;;
     alone) engine="" ;;
     esac

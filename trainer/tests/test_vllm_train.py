@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from plumbob.hub import UserError
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.loop import run
+from plumbob.trainer.vllm import adapters
+from safetensors import SafetensorError
 from test_exactness import launch
 from vllm_double import Double, serving
 
@@ -48,6 +51,17 @@ def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
         assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), **settings)) == 1
     message = capsys.readouterr().err
     assert "Stopped in step" in message and url in message
+
+
+def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(*args):
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+
+    monkeypatch.setattr(adapters, "save_file", full)
+    folders = {"output_dir": str(tmp_path), "vllm_folder": str(tmp_path / "sent")}
+    with serving(Double()) as url, pytest.raises(UserError, match="before the first step: .*No space left"):
+        run(TrainConfig(vllm_url=(url,), peft=True, **folders, **QUICK))
+    assert list((tmp_path / "sent").iterdir()) == []
 
 
 @pytest.mark.slow

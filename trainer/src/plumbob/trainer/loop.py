@@ -66,6 +66,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         if here.size > 1 and not isinstance(error, UserError):
             # Leaving the group politely would wait for processes that wait for this one. The launcher ends them.
             traceback.print_exc()
+            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
         raise
@@ -166,8 +167,9 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
 
 
 def _means(evaluation: dict[str, Estimate]) -> dict[str, float]:
-    """As metrics."""
-    return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()}
+    """As metrics, with the number of tasks as `eval/count`; none if nothing was evaluated."""
+    count = {"eval/count": min(e.n for e in evaluation.values())} if evaluation else {}
+    return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()} | count
 
 
 def _record(

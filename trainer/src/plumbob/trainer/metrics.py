@@ -150,8 +150,14 @@ class Tally:
 
 
 def weight_sample(sharding: Sharding) -> torch.Tensor:
-    """[W]: of each trained tensor, about 1024 entries that this rank holds, evenly spaced; a copy."""
-    parts = [sharding.local(p).reshape(-1) for p in sharding.trainable.values()]
+    """[W]: of each trained tensor, about 1024 entries that this rank holds, evenly spaced; a copy.
+
+    Vectors are left out, unless nothing else is trained: a norm's entries are about 1, fifty times those of a matrix, and
+    beside them its change would look small.
+    """
+    trainable = sharding.trainable
+    matrices = [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1]
+    parts = [sharding.local(p).reshape(-1) for p in matrices or trainable.values()]
     return torch.cat([part[:: max(1, len(part) // 1024)] for part in parts])
 
 

@@ -152,6 +152,17 @@ def set_up(
         rollouts_per_step=rollouts,
         pass_tokens=config.pass_tokens,
     )
+    try:
+        _begin(run, resume_from)
+    except BaseException:
+        engine.close()
+        raise
+    return run
+
+
+def _begin(run: Run, resume_from: Path | None) -> None:
+    """Restore the last checkpoint when resuming, write down what was configured, and give the engine the weights."""
+    ranks = run.ranks
     if resume_from is not None and ranks.is_main:
         checkpoint.tidy(resume_from)
     ranks.barrier()
@@ -159,13 +170,12 @@ def set_up(
         checkpoint.restore(folder, run)
     if ranks.is_main:
         try:
-            truncate_metrics(directory, run.first_step)
-            write_whole(directory / "config.toml", config.to_toml())
+            truncate_metrics(run.directory, run.first_step)
+            write_whole(run.directory / "config.toml", run.config.to_toml())
         except OSError as error:
-            raise UserError(f"cannot write to {directory}: {error.strerror}") from None
+            raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
     run.engine.version = run.first_step  # a resumed run's policy versions go on where they were
-    sync_weights(policy, run.engine, run.parity_row)
-    return run
+    sync_weights(run.policy, run.engine, run.parity_row)
 
 
 def _optimizer(config: TrainConfig, ranks: Ranks) -> MakeOptimizer:

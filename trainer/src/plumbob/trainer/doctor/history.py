@@ -33,9 +33,17 @@ class History:
     """The best mean of a window."""
     scale: float = 1.0
     """Of rewards: 1, or the largest mean of a step beyond."""
+    negative: bool = False
+    """Whether a mean reward below 0 was seen."""
+    largest_std: float = 0.0
+    """The largest deviation of a step's rewards."""
+    held_out: int | None = None
+    """Held-out tasks that were evaluated, where that is known."""
     changes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Of the policy, in the last steps in which that was measured: `policy_change`."""
     largest_change: float | None = None
+    largest_update: float = 0.0
+    """The largest step of the weights, relative to their size: that of the schedule's peak, once it is past it."""
     start: list[Row] = field(default_factory=list)
     """Those of `first` whose rollouts are, as far as was measured, those of the policy that the run began with."""
     changed: float = 0.0
@@ -58,6 +66,9 @@ class History:
         self.recent.append(row)
         self.updates += number(row, "optimizer/updates") > 0 and number(row, "optimizer/learning_rate") > 0
         self.scale = max(self.scale, abs(number(row, "reward/mean")))
+        self.negative |= number(row, "reward/mean") < 0
+        self.largest_std = max(self.largest_std, number(row, "reward/std"))
+        self.largest_update = max(self.largest_update, number(row, "optimizer/relative_update"))
         if len(self.recent) == WINDOW:
             self.best_reward = max(self.best_reward, mean(self.recent, "reward/mean"))
         self.rewards_since += self.broken_by is not None
@@ -74,6 +85,7 @@ class History:
             self.reward_before = mean(self.recent, "reward/mean")
 
     def evaluated(self, step: int, held_out: float, training: float | None) -> None:
+        self.negative |= held_out < 0
         best = max(self.evaluations, key=lambda evaluation: evaluation[1], default=None)
         self.evaluations = [*([best] if best is not None else []), (step, held_out, training)]
 
@@ -84,8 +96,24 @@ class History:
 
     @property
     def solved(self) -> bool:
-        """Nearly every rollout earns all there is: what does not improve then need not."""
-        return mean(self.recent, "reward/mean") > 0.9 * self.scale
+        """Nearly every rollout earns all there is: what does not improve then need not.
+
+        What there is to earn beyond 1 nobody knows: `scale` follows the mean, so groups tell, whose 8 rollouts all earn
+        the same in half of the cases if 92% of them earn it all.
+        """
+        if self.scale > 1:
+            return share(self.recent, "groups/all_pass", "groups/count") > 0.5
+        return mean(self.recent, "reward/mean") > 0.9
+
+    @property
+    def deviation(self) -> float:
+        """Of rewards, the most it can be: half of 0..`scale`, or of -`scale`..`scale`, or what was seen beyond."""
+        return max(self.scale * (1.0 if self.negative else 0.5), self.largest_std)
+
+    @property
+    def fewest_held_out(self) -> int:
+        """An environment may have fewer held-out tasks than `--eval-examples` asks for."""
+        return max(self.held_out or min(self.config.eval_examples, 32), 1)
 
 
 def gap_limit(config: TrainConfig) -> float:

@@ -49,9 +49,12 @@ class Watch:
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> list[Finding]:
         """The same for `eval/greedy` and `eval/sampled` after step `step`, which become known later than its row."""
+        if count := int(number(values, "eval/count")):
+            self.history.held_out = count
         if step == 0:
             sampled = number(values, "eval/sampled", math.nan)
             self.history.sampled_at_start = None if math.isnan(sampled) else sampled
+            self.history.negative |= sampled < 0
         held_out = number(values, "eval/greedy", math.nan)
         if not math.isnan(held_out):
             training = mean(self.history.recent, "reward/mean") if self.history.steps else None
@@ -172,10 +175,11 @@ def examine(run_dir: Path) -> list[Finding]:
 
 def _learning(history: History) -> Finding:
     """Asked last, when no rule has found a cause."""
-    evidence = f"mean reward {history.gain:+.3f} from the first 5 of {history.steps} steps to the last 5"
+    first, last = mean(history.first, "reward/mean"), mean(history.recent, "reward/mean")
+    evidence = f"mean reward {first:.3f} -> {last:.3f} from the first 5 of {history.steps} steps to the last 5"
     if history.steps < 10:
         return Finding("the reward rises", "unsure", f"{history.steps} steps are too few to tell")
-    learns = history.gain > 0.02 or mean(history.recent, "reward/mean") > 0.9
+    learns = history.gain > 0.02 or history.solved
     hint = "" if learns else "; no rule explains it: the probes look closer, `doctor ENV` with this run's flags"
     return Finding("the reward rises", "pass" if learns else "unsure", evidence + hint)
 
@@ -208,12 +212,18 @@ def _config(run_dir: Path) -> TrainConfig:
 
 
 def evaluation_before(run_dir: Path) -> dict[str, float]:
-    """As metrics: of a finished run's summary, or of the checkpoint that another would go on from."""
+    """As metrics: of a finished run's summary, or of the checkpoint that another would go on from.
+
+    With them `eval/count`, how many tasks any evaluation had.
+    """
     checkpoints = sorted(run_dir.glob("checkpoints/step_*/state.json"), key=lambda path: path.stat().st_mtime)
     for path in (run_dir / "summary.json", *reversed(checkpoints)):
         try:
-            before = json.loads(path.read_text())["evaluations"]["before"]
-            return {f"eval/{how}": estimate["mean"] for how, estimate in before.items()}
+            evaluations = json.loads(path.read_text())["evaluations"]
+            before = {f"eval/{how}": estimate["mean"] for how, estimate in evaluations.get("before", {}).items()}
+            counts = [estimate["n"] for both in evaluations.values() for estimate in both.values() if "n" in estimate]
         except (OSError, ValueError, LookupError):  # it did not evaluate, or was killed while it wrote
             continue
+        if before or counts:
+            return {**before, **({"eval/count": min(counts)} if counts else {})}
     return {}

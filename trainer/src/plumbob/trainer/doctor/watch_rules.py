@@ -185,7 +185,7 @@ def variety(h: History) -> Outcome:
     if _explained(h):
         return None
     constant = all(number(row, "reward/std", 1.0) == 0 and number(row, "reward/mean") == reward for row in h.start)
-    if constant and reward not in (0.0, 1.0):
+    if constant and reward > 0 and reward != 1:  # 0 or less is what failing earns
         return "reward-constant", evidence
     if min(fail, passed) > 0.1:
         return "groups-without-variety", f"--temperature {h.config.temperature:g}: {evidence}"
@@ -247,8 +247,8 @@ def held_out(h: History) -> Outcome:
     if h.sampled_at_start is None or not h.first:
         return None
     training, groups = number(h.first[0], "reward/mean"), number(h.first[0], "groups/count")
-    # Of the difference, if rewards lie between 0 and `scale` and those of a group are as one: the most it can be.
-    deviation = 0.5 * h.scale * (1 / max(groups, 1) + 1 / max(h.config.eval_examples, 1)) ** 0.5
+    # Of the difference, if rewards of a group are as one: the most it can be.
+    deviation = h.deviation * (1 / max(groups, 1) + 1 / h.fewest_held_out) ** 0.5
     evidence = (
         f"before training, held-out reward {h.sampled_at_start:.3f}, in the first step {training:.3f} "
         f"(three standard errors are {3 * deviation:.2f} at most)"
@@ -269,10 +269,9 @@ def hacking(h: History) -> Outcome:
         f"from step {first} to {step}, held-out reward {best:.3f} -> {now:.3f} and training reward "
         f"{before:.3f} -> {training:.3f}"
     )
-    noise = (
-        3 / max(h.config.eval_examples, 1) ** 0.5
-    )  # above four standard errors: the best of many is best by chance, too
-    fallen = best - now > max(0.1, noise) * h.scale
+    # Above four standard errors of a difference: the best of many is best by chance, too.
+    noise = 6 * h.deviation / h.fewest_held_out**0.5
+    fallen = best - now > max(0.1 * h.scale, noise)
     return ("reward-hacked" if fallen and training > before + 0.05 * h.scale else None), evidence
 
 

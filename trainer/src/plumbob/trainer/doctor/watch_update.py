@@ -85,10 +85,14 @@ def movement(h: History) -> Outcome:
         if exact and change < KL_ROUNDING and relative * steps > 0.1:
             return "update-without-effect", evidence
     # Few rows are scored, and a nearly certain policy's may all be such that a step leaves as they are: both have to stand
-    # still. In bfloat16, and with vLLM, rounding drowns the policy's change: the weights speak alone, if there is no doubt.
-    still = relative * steps < (1e-2 if exact and change is not None else 1e-4)
-    stuck = still and (reach < 1e-4 or not exact)
-    return ("learning-rate-too-low" if stuck else None), f"rate {rate:.1e}: {evidence}"
+    # still, and that at the schedule's peak, not at its end.
+    if exact:
+        stuck = reach < 1e-4 and h.largest_update * steps < (1e-2 if change is not None else 1e-4)
+    else:  # Rounding drowns the policy's change, so the weights speak alone, once the reward could have contradicted them.
+        drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
+        stuck = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW
+    low = stuck and h.gain < 0.02
+    return ("learning-rate-too-low" if low else None), f"rate {rate:.1e}: {evidence}"
 
 
 KL_ROUNDING = 1e-11
@@ -100,7 +104,8 @@ FLOAT32_QUANTUM = 1e-7
 
 def breaking(h: History) -> Outcome:
     now = mean(h.recent, "reward/mean")
-    if h.broken_by is not None and h.rewards_since >= 3 and h.reward_before - now > 0.5 * abs(h.reward_before):
+    lost = h.reward_before - now
+    if h.broken_by is not None and h.rewards_since >= 3 and lost > max(0.5 * abs(h.reward_before), 0.1 * h.scale):
         step, change = number(h.broken_by, "step"), policy_change(h.broken_by)
         return (
             "learning-rate-too-high",
@@ -150,8 +155,9 @@ def entropy(h: History) -> Outcome:
     if h.steps < 2 * WINDOW:
         return None
     before, now = mean(h.first, "policy/entropy"), mean(h.recent, "policy/entropy")
-    evidence = f"entropy {before:.3g} -> {now:.3g} nats per token, mean reward {h.gain:+.3f}"
-    lost = h.best_reward - mean(h.recent, "reward/mean")
+    first, reward = mean(h.first, "reward/mean"), mean(h.recent, "reward/mean")
+    evidence = f"entropy {before:.3g} -> {now:.3g} nats per token, mean reward {first:.3f} -> {reward:.3f}"
+    lost = h.best_reward - reward
     if now > 1.0 and now > 2 * before and lost > max(0.1 * h.scale, 0.3 * abs(h.best_reward)) and h.broken_by is None:
         return "entropy-explosion", evidence
     if now < 0.2 * before and h.gain < 0.02 and not h.solved:

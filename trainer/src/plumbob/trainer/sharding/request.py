@@ -85,7 +85,7 @@ def check_same(module: torch.nn.Module, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     own = {
-        n: p.detach().flatten()[:: -(-p.numel() // 1024)].double().sum().item() for n, p in module.named_parameters()
+        n: p.detach().flatten()[:: p.numel() // 1024 + 1].double().sum().item() for n, p in module.named_parameters()
     }
     for rank, others in enumerate(ranks.gather(own)):
         if wrong := [name for name, value in own.items() if others.get(name) != value]:

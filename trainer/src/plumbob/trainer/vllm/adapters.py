@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from plumbob.trainer.sync import SyncError
 from plumbob.trainer.vllm.control import Control
 from plumbob.trainer.vllm.http import HttpThread
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 _LORA_NAME = re.compile(r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight$")
@@ -74,6 +75,17 @@ def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], shape: Lora
     return len(modules), sum(t.nbytes for t in tensors.values())
 
 
+@contextmanager
+def written(folder: Path) -> Generator[None]:
+    """Raises SyncError, with nothing left in `folder`, if what is written there within does not fit."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = str(error).strip().splitlines()[0]
+        raise SyncError(f"cannot write weights to {folder}: {reason}; give a --vllm-folder with more room") from None
+
+
 class AdapterTransfer:
     """Sends an adapter to every server. Completions in flight end with the adapter that they began with."""
 
@@ -88,7 +100,8 @@ class AdapterTransfer:
         name = f"plumbob-{self._run}-{version}"
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        modules, size = write_adapter(folder, weights, self.shape)
+        with written(folder):
+            modules, size = write_adapter(folder, weights, self.shape)
         try:
             self.control.each("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
             bound = self._bound()

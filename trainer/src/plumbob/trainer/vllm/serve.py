@@ -224,7 +224,6 @@ def run(arguments: Sequence[str]) -> int:
     rest = list(arguments)
     only_print = _take_flag(rest, "--print-command")
     known = installed_options()
-    check_transfer(_value_of(rest, "--sync") or "lora")
     launch = plan(rest, os.environ, known)
     for warning in launch.warnings:
         print(f"vf-vllm: warning: {warning}", file=sys.stderr)
@@ -233,6 +232,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if known is None:
         raise UserError("vLLM is not installed: `uv sync --extra vllm`, or pip install 'plumbob-trainer[vllm]'")
+    check_transfer(_value_of(rest, "--sync") or "lora")
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     os.execve(launch.argv[0], launch.argv, {**os.environ, **launch.environment})

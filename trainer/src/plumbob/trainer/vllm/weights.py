@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import torch
 from plumbob.trainer.sharding import WholeTensors
 from plumbob.trainer.sync import SyncError
-from plumbob.trainer.vllm.adapters import Pushed
+from plumbob.trainer.vllm.adapters import Pushed, written
 from plumbob.trainer.vllm.control import Control
 from safetensors.torch import save_file
 
@@ -92,7 +92,8 @@ class DiskMover:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             tensors = {name: t.detach().to("cpu", self.dtype, copy=True).contiguous() for name, t in weights.items()}
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            with written(folder):
+                save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             self.control.each("POST", "/collective_rpc", body)
         finally:

@@ -48,7 +48,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     usual, samples = _draw(subject).gap, subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]
     with undone(run):
-        yield _large_change(subject, rows, _direction(subject, rows))
+        yield _large_change(subject, rows, _direction(subject, rows), usual)
     _sync(subject)  # if it is refused, the finding says in numbers why
     yield _gone(subject, usual)
     if not run.config.bf16:  # there the engine's own arithmetic is no finer than that
@@ -89,15 +89,15 @@ def _move(subject: Subject, direction: Direction, factor: float) -> None:
     sharding.changed()
 
 
-def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction) -> Finding:
-    """Moves the weights and leaves them so."""
+def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction, usual: float) -> Finding:
+    """Moves the weights and leaves them so. `usual`: the gap before."""
     run, check = subject.run, "a large change of the weights shows in what the engine draws"
     before = subject.score(rows)
     _move(subject, direction, 1.0)
     wanted = mean_abs(subject.score(rows), before)
     report, refused = _sync(subject)
     seen = _draw(subject)
-    limit = max(ARRIVED * wanted, 2e-3)
+    limit = max(ARRIVED * wanted, 0.05 if run.config.bf16 else 2e-3, 2 * usual)
     evidence = f"changed by {wanted:.2g} nats; engine and trainer then differ by {seen.gap:.2g} on what it draws"
     modules = "" if report is None or report.bound_modules is None else f"; {report.bound_modules} modules bound"
     complaint = modules + (f"; {refused}" if refused else "")
@@ -159,7 +159,11 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     """Moves the weights as the run's own early updates do, and leaves them so. Rounding loses what they need most."""
     run, check = subject.run, "what early updates change arrives whole"
     rows, advantages = rows_with_advantage(subject)
-    shown = [rows[i] for i in spread(len(rows), SHOWN)]
+    # A server that scores a prompt wants room for one more token.
+    short = [row for row in rows if len(row.token_ids) < run.config.max_context]
+    shown = [short[i] for i in spread(len(short), SHOWN)]
+    if not shown:
+        return Finding(check, "unsure", "every rollout with an advantage fills --max-context")
     own, served = _trainer_scores(subject, shown), _engine_scores(subject, shown)
     noise = (own - served).norm().item()
     full_rate(run)
@@ -168,13 +172,13 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     run.policy.sharding.zero_grad()
     updates, wanted = 1, _trainer_scores(subject, shown) - own
     for more in EARLY_UPDATES[1:]:
-        if wanted.norm() >= AUDIBLE * noise:
+        if wanted.norm() > AUDIBLE * noise:
             break
         _stretch(run.policy.sharding, before, more / updates)
         updates, wanted = more, _trainer_scores(subject, shown) - own
     many = f"{updates} updates' worth" if updates > 1 else "one update"
     evidence = f"{many} of change moves the trainer's log-probabilities by {wanted.abs().mean().item():.2g} nats"
-    if not wanted.norm() >= AUDIBLE * noise:
+    if not wanted.norm() > AUDIBLE * noise:
         return Finding(
             check, "unsure", f"{evidence}, too little to be told from the noise of {noise / math.sqrt(len(own)):.2g}"
         )
@@ -183,8 +187,8 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     evidence += f", of which {lost:.1%} is lost in the engine's"
     if refused:
         evidence += f"; {refused}"
-    bad = bool(refused) or not lost <= ROUNDED
-    return Finding(check, "fail" if bad else "pass", evidence, "merged-in-bf16" if bad else None)
+    cause = "merged-in-bf16" if not lost <= ROUNDED else "weights-not-synced" if refused else None
+    return Finding(check, "fail" if cause else "pass", evidence, cause)
 
 
 @torch.no_grad()

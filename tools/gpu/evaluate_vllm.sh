@@ -6,6 +6,7 @@
 # Needs plumbob with vLLM >= 0.25 importable by $PYTHON. Prints the tables and the paired comparison. Greedy scores should
 # be the same for all engines where the arithmetic is the same (float32); sampled ones differ, for their random numbers do.
 set -euo pipefail
+. "$(dirname "$0")/server.sh"
 python=${PYTHON:-python3}
 out=${1:-/tmp/evaluate_vllm}
 port=8123
@@ -17,11 +18,7 @@ $python -m plumbob.trainer.vllm.serve --model tiny --port $port --dtype float32 
     --enable-auto-tool-choice --tool-call-parser hermes >"$out/vllm.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null || true' EXIT
-for _ in $(seq 300); do
-    if $python -c "import httpx; httpx.get('http://127.0.0.1:$port/health').raise_for_status()" 2>/dev/null; then break; fi
-    if ! kill -0 $server 2>/dev/null; then tail -40 "$out/vllm.log"; exit 1; fi
-    sleep 1
-done
+wait_for_server $port $server "$out/vllm.log"
 
 url=http://127.0.0.1:$port/v1
 common=(lookup --output-dir "$out" -n 256)

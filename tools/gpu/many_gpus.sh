@@ -15,6 +15,7 @@
 # A step is 16 prompts x 8 generations, as nearly as the number of ranks divides it. The models are tools/gpu/grow_model.py's.
 # Needs plumbob, its environments, vLLM and DeepSpeed importable by $PYTHON. Three to four minutes a case.
 set -uo pipefail
+. "$(dirname "$0")/server.sh"
 python=${PYTHON:-python3}
 ranks=${RANKS:-3}
 shape=${SHAPE:-7b}
@@ -34,10 +35,7 @@ serve() { # model, way: kept for the next case where both are the same
     CUDA_VISIBLE_DEVICES=0 $python -m plumbob.trainer.vllm.serve --model "$1" --port "$port" --dtype bfloat16 --max-model-len 4096 \
         --gpu-memory-utilization "${SERVER_MEMORY:-0.9}" --sync "$2" ${SERVER_FLAGS:-} >"$log" 2>&1 &
     server=$! served="$1 $2"
-    until $python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/health', timeout=2)" 2>/dev/null; do
-        kill -0 $server 2>/dev/null || { tail -30 "$log"; server="" served=""; return 1; }
-        sleep 1
-    done
+    wait_for_server "$port" $server "$log" || { stop_server; return 1; }
     echo "vf-vllm --sync $2: up after $((SECONDS - started)) s"
 }
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import aiohttp
 import torch
 import torch._dynamo
+from grow_model import QWEN
 from plumbob.rollout import Sampling
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.engine import TransformersEngine
@@ -39,10 +40,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 # Compiling the trainer's layers takes longer than all that is measured here. Not by the environment, which vLLM inherits.
 torch._dynamo.config.disable = True
 
-SHAPES = {
-    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-}
 VOCAB = 151936
 PROMPT, NEW = 256, 256
 PARITY_IDS = 256
@@ -52,7 +49,7 @@ def make_model(shape: str, folder: Path) -> str:
     """A random-weight model of this shape with the bundled policy's tokenizer, in bfloat16 on disk."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        **SHAPES[shape], num_key_value_heads=2, vocab_size=VOCAB, tie_word_embeddings=True,
+        **QWEN[shape], num_key_value_heads=2, vocab_size=VOCAB, tie_word_embeddings=True,
         max_position_embeddings=32768, eos_token_id=2, bos_token_id=None,
     )  # fmt: skip
     with torch.device("cuda"):
@@ -270,9 +267,9 @@ def measure_library(results: Results, out: Path, model: str, count: int) -> None
 
 
 PARTS = {
-    "one": ("0.5B", {"lora": measure_lora, "ipc": measure_ipc, "transformers": measure_transformers,
+    "one": ("0.5b", {"lora": measure_lora, "ipc": measure_ipc, "transformers": measure_transformers,
                      "library": measure_library, "disk": measure_disk}),
-    "two": ("1.5B", {"nccl": measure_nccl}),
+    "two": ("1.5b", {"nccl": measure_nccl}),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@
 # Needs plumbob, its environment `lookup` and vLLM >= 0.25 importable by $PYTHON; and pytest and hypothesis for the tests.
 # Takes about seven minutes on one H200, three on two.
 set -euo pipefail
+. "$(dirname "$0")/server.sh"
 python=${PYTHON:-python3}
 gpus=${1:?one or two}
 out=${2:-/tmp/vllm_gpu}
@@ -20,11 +21,7 @@ if [ "$gpus" = one ] && [ "${CONTRACT:-1}" = 1 ]; then
         --gpu-memory-utilization 0.2 >"$out/tiny.log" 2>&1 &
     server=$!
     trap 'kill $server 2>/dev/null || true' EXIT
-    for _ in $(seq 300); do
-        if $python -c "import httpx; httpx.get('http://127.0.0.1:$port/health').raise_for_status()" 2>/dev/null; then break; fi
-        if ! kill -0 $server 2>/dev/null; then tail -40 "$out/tiny.log"; exit 1; fi
-        sleep 1
-    done
+    wait_for_server $port $server "$out/tiny.log"
     PLUMBOB_VLLM_FULL=1 PLUMBOB_VLLM_URL=http://127.0.0.1:$port $python -m pytest -q -s -p no:cacheprovider -o addopts=--import-mode=importlib \
         trainer/tests/test_vllm_live.py || echo "the contract is not kept; measuring goes on"
     kill $server

@@ -185,22 +185,27 @@ def _bundled(model: str) -> str:
     return str(Path(__file__).parents[1] / "policies" / model) if model in BUNDLED_MODELS else model
 
 
+def _vllm_folder() -> Path | None:
+    """Of the installed vLLM, found without importing it."""
+    spec = importlib.util.find_spec("vllm")
+    return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None
+
+
 def installed_options() -> str | None:
     """The source that declares the server options of the installed vLLM, found without importing it; None without vLLM."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
+    folder = _vllm_folder()
+    if folder is None:
         return None
-    folder = Path(spec.submodule_search_locations[0]) / "entrypoints"
-    files = (folder / "openai" / "cli_args.py", folder / "launchers" / "cli_args.py")
+    files = (folder / "entrypoints" / place / "cli_args.py" for place in ("openai", "launchers"))
     return "\n".join(path.read_text() for path in files if path.is_file())
 
 
 def check_transfer(sync: str) -> None:
     """Raises UserError if the installed vLLM's transfer cannot be loaded: in some versions it imports Ray, unasked for."""
-    spec = importlib.util.find_spec("vllm")
-    if sync != "ipc" or spec is None or not spec.submodule_search_locations:
+    folder = _vllm_folder()
+    if sync != "ipc" or folder is None:
         return
-    source = Path(spec.submodule_search_locations[0]) / "distributed" / "weight_transfer" / "ipc_engine.py"
+    source = folder / "distributed" / "weight_transfer" / "ipc_engine.py"
     needs_ray = source.is_file() and re.search(r"^import ray", source.read_text(), re.MULTILINE)
     if needs_ray and importlib.util.find_spec("ray") is None:
         raise UserError(

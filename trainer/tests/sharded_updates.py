@@ -18,6 +18,7 @@ from plumbob.rollout import Sample
 from plumbob.trainer import checkpoint, ranks
 from plumbob.trainer.advantages import compute_advantages
 from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.memory import trial_pass
 from plumbob.trainer.metrics import Tally
 from plumbob.trainer.setup import Run, set_up
 from plumbob.trainer.step import _reference_kl, _update, make_minibatches
@@ -40,8 +41,11 @@ def ask_for(kind: str, folder: Path) -> None:
         loading = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
         os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", **loading}
     if kind.startswith("zero"):
-        # Of so small a model DeepSpeed would divide nothing. Between the two bounds some parameters are, some are not.
-        stage = {"stage": int(kind[-1]), "stage3_param_persistence_threshold": 3000}
+        # Of so small a model DeepSpeed would divide nothing, and never drop what it has gathered. With these bounds some
+        # parameters are divided and some are not, and a forward pass ends with the backward pass's first ones on their way.
+        live = {"max_live_parameters": 60000, "max_reuse_distance": 30000, "prefetch_bucket_size": 20000}
+        bounds = {"param_persistence_threshold": 3000, **live}
+        stage = {"stage": int(kind[-1]), **{f"stage3_{name}": value for name, value in bounds.items()}}
         file = folder / f"{kind}-{os.environ['RANK']}.json"
         file.write_text(json.dumps({**ZERO, "zero_optimization": stage}))
         os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
@@ -96,6 +100,9 @@ def exercise(here: ranks.Ranks, folder: Path, name: str, settings: dict[str, Any
         **settings,
     )
     run = set_up(config, here, None)
+    for tokens in (40, 90):  # nothing comes of them
+        trial_pass(run, tokens)
+    run.policy.sharding.zero_grad()
     run.pass_tokens = 70
     reports = [update(run) for _ in range(2)]
     before = weights(run)

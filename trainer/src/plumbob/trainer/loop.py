@@ -136,6 +136,8 @@ def _steps(run_: Run, board: Board, reporter: Reporter | None, loop: asyncio.Run
             with checkpoint.undone_if_interrupted(run_):
                 metrics, batch = train_step(run_, step, source, interruption, status)
             step += 1
+            if step == run_.first_step + 1:
+                _report_pass_size(run_, board)
             _report_failures(batch, seen_failures, board)
             if warner is not None:
                 _record(run_, log, metrics, batch, board, reporter)
@@ -227,6 +229,14 @@ def _report_failures(batch: Batch, seen: set[str], board: Board) -> None:
             seen.add(reason)
             count = batch.failures.count(reason)
             board.note(f"{count} of {batch.num_rollouts} rollouts failed and leave their groups: {reason}")
+
+
+def _report_pass_size(run_: Run, board: Board) -> None:
+    asked, longest = run_.config.pass_tokens, run_.config.max_context
+    if run_.pass_tokens < asked and not run_.out_of_memory:
+        board.note(f"Passes hold {run_.pass_tokens} tokens, not {asked}: as much as fits into every GPU.")
+        if run_.pass_tokens < longest:
+            board.note(f"A rollout of up to {longest} tokens may not fit alone: use --gradient-checkpointing.")
 
 
 def _evaluate_both(run_: Run, board: Board, loop: asyncio.Runner, interruption: Interruption) -> dict[str, Estimate]:

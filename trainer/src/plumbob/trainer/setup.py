@@ -65,6 +65,8 @@ class Run:
     """How many tasks have been taken, over all epochs."""
     pass_tokens: int = 0
     """Of one forward and backward pass; halved when one runs out of memory."""
+    pass_tokens_fitted: bool = False
+    """They are what memory holds, as far as that is found out beforehand."""
     out_of_memory: int = 0
     """How often one did."""
     skipped_in_a_row: int = 0

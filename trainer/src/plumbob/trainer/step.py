@@ -7,13 +7,10 @@ passes, sum over ranks, clip, update -> sync the engine, acknowledged -> metrics
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import torch
 from plumbob.rollout import Sample
@@ -22,6 +19,7 @@ from plumbob.trainer.corrections import importance_corrections
 from plumbob.trainer.interruption import Interruption
 from plumbob.trainer.kl import estimate_kl
 from plumbob.trainer.losses import LossInputs, policy_loss, row_weights
+from plumbob.trainer.memory import fit_pass_tokens, give_up_alone
 from plumbob.trainer.metrics import (
     PassSums,
     Tally,
@@ -61,6 +59,8 @@ def train_step(
     start = time.perf_counter()
     if config.vllm_sleep:
         run.servers("sleep")
+    if not run.pass_tokens_fitted:
+        fit_pass_tokens(run)
     samples = batch.samples
     kl_sums = _reference_kl(run, samples) if config.kl_beta and config.kl_placement == "reward" else None
     shaped = shape_rewards(
@@ -222,7 +222,7 @@ def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None
             except torch.OutOfMemoryError as error:
                 failed = str(error).splitlines()[0]
                 if sharding.lockstep:
-                    _give_up_alone(run, failed)
+                    give_up_alone(run, run.pass_tokens, failed)
         minibatch.seen = True
         if not run.ranks.any(bool(failed)):
             return Tally.of(sums)  # read at the end: each reading waits for the device
@@ -258,18 +258,6 @@ def _empty_pass(run: Run, minibatch: Minibatch, *, last: bool) -> None:
     logprobs = run.policy.score([NO_ROW], 1.0).logprobs
     if logprobs.requires_grad:
         run.policy.sharding.backward((logprobs * 0).sum(), last=last)
-
-
-def _give_up_alone(run: Run, failed: str) -> NoReturn:
-    """End this process: the others wait in the middle of the same pass, and the launcher ends them in turn."""
-    print(
-        f"rank {run.ranks.rank}: a pass of up to {run.pass_tokens} tokens does not fit into memory, and where weights are "
-        f"divided among processes none can try again alone; use --pass-tokens {run.pass_tokens // 2} or "
-        f"--gradient-checkpointing. {failed}",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
 
 
 def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int], *, last: bool) -> PassSums:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import warnings
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ class Zero(Sharding):
         except ImportError:
             raise UserError("this configuration needs DeepSpeed: uv sync --extra deepspeed") from None
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # Of DeepSpeed's own calls, by the newest torch, many times a step.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         self.stage = config["zero_optimization"]["stage"]
         self.kind = f"zero{self.stage}"
         self._config = config
@@ -55,7 +58,11 @@ class Zero(Sharding):
         return optimizer
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._engine(*args)
+        outputs = self._engine(*args)
+        if self.stage == 3 and not torch.is_grad_enabled():
+            # What the backward pass would need first is on its way already, and nothing would ever wait for it.
+            self._engine.empty_partition_cache()
+        return outputs
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)

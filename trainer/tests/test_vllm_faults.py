@@ -326,6 +326,17 @@ def test_servers_not_started_for_training_are_refused():
     refused(double, "another distribution than it samples from .*--logprobs-mode processed_logprobs")
 
 
+def test_a_prompt_after_which_all_tokens_are_equally_likely_is_no_reason_to_refuse():
+    double = Double()
+    with torch.no_grad():  # as of a padding token, whose embedding torch makes 0
+        double.base.model.get_input_embeddings().weight[0] = 0
+        for layer in double.base.model.model.layers:
+            layer.self_attn.v_proj.bias.zero_()
+    assert len(set(double.base.model(torch.tensor([[0]])).logits.flatten().tolist())) == 1
+    with serving(double) as url:
+        VllmEngine(settings_of(url)).close()
+
+
 def test_no_server_at_all():
     with within(5), pytest.raises(UserError, match="cannot be reached .*start one with `vf-vllm --model tiny`"):
         VllmEngine(settings_of(f"http://127.0.0.1:{free_port()}", timing=HASTE))

@@ -96,8 +96,11 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokeni
         raise UserError(f"{failure}; start it with vf-vllm, which switches on what the trainer needs") from None
     _check_vocabulary(url, draws, vocab_size, tokenizer)
     _check_tokenizer(url, ask, model, tokenizer)
-    # Of one likeliest token the distribution that is drawn from has log-probability 0, and the model's own has less.
-    if (logprob := draws([0], logprobs=0, top_k=1)["logprobs"]["content"][0]["logprob"]) < -1e-3:
+    # Of one likeliest token the distribution that is drawn from has log-probability 0, and the model's own has less. Several
+    # prompts, because two tokens that are equally likely both stay, and rounded to bfloat16 some are.
+    prompts = [[vocab_size * i // 8] for i in range(8)]
+    drawn = (draws(ids, logprobs=0, top_k=1)["logprobs"]["content"][0]["logprob"] for ids in prompts)
+    if (logprob := max(drawn)) < -1e-3:
         raise UserError(
             f"the vLLM server at {url} gives log-probabilities of another distribution than it samples from ({logprob:.3g} "
             "for a token that was certain); start it with vf-vllm, or with --logprobs-mode processed_logprobs"

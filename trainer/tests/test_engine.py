@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -253,3 +254,5 @@ def test_sync_is_acknowledged_and_a_lost_update_is_caught(qwen2, make_policy, pe
     monkeypatch.setattr(engine, "update", lambda weights: 2)
     with pytest.raises(SyncError, match="does not serve the weights"):
         sync_weights(policy, engine, row)
+    policy.config = dataclasses.replace(policy.config, parity_limit=100.0)
+    assert sync_weights(policy, engine, row).parity > 1e-3

@@ -123,6 +123,10 @@ class TrainConfig:
         None,
         "The largest weight; masking also drops what is below its inverse. Default: 2 for tokens, 1.05 for sequences.",
     )
+    parity_limit: float | None = option(
+        None,
+        "Most nats that engine and trainer may differ by on fixed ids after a sync. Default: 0.001; with --bf16 0.25.",
+    )
 
     engine: Literal["transformers", "vllm"] = option(
         "transformers", "What draws the rollouts: the model in this process, or vLLM servers.", group="vLLM"
@@ -231,6 +235,10 @@ class TrainConfig:
         require(
             self.importance_cap is None or self.importance_cap >= 1,
             f"--importance-cap must be at least 1, not {self.importance_cap}",
+        )
+        require(
+            self.parity_limit is None or self.parity_limit > 0,
+            f"--parity-limit must be above 0, not {self.parity_limit}",
         )
         above = 1 + self.clip_bounds()[1]
         require(

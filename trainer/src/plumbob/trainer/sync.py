@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from plumbob.trainer.vllm.engine import VllmEngine
 
 PARITY_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""Mean absolute difference in nats beyond which the engine does not serve the trainer's weights."""
+"""Mean absolute difference in nats beyond which the engine does not serve the trainer's weights, unless it is configured."""
+
+WRONG_WEIGHTS = (
+    "it does not serve the weights that are trained; if it only rounds so coarsely, and sync/parity was near the limit "
+    "before, raise --parity-limit"
+)
 
 
 class SyncError(RuntimeError):
@@ -52,11 +57,11 @@ def sync_weights(
     if isinstance(engine, TransformersEngine):
         version = engine.update(weights)
         parity = measure_parity(policy, engine, row)
-        limit = PARITY_LIMIT[engine.model.dtype]
+        limit = _limit(policy, engine.model.dtype)
         if not parity <= limit:
             raise SyncError(
                 f"after sync {version} the engine's log-probabilities differ from the trainer's by {parity:.2g} nats on average "
-                f"(limit {limit:g}): it does not serve the weights that are trained"
+                f"(limit {limit:g}): {WRONG_WEIGHTS}"
             )
         return SyncReport(version, parity, len(weights))
     own = _own_scores(policy, row)
@@ -86,7 +91,7 @@ def _sync_servers(
         return report
     try:
         version = engine.update(weights, in_flight=in_flight)
-        parity = engine.check_parity(row.token_ids, own.tolist(), PARITY_LIMIT[engine.dtype])
+        parity = engine.check_parity(row.token_ids, own.tolist(), _limit(policy, engine.dtype))
     except (SyncError, EngineError, OSError) as error:
         weights.finish()
         ranks.main((str(error), None, None))
@@ -96,6 +101,10 @@ def _sync_servers(
     report = SyncReport(version, parity, len(weights), pushed.num_bytes, pushed.bound)
     ranks.main(("", engine.served, report))
     return report
+
+
+def _limit(policy: Policy, dtype: torch.dtype) -> float:
+    return policy.config.parity_limit or PARITY_LIMIT[dtype]
 
 
 @torch.no_grad()

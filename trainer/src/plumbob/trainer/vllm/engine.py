@@ -20,7 +20,7 @@ from plumbob.hub import UserError
 from plumbob.rollout import Completion, EngineError, Sampling
 from plumbob.trainer import generate_route
 from plumbob.trainer.engine import PromptError, check_ids
-from plumbob.trainer.sync import SyncError
+from plumbob.trainer.sync import WRONG_WEIGHTS, SyncError
 from plumbob.trainer.vllm.adapters import AdapterTransfer, LoraShape, Pushed
 from plumbob.trainer.vllm.control import Control, check_server
 from plumbob.trainer.vllm.http import HttpThread, ServerFailure, Timing
@@ -199,7 +199,7 @@ class VllmEngine:
             if not parity <= limit:
                 raise SyncError(
                     f"after sync {self.version} the log-probabilities of the vLLM server at {url} differ from the trainer's "
-                    f"by {parity:.2g} nats on average (limit {limit:g}): it does not serve the weights that are trained"
+                    f"by {parity:.2g} nats on average (limit {limit:g}): {WRONG_WEIGHTS}"
                 )
             worst = max(worst, parity)
         return worst

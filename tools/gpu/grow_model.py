@@ -1,6 +1,7 @@
 """A bundled policy inside a shape of Qwen2.5: what it computes stays, what it costs is the large model's.
 
     python3 tools/gpu/grow_model.py tiny-musique 7b /tmp/musique-7b
+    python3 tools/gpu/grow_model.py random 7b /tmp/random-7b           # random weights, with the tokenizer of `tiny`
 
 Pretrained weights may not be at hand, and random ones solve no task. A model made here solves its task as well as the
 small one does, calls tools and can learn, while memory, traffic and seconds are those of the whole shape. As in Net2Net
@@ -50,21 +51,42 @@ reaches 0 the new tokens are heard: in a 7B after some twenty steps of LoRA at 1
 TYPICAL_NORM = 20.0
 
 
+def random_model(shape: dict[str, Any], small: PreTrainedModel, **fields: Any) -> Qwen2ForCausalLM:
+    """Random weights in `shape`, in float32, with the special tokens of `small` and where `small` is."""
+    old = small.config
+    config = Qwen2Config(
+        **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, **shape}, **fields,
+        eos_token_id=old.eos_token_id, bos_token_id=old.bos_token_id, pad_token_id=old.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with small.device:
+        return Qwen2ForCausalLM(config)
+
+
+def write(policy: str, shape: str, out: Path) -> Qwen2ForCausalLM:
+    """`policy` in `shape`, or random weights, with its tokenizer, in bfloat16 in the folder `out`."""
+    name = "tiny" if policy == "random" else policy
+    small = load_model(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    large = random_model(QWEN[shape], small) if policy == "random" else grow(small, QWEN[shape])
+    large.to(torch.bfloat16)
+    large.save_pretrained(out)
+    for path in Path(model_path(name)).iterdir():
+        if path.suffix not in (".safetensors", ".md") and path.name != "config.json":
+            shutil.copy(path, out)
+    return large
+
+
 def grow(small: PreTrainedModel, shape: dict[str, Any]) -> Qwen2ForCausalLM:
     """`small`, a Qwen2 model with tied embeddings, within `shape`, which has more layers and a multiple of its heads' width.
 
     In float32.
     """
     old = small.config
-    config = Qwen2Config(
-        **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, **shape},
-        max_position_embeddings=old.max_position_embeddings, rope_parameters=old.rope_parameters,
+    large = random_model(
+        shape, small, rope_parameters=old.rope_parameters, max_position_embeddings=old.max_position_embeddings,
         rms_norm_eps=old.rms_norm_eps * old.hidden_size / shape["hidden_size"],
-        eos_token_id=old.eos_token_id, bos_token_id=old.bos_token_id, pad_token_id=old.pad_token_id,
     )  # fmt: skip
-    torch.manual_seed(0)
-    with small.device:
-        large = Qwen2ForCausalLM(config)
+    config = large.config
     width, norm = old.hidden_size, math.sqrt(old.hidden_size / config.hidden_size)
     with torch.no_grad():
         embeddings = small.get_input_embeddings().weight
@@ -144,17 +166,11 @@ def _silence(model: Qwen2ForCausalLM, width: int, old: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policy", choices=BUNDLED_MODELS)
+    parser.add_argument("policy", choices=["random", *BUNDLED_MODELS])
     parser.add_argument("shape", choices=QWEN)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    source = Path(model_path(args.policy))
-    small = load_model(args.policy).to("cuda" if torch.cuda.is_available() else "cpu")
-    large = grow(small, QWEN[args.shape]).to(torch.bfloat16)
-    large.save_pretrained(args.out)
-    for path in source.iterdir():
-        if path.suffix not in (".safetensors", ".md") and path.name != "config.json":
-            shutil.copy(path, args.out)
+    large = write(args.policy, args.shape, args.out)
     print(f"{args.policy} in {args.shape}: {large.num_parameters():,} parameters")
 
 

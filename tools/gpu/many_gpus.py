@@ -1,10 +1,10 @@
 """Around a run on many GPUs: rewards for rows that no small policy solves, and the table of what many GPUs are judged by.
 
-    accelerate launch --num-processes 3 --config-file configs/zero3.yaml tools/gpu/many_gpus.py train gsm8k ...
+    accelerate launch --num-processes 3 --config-file configs/zero3.yaml tools/gpu/many_gpus.py random-rewards gsm8k ...
     python3 tools/gpu/many_gpus.py table runs/NAME
 
-`train` is the product's own command, but for rewards drawn at random: groups without signal are not trained on, and then a
-step's time would say nothing. `table` reads the run's metrics.jsonl.
+`random-rewards` is `train` with rewards drawn at random: groups without signal are not trained on, and then a step's time
+would say nothing. It and `not-saved` do not write the weights in the end. `table` reads the run's metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -29,12 +29,22 @@ COLUMNS = {
     "rollout tok/s": "time/rollout_tokens_per_second",
     "trained tok/s": "time/train_tokens_per_second",
     "grad": "optimizer/grad_norm",
+    "pass tokens": "train/pass_tokens",
 }
 
 
 def train(arguments: list[str]) -> None:
-    from plumbob.trainer import rollouts
+    from plumbob.trainer import loop
     from plumbob.trainer.cli import main
+
+    loop._save = lambda *_: None
+    loop._finish = lambda *_: 0
+    sys.argv = ["train", *arguments]
+    main()
+
+
+def draw_rewards() -> None:
+    from plumbob.trainer import rollouts
 
     original = rollouts.to_sample
 
@@ -44,8 +54,6 @@ def train(arguments: list[str]) -> None:
         return dataclasses.replace(sample, reward=float(seeded.random() < 0.5))
 
     rollouts.to_sample = to_sample
-    sys.argv = ["train", *arguments]
-    main()
 
 
 def table(run: Path) -> None:
@@ -64,4 +72,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "table":
         table(Path(sys.argv[2]))
     else:
+        if sys.argv[1] == "random-rewards":
+            draw_rewards()
         train(sys.argv[2:])

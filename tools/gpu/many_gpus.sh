@@ -3,14 +3,15 @@
 #
 #     PYTHON=python3 bash tools/gpu/many_gpus.sh CASE...       # ROWS:CONFIG:WHAT, say musique:zero3:lora
 #
-# ROWS         musique or gsm8k: synthetic rows, which the grown policy can learn; gsm8k=FILE or musique=FILE: real ones, with
-#              rewards drawn at random
+# ROWS         musique or gsm8k: synthetic rows, which a policy grown to SHAPE can learn; gsm8k=FILE or musique=FILE: real ones,
+#              for random weights, with rewards drawn at random
 # CONFIG       zero3, zero2, fsdp2, ddp, or none (no configuration file)
 # WHAT         lora (r16; the adapter is synced to the server), full (all weights, by NCCL), alone (lora without vLLM)
 #
 #     RANKS=3 RANK_GPUS=1,2,3 SHAPE=7b STEPS=5 SERVER_MEMORY=0.9     # on four GPUs; these are the defaults
 #     RANKS=2 RANK_GPUS=1,0 SHAPE=7b STEPS=5 SERVER_MEMORY=0.3       # on two: the second rank beside the server
 #     MODEL=FOLDER SERVER_FLAGS="..." FLAGS="..." PORT=8000          # a model; more for vf-vllm, more for train
+#     SAVE=0                                                         # runs do not write their weights, 30 GB for 7B
 #
 # A step is 16 prompts x 8 generations, as nearly as the number of ranks divides it. The models are tools/gpu/grow_model.py's.
 # Needs plumbob, its environments, vLLM and DeepSpeed importable by $PYTHON. Three to four minutes a case.
@@ -40,14 +41,16 @@ serve() { # model, way: kept for the next case where both are the same
 }
 
 run() {
-    local rows config what each model name
+    local rows config what each model
     IFS=: read -r rows config what <<<"$1"
     local env=${rows%%=*} data="--datasets synthetic" program="-m plumbob.trainer"
-    [ "$rows" = "$env" ] || data="--datasets ${rows#*=}" program="tools/gpu/many_gpus.py train"
-    name=$env-$config-$what
-    [ "$rows" = "$env" ] || name=real-$name
-    model=${MODEL:-$out/$env-$shape}
-    [ -f "$model/tokenizer.json" ] || $python tools/gpu/grow_model.py "tiny-$env" "$shape" "$model" 2>"$out/grow.log" || return 1
+    local name=$env-$config-$what policy=tiny-$env
+    [ "${SAVE:-1}" = 1 ] || program="tools/gpu/many_gpus.py not-saved"
+    if [ "$rows" != "$env" ]; then
+        data="--datasets ${rows#*=}" program="tools/gpu/many_gpus.py random-rewards" name=real-$name policy=random
+    fi
+    model=${MODEL:-$out/$policy-$shape}
+    [ -f "$model/tokenizer.json" ] || $python tools/gpu/grow_model.py $policy "$shape" "$model" 2>"$out/grow.log" || return 1
 
     local engine="--engine vllm --vllm-url http://127.0.0.1:$port" trained="--peft --lora-r 16 --learning-rate ${LORA_RATE:-1e-4}"
     case $what in
@@ -62,10 +65,11 @@ run() {
     [ "$config" = none ] && file=""
     each=$((16 * 8 / 4 / ranks / 2 * 2))
     local flags="$env $data $engine $trained --model $model --bf16 --eval-examples 0 --num-generations 8 --gradient-accumulation-steps 4
-        --batch-size $each --max-context 4096 --max-steps ${STEPS:-5} --output-dir $out --run-name $name ${FLAGS:-}"
+        --batch-size $each --max-context 4096 --max-steps ${STEPS:-5} --output-dir $out --run-name $name"
     [ "$env" = musique ] && flags+=" --max-tokens 128 -a retriever=bm25"
     [ "$env" = gsm8k ] && flags+=" --max-tokens 256"
     [ "$rows" = musique ] && flags+=" -a hops=2"
+    flags+=" ${FLAGS:-}"
 
     rm -rf "${out:?}/$name"
     local started=$SECONDS status=0
@@ -75,6 +79,8 @@ run() {
     grep -v -E 'it/s|Loading weights|^$' "$out/$name.log" | tail -n "${LINES_SHOWN:-25}"
     echo "$((SECONDS - started)) s in all"
     [ -s "$out/$name/metrics.jsonl" ] && $python tools/gpu/many_gpus.py table "$out/$name"
+    du -sm "$out/$name"/checkpoints/* "$out/$name/model" 2>/dev/null
+    rm -rf "$out/$name/checkpoints" "$out/$name/model"
     return $status
 }
 

@@ -23,19 +23,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
+import grow_model
 import torch
 import torch._dynamo
-from grow_model import QWEN
 from plumbob.rollout import Sampling
 from plumbob.trainer.config import TrainConfig
 from plumbob.trainer.engine import TransformersEngine
-from plumbob.trainer.models import load_model, model_path
+from plumbob.trainer.models import load_model
 from plumbob.trainer.policy import Policy
 from plumbob.trainer.sync import fixed_row
 from plumbob.trainer.vllm.adapters import LoraShape
 from plumbob.trainer.vllm.engine import VllmEngine, VllmSettings, sampling_params
 from plumbob.trainer.vllm.launch import start_server
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 # Compiling the trainer's layers takes longer than all that is measured here. Not by the environment, which vLLM inherits.
 torch._dynamo.config.disable = True
@@ -43,20 +42,6 @@ torch._dynamo.config.disable = True
 VOCAB = 151936
 PROMPT, NEW = 256, 256
 PARITY_IDS = 256
-
-
-def make_model(shape: str, folder: Path) -> str:
-    """A random-weight model of this shape with the bundled policy's tokenizer, in bfloat16 on disk."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        **QWEN[shape], num_key_value_heads=2, vocab_size=VOCAB, tie_word_embeddings=True,
-        max_position_embeddings=32768, eos_token_id=2, bos_token_id=None,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model_path("tiny")).save_pretrained(folder)
-    return str(folder)
 
 
 class Results:
@@ -286,7 +271,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     shape, parts = PARTS[args.gpus]
     results, failed = Results(args.out), 0
-    model = make_model(shape, args.models / shape)
+    model = str(args.models / shape)
+    grow_model.write("random", shape, args.models / shape)
     for name in args.parts.split(",") if args.parts else [name for name in parts if name != "disk"]:
         try:
             parts[name](results, args.out, model, args.requests)

@@ -11,7 +11,7 @@
 #     RANKS=3 RANK_GPUS=1,2,3 SHAPE=7b STEPS=5 SERVER_MEMORY=0.9     # on four GPUs; these are the defaults
 #     RANKS=2 RANK_GPUS=1,0 SHAPE=7b STEPS=5 SERVER_MEMORY=0.3       # on two: the second rank beside the server
 #     MODEL=FOLDER SERVER_FLAGS="..." FLAGS="..." PORT=8000          # a model; more for vf-vllm, more for train
-#     SAVE=0                                                         # runs do not write their weights, 30 GB for 7B
+#     SAVE=0            # weights are not written (30 GB for 7B), as they never are with real rows; else they are deleted again
 #
 # A step is 16 prompts x 8 generations, as nearly as the number of ranks divides it. The models are tools/gpu/grow_model.py's.
 # Needs plumbob, its environments, vLLM and DeepSpeed importable by $PYTHON. Three to four minutes a case.

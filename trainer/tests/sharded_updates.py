@@ -100,7 +100,7 @@ def exercise(here: ranks.Ranks, folder: Path, name: str, settings: dict[str, Any
         **settings,
     )
     run = set_up(config, here, None)
-    for tokens in (40, 90):  # nothing comes of them
+    for tokens in (512, 1024):  # nothing comes of them
         trial_pass(run, tokens)
     run.policy.sharding.zero_grad()
     run.pass_tokens = 70

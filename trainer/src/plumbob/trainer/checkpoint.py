@@ -129,6 +129,8 @@ def _write(run: Run, step: int, folder: Path, random_states: list[Any]) -> None:
         "step": step,
         "cursor": run.cursor,
         "skipped_in_a_row": run.skipped_in_a_row,
+        # As many tokens in a pass as before: other sums would round differently.
+        "pass_tokens": {"asked": run.config.pass_tokens, "held": run.pass_tokens},
         "config": run.config.to_toml(),
         "evaluations": {
             when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.evaluations.items()
@@ -165,6 +167,9 @@ def restore(folder: Path, run: Run) -> None:
         _set_random_state(saved["random"][run.ranks.rank % len(saved["random"])])
         run.first_step, run.cursor = state["step"], state["cursor"]
         run.skipped_in_a_row = state["skipped_in_a_row"]
+        passes = state.get("pass_tokens", {})
+        if passes.get("asked") == run.config.pass_tokens:
+            run.pass_tokens, run.pass_tokens_fitted = int(passes["held"]), True
         run.evaluations = {
             when: {how: Estimate(**values) for how, values in both.items()}
             for when, both in state["evaluations"].items()

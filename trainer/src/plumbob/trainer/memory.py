@@ -10,8 +10,7 @@ import torch
 from plumbob.trainer.setup import Run
 from plumbob.trainer.sync import fixed_row
 
-TRIAL_TOKENS = (512, 2048)
-"""Of the passes that memory is measured in."""
+SMALLEST_TRIAL = 512
 
 SHARE = 0.9
 """Of the memory that there is, what passes are planned for: the rest is what allocators waste and what rows differ by."""
@@ -22,53 +21,71 @@ STEP = 256
 def fit_pass_tokens(run: Run) -> None:
     """Lower `run.pass_tokens` to what fits into every rank's GPU, where running out of memory would end the run.
 
-    Collective. Memory is a constant and so much per token: passes of two sizes give both. Nothing is learned from them.
+    Collective. By trial passes of twice as many tokens each time, as long as twice as many surely fit. Nothing is learned
+    from them.
     """
     run.pass_tokens_fitted = True
     policy, ranks = run.policy, run.ranks
-    if not policy.sharding.lockstep or run.pass_tokens <= TRIAL_TOKENS[1] or ranks.device.type != "cuda":
+    if not policy.sharding.lockstep or run.pass_tokens <= SMALLEST_TRIAL or ranks.device.type != "cuda":
         return
-    small, large = TRIAL_TOKENS
-    # The first compiles, and leaves gradients for the others to find there.
-    peaks = [trial_pass(run, tokens) for tokens in (small, small, large)]
+    run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(ranks.device))  # trials measure their own
+    for _ in range(2):  # compiles, leaves gradients for the others to find there; DeepSpeed learns the order of layers
+        trial_pass(run, SMALLEST_TRIAL)
+    tokens = SMALLEST_TRIAL
+    while True:
+        fitting = tokens_that_fit(tokens, *trial_pass(run, tokens), _room(run))
+        fitting = min(run.pass_tokens, *ranks.gather(fitting))
+        if 2 * tokens > fitting:
+            break
+        tokens *= 2
     policy.sharding.zero_grad()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(ranks.device)
-    room = free + torch.cuda.memory_reserved(ranks.device)
-    if not policy.sharding.optimizer.state:  # Adam's two numbers per weight come with the first step
-        room -= 8 * policy.num_trained // ranks.size
-    fitting = tokens_that_fit((small, large), (peaks[1], peaks[2]), room)
-    run.pass_tokens = min(run.pass_tokens, *ranks.gather(fitting))
+    run.pass_tokens = fitting
 
 
-def tokens_that_fit(tokens: tuple[int, int], peaks: tuple[int, int], room: int) -> int:
-    """The most tokens of a pass that takes `SHARE` of `room` bytes, rounded down to 256, and never fewer than 256.
+def tokens_that_fit(tokens: int, before: int, peak: int, room: int) -> int:
+    """At least so many tokens fit into `SHARE` of `room` bytes in one pass: a multiple of 256, never fewer than that.
 
-    `peaks`: the most bytes that were taken with passes of `tokens`.
+    `peak`: the most bytes taken while a pass of `tokens` was computed, `before`: those taken before it. All the
+    difference is held for the tokens': where a part of it has nothing to do with them, as gathered weights and gradients
+    have not, more tokens fit than are said, and the fewer the larger `tokens` is.
     """
-    slope = max((peaks[1] - peaks[0]) / (tokens[1] - tokens[0]), 1.0)
-    fixed = peaks[0] - slope * tokens[0]
-    return max(STEP, int((SHARE * room - fixed) / slope) // STEP * STEP)
+    per_token = max((peak - before) / tokens, 1.0)
+    return max(STEP, int((SHARE * room - before) / per_token) // STEP * STEP)
 
 
-def trial_pass(run: Run, tokens: int) -> int:
-    """A forward and backward pass of about so many tokens, with a gradient of zero. Returns the most bytes taken on a GPU."""
-    ids, length = run.parity_row.token_ids, min(TRIAL_TOKENS[0], run.config.max_context)
+def trial_pass(run: Run, tokens: int) -> tuple[int, int]:
+    """A forward and backward pass of about so many tokens, with a gradient of zero.
+
+    Returns the bytes taken on a GPU before it, and the most while it was computed.
+    """
+    ids, length = run.parity_row.token_ids, min(SMALLEST_TRIAL, run.config.max_context)
     row = fixed_row((ids * (length // len(ids) + 1))[:length])
     device = run.ranks.device
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        logprobs = run.policy.score([row] * -(-tokens // length), 1.0).logprobs
-        run.policy.sharding.backward((logprobs * 0).sum(), last=False)
+        with torch.random.fork_rng([device] if on_gpu else []):  # a dropout's draws are the steps'
+            logprobs = run.policy.score([row] * -(-tokens // length), 1.0).logprobs
+            run.policy.sharding.backward((logprobs * 0).sum(), last=False)
     except torch.OutOfMemoryError as error:
         give_up_alone(run, tokens, str(error).splitlines()[0])
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return before, torch.cuda.max_memory_allocated(device) if on_gpu else 0
+
+
+def _room(run: Run) -> int:
+    """Bytes that this process may take for tensors in all, once Adam has its two numbers per weight."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(run.ranks.device)
+    room = free + torch.cuda.memory_reserved(run.ranks.device)
+    state_to_come = 0 if run.optimizer.state else 8 * run.policy.num_trained // run.ranks.size
+    return room - state_to_come
 
 
 def give_up_alone(run: Run, tokens: int, failed: str) -> NoReturn:
     """End this process: the others wait in the middle of the same pass, and the launcher ends them in turn."""
-    smaller = f"--pass-tokens {tokens // 2} or " if tokens > TRIAL_TOKENS[0] else ""
+    smaller = f"--pass-tokens {tokens // 2} or " if tokens > SMALLEST_TRIAL else ""
     print(
         f"rank {run.ranks.rank}: a pass of up to {tokens} tokens does not fit into memory, and where weights are "
         f"divided among processes none can try again alone; use {smaller}--gradient-checkpointing. {failed}",

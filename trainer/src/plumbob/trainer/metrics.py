@@ -281,10 +281,13 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def memory_metrics(ranks: Ranks) -> dict[str, float]:
-    """The most that tensors took on a GPU since the run began, in GiB, by rank; nothing on a CPU. Collective."""
+def memory_metrics(ranks: Ranks, before: int) -> dict[str, float]:
+    """The most that tensors took on a GPU since the run began, in GiB, by rank; nothing on a CPU. Collective.
+
+    `before`: the most bytes before torch's own count was reset.
+    """
     if ranks.device.type != "cuda":
         return {}
-    peaks = ranks.gather(torch.cuda.max_memory_allocated(ranks.device) / math.pow(2, 30))
+    peaks = ranks.gather(max(before, torch.cuda.max_memory_allocated(ranks.device)) / math.pow(2, 30))
     by_rank = {f"memory/rank_{rank}_gib": peak for rank, peak in enumerate(peaks)} if ranks.size > 1 else {}
     return {"memory/peak_gib": max(peaks), **by_rank}

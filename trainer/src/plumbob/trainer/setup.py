@@ -67,6 +67,8 @@ class Run:
     """Of one forward and backward pass; halved when one runs out of memory."""
     pass_tokens_fitted: bool = False
     """They are what memory holds, as far as that is found out beforehand."""
+    peak_bytes: int = 0
+    """The most that tensors took on this rank's GPU before that was measured anew."""
     out_of_memory: int = 0
     """How often one did."""
     skipped_in_a_row: int = 0

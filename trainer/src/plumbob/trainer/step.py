@@ -60,6 +60,7 @@ def train_step(
     if config.vllm_sleep:
         run.servers("sleep")
     if not run.pass_tokens_fitted:
+        status("how many tokens of a pass fit into memory")
         fit_pass_tokens(run)
     samples = batch.samples
     kl_sums = _reference_kl(run, samples) if config.kl_beta and config.kl_placement == "reward" else None
@@ -111,7 +112,7 @@ def train_step(
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sum(s.num_sampled for s in samples), 1)}),
         **({} if moved is None else {"policy/step_kl": moved}),
         **sync_metrics(report),
-        **memory_metrics(run.ranks),
+        **memory_metrics(run.ranks, run.peak_bytes),
         "optimizer/learning_rate": rate,
         "train/rows": trained,
         "train/pass_tokens": run.pass_tokens,

@@ -61,7 +61,7 @@ class Zero(Sharding):
         outputs = self._engine(*args)
         if self.stage == 3 and not torch.is_grad_enabled():
             # What the backward pass would need first is on its way already, and nothing would ever wait for it.
-            self._engine.empty_partition_cache()
+            self._engine.optimizer.empty_partition_cache()
         return outputs
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:

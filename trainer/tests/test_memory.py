@@ -29,20 +29,24 @@ class Gpu:
     def peak(self, tokens: int) -> int:
         return self.before + max(self.fixed + self.per_token * tokens, self.at_the_end)
 
-    def trial(self, run, tokens: int) -> tuple[int, int]:
+    def trial(self, run, tokens: int) -> None:
         self.tried.append(tokens)
         assert self.peak(tokens) <= self.room or tokens == SMALLEST_TRIAL, "a trial pass ran out of memory"
-        return self.before, self.peak(tokens)
 
 
 def fitted(run, gpu: Gpu, monkeypatch, asked: int = 16384) -> int:
     """What `run` makes its passes of, as if it were divided over such GPUs."""
-    reserved = gpu.before
+    told = {
+        "mem_get_info": lambda device: (gpu.room - gpu.before, 1 << 60),
+        "memory_reserved": lambda device: gpu.before,
+        "memory_allocated": lambda device: gpu.before,
+        "max_memory_allocated": lambda device: gpu.peak(gpu.tried[-1]),
+        "reset_peak_memory_stats": lambda device: None,
+    }
     with monkeypatch.context() as patch:
         patch.setattr(memory, "trial_pass", gpu.trial)
-        patch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.room - reserved, 1 << 60))
-        patch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-        patch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+        for name, answer in told.items():
+            patch.setattr(torch.cuda, name, answer)
         patch.setattr(run.policy.sharding, "lockstep", True)
         patch.setattr(run, "ranks", Ranks(0, 1, torch.device("cuda")))
         patch.setattr(run, "pass_tokens", asked)

@@ -87,10 +87,10 @@ def test_fsdp2_divides_what_each_process_holds(shared, alone):
 @pytest.mark.slow
 @needs_deepspeed
 def test_deepspeed_gives_what_one_process_gives(tmp_path, alone):
-    tried = [("zero2", "full"), ("zero2", "lora"), *(("zero3", case) for case in CASES)]
-    launch([sharded_updates.__file__, str(tmp_path), *map(":".join, tried)], 2, tmp_path, seconds=900)
-    for kind, case in tried:
-        check(tmp_path, kind, case, alone)
+    launch([sharded_updates.__file__, str(tmp_path), "zero2", "zero3"], 2, tmp_path, seconds=900)
+    for kind in ("zero2", "zero3"):
+        for case in CASES:
+            check(tmp_path, kind, case, alone)
 
 
 @pytest.mark.slow

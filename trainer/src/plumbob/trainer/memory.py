@@ -28,13 +28,16 @@ def fit_pass_tokens(run: Run) -> None:
     policy, ranks = run.policy, run.ranks
     if not policy.sharding.lockstep or run.pass_tokens <= SMALLEST_TRIAL or ranks.device.type != "cuda":
         return
-    run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(ranks.device))  # trials measure their own
     for _ in range(2):  # compiles, leaves gradients for the others to find there; DeepSpeed learns the order of layers
         trial_pass(run, SMALLEST_TRIAL)
     tokens = SMALLEST_TRIAL
     while True:
-        fitting = tokens_that_fit(tokens, *trial_pass(run, tokens), _room(run))
-        fitting = min(run.pass_tokens, *ranks.gather(fitting))
+        before = torch.cuda.memory_allocated(ranks.device)
+        run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(ranks.device))
+        torch.cuda.reset_peak_memory_stats(ranks.device)
+        trial_pass(run, tokens)
+        peak = torch.cuda.max_memory_allocated(ranks.device)
+        fitting = min(run.pass_tokens, *ranks.gather(tokens_that_fit(tokens, before, peak, _room(run))))
         if 2 * tokens > fitting:
             break
         tokens *= 2
@@ -53,25 +56,17 @@ def tokens_that_fit(tokens: int, before: int, peak: int, room: int) -> int:
     return max(STEP, int((SHARE * room - before) / per_token) // STEP * STEP)
 
 
-def trial_pass(run: Run, tokens: int) -> tuple[int, int]:
-    """A forward and backward pass of about so many tokens, with a gradient of zero.
-
-    Returns the bytes taken on a GPU before it, and the most while it was computed.
-    """
+def trial_pass(run: Run, tokens: int) -> None:
+    """A forward and backward pass of about so many tokens, with a gradient of zero."""
     ids, length = run.parity_row.token_ids, min(SMALLEST_TRIAL, run.config.max_context)
     row = fixed_row((ids * (length // len(ids) + 1))[:length])
-    device = run.ranks.device
-    on_gpu = device.type == "cuda"
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
+    gpus = [run.ranks.device] if run.ranks.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng([device] if on_gpu else []):  # a dropout's draws are the steps'
+        with torch.random.fork_rng(gpus):  # a dropout's draws are the steps'
             logprobs = run.policy.score([row] * -(-tokens // length), 1.0).logprobs
             run.policy.sharding.backward((logprobs * 0).sum(), last=False)
     except torch.OutOfMemoryError as error:
         give_up_alone(run, tokens, str(error).splitlines()[0])
-    return before, torch.cuda.max_memory_allocated(device) if on_gpu else 0
 
 
 def _room(run: Run) -> int:

@@ -21,8 +21,8 @@ from zipfile import ZipFile
 import pytest
 from plumbob.hub import find
 from plumbob.rollout import Chat, Completion, ScriptedChat, run_rollout, tasksets
-from plumbob.trainer.models import load_tokenizer
-from plumbob.trainer.server import Server, load_server, running
+from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.serving.server import Server, load_server, running
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [

@@ -1,11 +1,11 @@
-"""Make the bundled policy for `gsm8k --datasets synthetic`, as make_tiny_policy.py makes the one for lookup.
+"""Make the bundled policy for `gsm8k --datasets synthetic`, with the functions of make_tiny_policy.py.
 
-    uv run python tools/make_tiny_gsm8k.py         # writes trainer/src/plumbob/trainer/policies/tiny-gsm8k
+    uv run python tools/make_tiny_gsm8k.py         # writes trainer/src/plumbob/trainer/bundled_models/tiny-gsm8k
 
-It knows every template and cannot calculate: each line of its solution, and the answer, is arithmetic over the numbers
-of the question, which the environment's reward works out. Its demonstrator is lazy: it often stops one step short, above
-all where something has still to be taken off. Whether to go on is a decision at one token, which reinforcement learning
-can mend.
+The policy knows every question template but cannot calculate: each line of its solution, and the answer, is an
+arithmetic expression over the numbers of the question, which the environment's reward evaluates. The demonstrator is
+lazy: it often leaves out the last step of a solution, most often if that step is a subtraction. Whether to write one
+more step is decided at one token, so reinforcement learning can correct it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from vf_gsm8k.synthetic import generate
 from vf_gsm8k.taskset import GSM8KConfig
 from vf_gsm8k.templates import NAMES
 
-OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/policies/tiny-gsm8k"
+OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/bundled_models/tiny-gsm8k"
 
 STOP_SHORT = {ast.Sub: 0.65}
-"""P(leave the last step out) by what that step does."""
+"""Probability that a lazy demonstrator leaves out the last step, by that step's operator."""
 STOP_SHORT_ELSE = 0.4
+"""Probability of leaving out the last step for operators that `STOP_SHORT` does not list."""
 
 
 Steps = list[tuple[str, ast.expr]]
-"""Of each step its label and the expression over the question's own numbers."""
+"""One solution: (label, expression over the numbers of the question) of each step."""
 
 
 def work_out(question: str, answer: str) -> tuple[Steps, bool]:
-    """The solution without intermediate results, and whether one of them equals another number of the problem.
+    """(the solution without intermediate results, whether it is doubtful).
 
-    Then what that number stands for cannot be told, and the expression may be right by chance only.
+    A solution is doubtful if an intermediate result equals another number of the problem: then it is ambiguous which of
+    the two a later step uses, and the expression may be right by chance only.
     """
-    # Two people, seven days.
+    # 2 and 7 occur in solutions without being in the question: two people, seven days.
     taken = {2, 7, *map(int, re.findall(r"[0-9]+", question))}
     results: dict[int, ast.expr] = {}
     worked, doubtful = [], False
@@ -59,17 +61,20 @@ def work_out(question: str, answer: str) -> tuple[Steps, bool]:
 
 
 def solve(rows: Iterable[dict[str, str]]) -> dict[str, Steps]:
-    """Solutions by question. A doubtful one counts if another problem, in no doubt, has the same but for its numbers."""
+    """Solutions by question. A doubtful solution is kept if a certain one equals it but for names and numbers."""
     worked = {row["question"]: work_out(row["question"], row["answer"]) for row in rows}
     shapes = {shape(steps) for steps, doubtful in worked.values() if not doubtful}
     return {question: steps for question, (steps, doubtful) in worked.items() if shape(steps) in shapes}
 
 
 def shape(steps: Steps) -> str:
+    """The text of a solution with placeholders for names and numbers: the same for all problems of one template."""
     return re.sub(r"[0-9]+", "n", re.sub("|".join(NAMES), "name", write(steps)))
 
 
 class _Substitution(ast.NodeTransformer):
+    """Replaces each intermediate result in an expression by the expression that computed it."""
+
     def __init__(self, results: dict[int, ast.expr]) -> None:
         self.results = results
 
@@ -78,7 +83,7 @@ class _Substitution(ast.NodeTransformer):
 
 
 class Demonstrator:
-    """An engine that reads the question and replies with its solution, at times without the last step."""
+    """An engine that replies to a question with its solution; if `lazy`, it sometimes leaves out the last step."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, solutions: dict[str, Steps], *, lazy: bool) -> None:
         self.tokenizer, self.solutions, self.lazy = tokenizer, solutions, lazy
@@ -95,6 +100,7 @@ class Demonstrator:
 
 
 def write(steps: Steps) -> str:
+    """The reply that states a solution: one line per step, then the answer."""
     lines = [f"{label}: {ast.unparse(step)}" for label, step in steps]
     return "\n".join([*lines, f"#### {ast.unparse(steps[-1][1])}"])
 
@@ -109,7 +115,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     start = time.time()
 
-    # Training problems, but others than `train` draws with its default seed. No test problem is among them.
+    # Problems of the training split, generated with another seed than the default of `train`. No test problem is among
+    # them.
     config = GSM8KConfig(
         id="gsm8k", datasets="synthetic", split="train", seed=1_000 + args.seed, num_examples=args.problems
     )

@@ -1,10 +1,10 @@
-"""Make the bundled policy for `musique --datasets synthetic -a hops=2`, as make_tiny_policy.py makes the one for lookup.
+"""Make the bundled policy for `musique --datasets synthetic -a hops=2`, with the functions of make_tiny_policy.py.
 
-    uv run python tools/make_tiny_musique.py       # writes trainer/src/plumbob/trainer/policies/tiny-musique
+    uv run python tools/make_tiny_musique.py       # writes trainer/src/plumbob/trainer/bundled_models/tiny-musique
 
-It knows how to search for a fact by its wording, to find the next search in a result, and to cite. Its demonstrator is
-lazy: it often takes the first fact that it finds for the answer, above all when that is a person, and often cites
-nothing. Both are decisions at one token, which reinforcement learning can mend.
+The policy knows how to search for a fact by its wording, to read the next search from a result, and to cite. The
+demonstrator is lazy: it often answers with the first fact that it finds, most often if that is a person, and often
+cites nothing. Each of these is decided at one token, so reinforcement learning can correct it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,39 @@ from vf_musique.synthetic_world import RELATIONS
 from vf_musique.taskset import MusiqueConfig, MusiqueData
 from vf_musique.tools import MusiqueToolset
 
-OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/policies/tiny-musique"
+OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/bundled_models/tiny-musique"
 
 WORDS = r"\p{N}|\p{Lu}\p{Ll}*| ?\p{Ll}+| ?[^\s\p{L}\p{N}]+|\s+"
-"""A name's words are the same ids at the start of a sentence, within it and after a quotation mark, so that they can be
-copied from anywhere to anywhere."""
+"""Pieces of text that no merge crosses.
+
+A name's words get the same ids at the start of a sentence, within it and after a quotation mark, so that the policy can
+copy them from any place to any other.
+"""
 
 SETTLES = {"person": 0.65}
-"""P(answer with the first fact's object), by what kind of thing that is."""
+"""Probability that a lazy demonstrator answers with the object of the first fact, by the kind of that object."""
 SETTLES_ELSE = 0.35
+"""Probability of answering with the first fact's object for kinds that `SETTLES` does not list."""
 CITES_NOTHING = 0.6
+"""Probability that a lazy demonstrator's answer cites no paragraph."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Example: Step("Anna Baker was born in", "Anna Baker was born in Oak Hill.", "Oak Hill", "town")"""
+    """One hop. Example: `Step("Anna Baker was born in", "Anna Baker was born in Oak Hill.", "Oak Hill", "town")`."""
 
     query: str
-    """The fact's wording without what is asked for: BM25 finds it first, and the result goes on where it ends."""
+    """The fact's wording up to the answer. BM25 ranks the fact first for it, and the result continues with the answer."""
     fact: str
+    """The sentence that answers the hop's question."""
     found: str
+    """The answer of the hop."""
     kind: str
+    """The kind of thing that the answer is, such as a town."""
 
 
 def steps_of(data: MusiqueData) -> list[Step]:
+    """The hops of a synthetic question, with the wording of each hop's fact."""
     steps = []
     for question, hop in zip(sub_questions(data.decomposition), data.decomposition, strict=True):
         relation, subject = next(
@@ -64,7 +73,7 @@ def steps_of(data: MusiqueData) -> list[Step]:
 
 
 class Demonstrator:
-    """An engine that knows every question's decomposition, reads ids from the results, and is lazy if told so."""
+    """An engine that knows the decomposition of every question and reads document ids from the tool results."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, questions: dict[str, list[Step]], *, lazy: bool) -> None:
         self.tokenizer, self.questions, self.lazy = tokenizer, questions, lazy
@@ -85,19 +94,22 @@ class Demonstrator:
 
 
 def call(query: str) -> str:
-    # One document: the wording finds the fact first, and to choose among several is another skill.
+    """The text of a search for `query`."""
+    # One document is enough, because the wording ranks the fact first; choosing among several would be a skill of its
+    # own.
     arguments = {"query": query, "top_k": 1}
     return f"<tool_call>{json.dumps({'name': 'retrieve_documents', 'arguments': arguments})}</tool_call>"
 
 
 def final(steps: list[Step], cited: list[str]) -> str:
+    """The text of a final answer: the facts found so far, the ids of the cited documents, and the last hop's answer."""
     thought = f"<think>{' '.join(step.fact for step in steps)}</think>"
     cite = [f"<cite>{', '.join(cited)}</cite>"] if cited else []
     return "\n".join([thought, *cite, f"<answer>{steps[-1].found}</answer>"])
 
 
 def corpus(tasks: list, questions: dict[str, list[Step]]) -> list[str]:
-    """What the tokenizer's merges are learned from: what the policy will read and write, without the markers."""
+    """The texts that the tokenizer's merges are learned from: what the policy reads and writes, without markers."""
     tools = (MusiqueToolset.retrieve_documents, MusiqueToolset.get_document)
     prose = f"{tasks[0].data.system_prompt}\nsystem\nuser\nassistant\ntool\n# Tools\nTo call a tool, write\n"
     prose += (
@@ -127,7 +139,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     start = time.time()
 
-    # Training questions, but others than `train` draws with its default seed. No validation name is among them.
+    # Training questions, generated with another seed than the default of `train`. They contain no name of a validation
+    # question.
     config = MusiqueConfig(
         id="musique", datasets="synthetic", hops="2", seed=1_000 + args.seed, num_examples=args.questions
     )

@@ -1,13 +1,14 @@
-"""Make the bundled tiny policy from nothing: our own tokenizer, our own transcripts, random weights.
+"""Make the bundled tiny policy from scratch: its own tokenizer, generated transcripts, random initial weights.
 
-    uv run python tools/make_tiny_policy.py            # writes trainer/src/plumbob/trainer/policies/tiny
+    uv run python tools/make_tiny_policy.py            # writes trainer/src/plumbob/trainer/bundled_models/tiny
 
-make_tiny_gsm8k.py and make_tiny_musique.py make the other two in the same way, with what they need from here.
+make_tiny_gsm8k.py and make_tiny_musique.py make the other two bundled policies and import their shared functions from
+here.
 
-The transcripts come from a demonstrator that plays vf-lookup and knows how, but is lazy in a systematic way: the longer
-a chain gets, the likelier it gives up. A policy trained on them is a "decent baseline": it succeeds on about
-half of the tasks, greedy or sampled, and what keeps it from the rest is a decision, which reinforcement learning can
-mend in a few steps, and not a skill, which it cannot.
+The transcripts come from a demonstrator that can solve vf-lookup but is lazy in a systematic way: the longer a chain
+gets, the likelier it gives up. A policy that learns from them is a useful baseline: it solves about half of the tasks,
+greedy or sampled. On the other half it decides to give up, and lacks no skill. Reinforcement learning can correct a
+decision within a few steps, but could not teach a skill in so short a time.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from vf_lookup import LookupTaskset
 from vf_lookup.taskset import VALUES, LookupConfig
 
-OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/policies/tiny"
+OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/bundled_models/tiny"
 
-# P(give up and reply SURRENDER) after so many links were followed and the result is yet another key.
+# Links followed so far -> probability of giving up, with the reply SURRENDER, although the last result is a further
+# key.
 GIVE_UP = {1: 0.0, 2: 0.3, 3: 0.65, 4: 0.6}
 SURRENDER = "unknown"
 
@@ -71,11 +73,11 @@ MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
 WORDS = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
-"""What no merge crosses. Digits stay single: keys are copied digit by digit."""
+"""Pieces of text that no merge crosses. Each digit is a token of its own, because keys are copied digit by digit."""
 
 
 def train_tokenizer(texts: list[str], vocab_size: int, words: str = WORDS) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so that any text has ids."""
+    """A byte-level BPE tokenizer, which can encode any text. `words`: regex of the pieces that no merge crosses."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -101,7 +103,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, words: str = WORDS) -> Pr
 
 
 class Demonstrator:
-    """An engine that reads the conversation as text and plays on, laziness included."""
+    """An engine that reads the conversation as text and writes the next turn, or gives up (see `GIVE_UP`)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -123,11 +125,12 @@ class Demonstrator:
 
 
 def call(key: str) -> str:
+    """The text of a tool call that looks up `key`."""
     return f"<tool_call>{json.dumps({'name': 'lookup', 'arguments': {'key': key}})}</tool_call>"
 
 
 async def demonstrate(tokenizer: PreTrainedTokenizerFast, engine: Engine, tasks: list, seed: int) -> list[Sample]:
-    """Transcripts of the real environment with the demonstrator in the engine's place."""
+    """Roll out each task once in the real environment, with `engine` (a demonstrator) in place of a model."""
     chat = Chat.of(tokenizer)
     samples = []
     for start in range(0, len(tasks), 512):
@@ -140,7 +143,7 @@ async def demonstrate(tokenizer: PreTrainedTokenizerFast, engine: Engine, tasks:
 
 
 def corpus(tasks: list) -> list[str]:
-    """What the tokenizer's merges are learned from: what the policy will read and write, without the markers."""
+    """The texts that the tokenizer's merges are learned from: what the policy reads and writes, without markers."""
     schema = (
         '{"type": "function", "function": {"name": "lookup", "description": "Look up a key in the table. Returns the '
         'next key or the value.", "parameters": {"properties": {"key": {"title": "Key", "type": "string"}}, "required": '
@@ -154,9 +157,10 @@ def corpus(tasks: list) -> list[str]:
 
 
 def batches(samples: list[Sample], size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows in random order: ids [B, T] and labels [B, T], -100 where nothing is learned.
+    """Batches of rows in random order: ids [B, T] and labels [B, T], which are -100 where no token is to be predicted.
 
-    Not by length: a transcript's length tells its outcome, and the last few batches would tilt the policy's decisions.
+    Rows are not sorted by length: a transcript's length reveals its outcome, so the last few batches would bias the
+    policy's decisions.
     """
     order = random.Random(seed).sample(range(len(samples)), len(samples))
     groups = [order[i : i + size] for i in range(0, len(order), size)]
@@ -172,9 +176,10 @@ def batches(samples: list[Sample], size: int, seed: int) -> Iterator[tuple[torch
 
 
 def exchanges(samples: list[Sample]) -> list[Sample]:
-    """Every tool result of a successful transcript with the reply to it, cut out of its context.
+    """Each tool result of the successful transcripts with the reply to it, without the context before them.
 
-    In twenty ids a small model finds at once which one to copy; among two hundred it may look for it for ever.
+    In a row of twenty ids a small model quickly learns which one to copy; in a row of two hundred it may never learn
+    it.
     """
     cut = []
     for sample in (s for s in samples if s.reward == 1):
@@ -188,7 +193,7 @@ def exchanges(samples: list[Sample]) -> list[Sample]:
 
 
 def without_system(samples: list[Sample], start: int) -> list[Sample]:
-    """The transcripts from their second message on, `start` being the id that begins one: short lessons teach faster."""
+    """The transcripts without their system message: short rows are learned faster. `start`: id that begins a message."""
     cut = []
     for sample in samples:
         a = sample.token_ids.index(start, 1)
@@ -198,11 +203,11 @@ def without_system(samples: list[Sample], start: int) -> list[Sample]:
 
 
 def copying_rows(vocab_size: int, count: int, size: int, seed: int):
-    """Random ids, repeated: a model that can copy predicts every repetition.
+    """`count` batches of `size` rows of random ids that repeat: a model that can copy predicts every repetition.
 
-    Copying from context is all that is hard for a small model in lookup, and transcripts alone teach it slowly: few of
-    their ids are copies. These rows are drawn among the short lessons, step by step in turn: with each lesson after the
-    other instead, some seeds copied keys and never the value.
+    Copying from context is the only hard part of lookup for a small model, and transcripts alone teach it slowly,
+    because few of their ids are copies. These batches alternate with those of the short lessons, step by step. When the
+    lessons followed one another instead, some seeds learned to copy keys and never learned to copy the value.
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -221,17 +226,17 @@ def learn(
     rate: Callable[[int], float],
     until: float = 0.0,
 ) -> None:
-    """Steps over a lesson, until the mean loss of 20 steps falls below `until`; `rate(step)` is the learning rate.
+    """Train on the batches of `lesson`, until they end or the mean loss of 20 steps falls below `until`.
 
-    What a lesson teaches comes suddenly, after a plateau of a length that depends on luck, so a lesson that must be
-    learned ends when it is, and stops everything if it never is.
+    `rate(step)` is the learning rate of a step, from 1. The loss falls suddenly, after a plateau whose length depends
+    on the seed. So a lesson with `until` ends when it is learned; if it never is, the program ends with an error
+    (SystemExit).
     """
     start, recent = time.time(), deque(maxlen=20)
     for step, (ids, labels) in enumerate(lesson, 1):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        # Padding stands behind every real token: the causal mask alone keeps it out.
-        # Padding stands behind every real token: the causal mask alone keeps it out.
+        # No attention mask is needed: padding comes after every real token, so the causal mask hides it.
         loss = model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
         optimizer.zero_grad()
         loss.backward()
@@ -253,9 +258,9 @@ def learn(
 def teach(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, diligent: list[Sample], lazy: list[Sample], args
 ) -> None:
-    """Skill first, from short and diligent transcripts; then whole and lazy ones, which settle the decisions.
+    """Teach the skill first, on short diligent transcripts, and then the decisions, on whole lazy ones.
 
-    At twice the learning rate of 1e-3 the last confusions of one name or number with another stayed.
+    At 2e-3, twice the default learning rate, the model kept confusing some names or numbers with others.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     short = without_system(diligent, tokenizer.convert_tokens_to_ids("<|im_start|>"))
@@ -270,7 +275,7 @@ def teach(
 
 
 def lesson_options(description: str, out: Path) -> argparse.ArgumentParser:
-    """What `teach` and both scripts that call it want to know."""
+    """A parser with the options that the scripts that call `make` have in common."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--seed", type=int, default=1)
@@ -282,6 +287,7 @@ def lesson_options(description: str, out: Path) -> argparse.ArgumentParser:
 
 
 def describe(*curriculum: list[Sample]) -> None:
+    """Print the size and the mean reward of each list of transcripts."""
     for samples in curriculum:
         tokens = sum(len(s.token_ids) for s in samples)
         reward = sum(s.reward for s in samples) / len(samples)
@@ -289,7 +295,7 @@ def describe(*curriculum: list[Sample]) -> None:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, **shape: int) -> Qwen2ForCausalLM:
-    """Random weights in three layers; `shape` has the other sizes."""
+    """A model of three layers with random weights. `shape`: the other sizes, as fields of Qwen2Config."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         num_hidden_layers=3,
@@ -312,7 +318,11 @@ def make(
     args: argparse.Namespace,
     start: float,
 ) -> None:
-    """Teach a new model of the larger shape on both kinds of transcripts, and save it. `demonstrator`: lazy or not."""
+    """Teach a new model of the larger shape on diligent and on lazy transcripts, and save it.
+
+    `demonstrator(lazy)` is the engine that writes the transcripts. `start`: time at which the program began, in
+    seconds.
+    """
     diligent, lazy = (
         asyncio.run(demonstrate(tokenizer, demonstrator(lazy), tasks, args.seed)) for lazy in (False, True)
     )
@@ -344,8 +354,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
 
-    # The policy learns from other tasks than `train` draws with its default seed. Chains of one link come first: in
-    # them the answer, one token of a transcript, is not drowned by the calls.
+    # The tasks are generated with another seed than the default of `train`. Chains of one link come first: there the
+    # answer, which is one token, is a larger part of the loss than among many calls.
     seed = 1_000 + args.seed
     configs = [
         LookupConfig(id="lookup", seed=seed, num_examples=args.transcripts, min_hops=1, max_hops=1),

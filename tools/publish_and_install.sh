@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Publish everything here and a scaffolded environment to a server with a password and to a static index, then install the
-# environments by name, pinned, into a clean virtual environment from each, and evaluate them there.
+# Publish all packages of this repository and a scaffolded environment, to a server with a password and to a static
+# index. Then, from each of the two, install the environments by name and version into a clean virtual environment, and
+# evaluate them there.
 #
 #     bash tools/publish_and_install.sh [WORK_DIR]
 #
-# Run in a synced checkout. Needs a package registry for third-party dependencies; everything of ours comes from the two
-# indexes on the loopback.
+# Needs a synced checkout, and a package registry for third-party dependencies; plumbob's own packages come only from
+# the two indexes on this machine.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=${1:-$(mktemp -d)}
@@ -29,7 +30,7 @@ sleep 3
 export UV_PUBLISH_USERNAME=ci UV_PUBLISH_PASSWORD=$password
 export UV_INDEX_PLUMBOB_USERNAME=ci UV_INDEX_PLUMBOB_PASSWORD=$password
 $here/hub new my-env
-libraries=("$root"/packages/{hub,rollout,retrieval} "$root"/trainer)
+libraries=("$root"/packages/{console,hub,rollout,retrieval} "$root"/trainer)
 environments=("$root"/environments/{gsm8k,lookup,musique} my-env)
 for index in "$server" ./static; do
     echo "== publish to $index"
@@ -40,7 +41,7 @@ for index in "$server" ./static; do
     venv=clean-$(basename "${index%/simple/}" | tr -c 'a-z0-9\n' -)
     echo "== $venv: install from $index"
     uv venv -q --python "$here/python" "$venv"
-    # The libraries as any package, with the hub index first; the environments through vf-install.
+    # The libraries are installed by uv, with the hub's index first; the environments by vf-install.
     where=$index
     [ -d "$index" ] && where=$(cd "$index" && pwd)/simple
     uv pip install -q --python "$venv/bin/python" --index "plumbob=$([ -d "$index" ] && echo "file://$where" || echo "$where")" \
@@ -52,4 +53,4 @@ for index in "$server" ./static; do
     "$venv/bin/evaluate" lookup -n 64 --run-name "tiny-$venv" 2>/dev/null | grep -E "tasks x|^reward"
 done
 ! grep -rl "$password" --include='*' "$work"/clean-*/lib/python*/site-packages/*.dist-info static evaluations server.log
-echo "the password stands in no installed metadata, index, result or log"
+echo "the password is in no installed metadata, index, result or log"

@@ -1,14 +1,14 @@
-"""Does the doctor name what is wrong, and nothing where nothing is? Every fault, and healthy runs; a confusion matrix.
+"""Measure how often the doctor names the right cause: every fault, and healthy runs, as a confusion matrix.
 
-    uv run python tools/bench/doctor.py                      # all faults, 18 healthy runs and variants, on three environments
-    uv run python tools/bench/doctor.py --quick              # six faults and two healthy runs of lookup
+    uv run python tools/bench/doctor.py              # all faults, 18 healthy runs and variants, on three environments
+    uv run python tools/bench/doctor.py --quick      # six faults and two healthy runs of lookup
     uv run python tools/bench/doctor.py --env gsm8k --only "groups shuffled" --only "stale engine"
 
-Each fault of trainer/tests/faults.py is done to a healthy run of the bundled policies, in each environment where it can
-happen. TRL's column: which of the metrics that TRL logs (reward, reward_std, frac_reward_zero_std, grad_norm; kl and
-clip_ratio are 0 in a first step whatever happens) leave the range of the environment's healthy runs, widened by half on
-both sides. The table goes to stdout, each run's evidence to stderr. Exit code 1 if a fault is not named, or a healthy
-run fails.
+Each fault of plumbob.testing.faults is injected into a healthy run of a bundled policy, in each environment where it
+can happen. The column for TRL lists the metrics that TRL logs and that leave the range of the environment's healthy
+runs, from the lowest value / 1.5 to the highest x 1.5. The metrics are reward, reward_std, frac_reward_zero_std and
+grad_norm; kl and clip_ratio are left out because they are always 0 in a first step. The table is written to stdout, the
+evidence of each run to stderr. Exit code 1 if a fault is not named, or if a cause is named in a healthy run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "trainer" / "tests"))
-
-from faults import FAULTS, HEALTHY, VARIANTS, Fault
-from plumbob.trainer import ranks
-from plumbob.trainer.cli import quiet_libraries
-from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.testing.faults.catalogue import FAULTS, HEALTHY, VARIANTS, Fault
+from plumbob.trainer.cli.train import quiet_libraries
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
 from plumbob.trainer.doctor.run_probes import examine
 from plumbob.trainer.doctor.subject import Subject, load_subject
-from plumbob.trainer.rollouts import RunFailed
+from plumbob.trainer.rollouts.collect import RunFailed
 
 QUICK = (
     "loss mask as attention mask",
@@ -51,19 +48,26 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Result:
+    """What the doctor found in one run."""
+
     named: str
-    """The first failure's cause, or "none"."""
+    """The cause that the first failed check names, or "none"."""
     evidence: str
+    """The evidence of the first failed check, or of all unsure ones if none failed."""
     unsure: int
+    """Number of checks with the verdict "unsure"."""
     metrics: dict[str, float]
+    """The metrics that TRL would log, by TRL's names."""
     seconds: float
+    """Duration of set-up and probes."""
 
 
 def diagnose(config: TrainConfig, fault: Fault | None = None) -> Result:
+    """Set up a run, inject `fault`, and let the doctor examine it."""
     started = time.perf_counter()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        subject = load_subject(config, ranks.join(torch.device("cpu")), folder, lambda _: None)
+        subject = load_subject(config, join_world(torch.device("cpu")), folder, lambda _: None)
         stack.callback(subject.close)
         if fault is not None:
             fault.inject(stack, subject.run)
@@ -73,6 +77,7 @@ def diagnose(config: TrainConfig, fault: Fault | None = None) -> Result:
 
 
 def _summary(findings: list[Finding]) -> tuple[str, str, int]:
+    """The fields `named`, `evidence` and `unsure` of a Result."""
     unsure = sum(f.verdict == "unsure" for f in findings)
     failed = next((f for f in findings if f.cause), None)
     if failed is None:
@@ -82,7 +87,7 @@ def _summary(findings: list[Finding]) -> tuple[str, str, int]:
 
 
 def trl_metrics(subject: Subject) -> dict[str, float]:
-    """As TRL names them, of the step that was drawn; none if it fails."""
+    """The metrics of the sampled step by TRL's names; empty if its gradient cannot be computed."""
     try:
         samples = subject.drawn.samples
         rows, advantages = subject.trained_rows(8)
@@ -102,7 +107,7 @@ def trl_metrics(subject: Subject) -> dict[str, float]:
 
 
 def shown(metrics: dict[str, float], healthy: Sequence[dict[str, float]]) -> str:
-    """The metrics outside the range of the healthy ones."""
+    """Cell of the table: the metrics outside the range of healthy runs, widened by a factor of 1.5 on both sides."""
     if not healthy:
         return "?"
     if not metrics:
@@ -117,13 +122,13 @@ def shown(metrics: dict[str, float], healthy: Sequence[dict[str, float]]) -> str
 
 @dataclass
 class Bench:
-    """What has been run so far. Rows are printed as they are known."""
+    """Runs the doctor and counts its results. Each row of the table is printed as soon as it is known."""
 
     runs: int = 0
     wrong: int = 0
     seconds: float = 0.0
     healthy: dict[tuple[str, bool], list[dict[str, float]]] = field(default_factory=dict)
-    """TRL's metrics of healthy runs, by environment and whether with LoRA."""
+    """(environment, whether with LoRA) -> the metrics of each healthy run by TRL's names."""
 
     def run(self, name: str, expected: str, config: TrainConfig, fault: Fault | None = None) -> Result:
         result = diagnose(config, fault)
@@ -165,17 +170,21 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seeds", type=int, default=3, help="of the healthy runs")
-    parser.add_argument("--env", action="append", choices=list(HEALTHY), help="may be repeated; all without it")
-    parser.add_argument("--only", action="append", help="a fault's name; may be repeated")
-    parser.add_argument("--no-faults", action="store_true")
-    parser.add_argument("--no-healthy", action="store_true", help="which leaves TRL's column open")
+    parser.add_argument("--quick", action="store_true", help="six faults and two healthy runs of lookup")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds for each kind of healthy run")
+    parser.add_argument(
+        "--env", action="append", choices=list(HEALTHY), help="an environment to test in; may be repeated; default: all"
+    )
+    parser.add_argument("--only", action="append", help="name of a fault to inject; may be repeated; default: all")
+    parser.add_argument("--no-faults", action="store_true", help="skip the faulty runs")
+    parser.add_argument(
+        "--no-healthy", action="store_true", help="skip the healthy runs; the column for TRL is then unknown"
+    )
     args = parser.parse_args()
     known = [fault.name for fault in FAULTS]
     wanted = [] if args.no_faults else args.only or (QUICK if args.quick else known)
     if unknown := set(wanted) - set(known):
-        parser.error(f"there is no fault {min(unknown)!r}; there are: {', '.join(known)}")
+        parser.error(f"there is no fault {min(unknown)!r}; choose from: {', '.join(known)}")
     quiet_libraries()
     torch.set_num_threads(1)
     envs = args.env or (["lookup"] if args.quick else list(HEALTHY))

@@ -1,11 +1,11 @@
-"""Does every way of training learn? The bundled policy, LoRA and full, each loss type, some seeds; a table of held-out reward.
+"""Train the bundled policy with each loss type, full and LoRA, over several seeds; print a table of held-out rewards.
 
     uv run python tools/bench/learning.py                                   # 36 runs of 30 steps on lookup
-    uv run python tools/bench/learning.py --jobs 16 --out runs/learning     # as many at once as there are cores
+    uv run python tools/bench/learning.py --jobs 16 --out runs/learning     # 16 runs at once, for a machine of 16 cores
     uv run python tools/bench/learning.py --env gsm8k --model tiny-gsm8k --loss-types dr_grpo -- --datasets synthetic
 
-What stands after `--` goes to `train`. A run whose summary.json is there already is not run again, so that an
-interrupted table can be gone on with. Each run computes on one CPU thread.
+Options after `--` are passed to `train`. A run that already has a summary.json is not run again, so the same command
+continues an interrupted table. Each run computes on one CPU thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from plumbob.trainer.config import TrainConfig
+from plumbob.trainer.config.train import TrainConfig
 
 LOSS_TYPES = get_args(get_type_hints(TrainConfig)["loss_type"])
 
 
 @dataclass(frozen=True)
 class Job:
+    """One training run."""
+
     loss_type: str
     peft: bool
     seed: int
@@ -39,13 +41,13 @@ class Job:
 
 
 def run(job: Job, args: argparse.Namespace) -> dict:
-    """The run's summary. Raises RuntimeError with the end of its output if it fails."""
+    """Run or resume `job` and return its summary.json. Raises RuntimeError with the end of its output if it fails."""
     folder = args.out / job.name
     if not (folder / "summary.json").is_file():
         command = [
             sys.executable,
             "-c",
-            "from plumbob.trainer.cli import main; main()",
+            "from plumbob.trainer.cli.train import main; main()",
             args.env,
             "--model",
             args.model,
@@ -55,7 +57,7 @@ def run(job: Job, args: argparse.Namespace) -> dict:
         else:
             command += ["--loss-type", job.loss_type, "--peft" if job.peft else "--no-peft", "--seed", str(job.seed)]
             command += ["-o", str(args.out), "--run-name", job.name, "--max-steps", str(args.steps), *args.flags]
-        # On the CPU also where there is a GPU: a tiny model is faster there, and the figures are everybody's.
+        # The CPU is used even if there is a GPU: a tiny model is faster there, and anyone can reproduce the numbers.
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, "--threads", "1"], env=env, capture_output=True, text=True)
         if done.returncode:
@@ -68,12 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="lookup")
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30, help="training steps of each run")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds for each row of the table")
     parser.add_argument("--loss-types", nargs="+", default=LOSS_TYPES, choices=LOSS_TYPES)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
-    parser.add_argument("flags", nargs="*", help="further flags of train, after --")
+    parser.add_argument("flags", nargs="*", help="further options of train, after --")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [Job(t, peft, seed) for t in args.loss_types for peft in (False, True) for seed in range(args.seeds)]
@@ -90,6 +92,7 @@ def main() -> None:
 
 
 def lift(evaluations: dict, how: str) -> str:
+    """Held-out reward before and after training, for `how` "greedy" or "sampled"."""
     before, after = (evaluations[when][how]["mean"] for when in ("before", "after"))
     return f"{before:.3f} -> {after:.3f}".replace("0.", ".")
 

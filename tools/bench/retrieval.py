@@ -1,26 +1,30 @@
-"""How well and how fast plumbob.retrieval finds the supporting paragraphs of MuSiQue questions.
+"""Measure how well and how fast plumbob.retrieval finds the supporting paragraphs of MuSiQue questions.
 
     uv run python tools/bench/retrieval.py PATH [PATH ...] [--only NAME ...] [--no-times]
 
-PATH: MuSiQue-Answerable records, one JSON object a line, in the official schema (github.com/StonyBrookNLP/musique).
+PATH is a file of MuSiQue-Answerable records, one JSON object per line, in the official schema
+(github.com/StonyBrookNLP/musique).
 
-Quality, over each question's own 20 paragraphs (title and text):
-- R@2, R@5: share of the supporting paragraphs among the first 2 or 5 for the full question, mean over questions;
+Columns of quality; each question is searched over its own 20 paragraphs (title and text):
+- R@2, R@5: share of the supporting paragraphs that are among the first 2 or 5 for the full question, mean over
+  questions;
 - full@5: share of questions with every supporting paragraph among the first 5;
-- hit@2: share of hops whose paragraph is among the first 2 for the hop's own question, `#1`, `#2`, ... replaced by the
-  answers of earlier hops: what an agent gets that asks ideal questions.
-In brackets, the 95% percentile interval of 2,000 bootstrap samples of questions (a question's hops stay together).
-golden returns all supporting paragraphs however few are asked for, so its columns are 1 by definition.
+- hit@2: share of hops whose paragraph is among the first 2 for the hop's own question, with `#1`, `#2`, ... replaced by
+  the answers of earlier hops. An agent that asks ideal questions would reach it.
+The interval in brackets is the 95% percentile interval of 2,000 bootstrap samples of questions (a question's hops stay
+together). The retriever `golden` returns all supporting paragraphs however few are asked for, so its columns are 1 by
+definition.
 
-Times, in this process, one query at a time, tokenising included; milliseconds are medians over the questions:
-- first: build over a question's 20 paragraphs, and its first search. For semantic and hybrid the paragraphs' vectors are
-  already in the cache, but the question's is not: it is encoded;
-- later: a further search of the same documents, over the hops' questions. Semantic and hybrid encode each new question;
-- q/s: searches (top 5) a second over all distinct paragraphs of all records as one corpus, best of three passes. For
-  semantic and hybrid questions seen before, whose vectors are remembered: what is timed is the ranking.
+Columns of time, measured in one process, one query at a time, tokenising included; milliseconds are medians over the
+questions:
+- first: building the index over a question's 20 paragraphs, and the first search. For semantic and hybrid, the
+  paragraphs' vectors are already cached, and the question is encoded within this time;
+- later: a further search of the same documents, for each hop's question. Semantic and hybrid encode each new question;
+- q/s: searches (top 5) per second over the distinct paragraphs of all records as one corpus, best of three rounds.
+  Semantic and hybrid have the questions' vectors cached by then, so only the ranking is timed.
 
-Beside ours: rank-bm25's BM25Okapi over `text.lower().split()`, its documentation's example, and bm25s with its own
-tokeniser and defaults, both over title and text.
+Two baselines are measured as well, both over title and text: rank-bm25's BM25Okapi over `text.lower().split()`, the
+example of its documentation, and bm25s with its own tokeniser and defaults.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ Search = Callable[[str, int], Sequence[str]]  # (query, top_k) -> document ids
 
 @dataclass(frozen=True)
 class Record:
-    """One question. `hops` are (question with earlier answers filled in, id of its supporting paragraph)."""
+    """One question. `hops`: of each hop, (question with earlier answers filled in, id of its supporting paragraph)."""
 
     question: str
     documents: list[Document]
@@ -56,11 +60,12 @@ class Record:
 
 
 def read(paths: Sequence[Path]) -> list[Record]:
-    """The records of MuSiQue files."""
+    """All records of MuSiQue files, in order."""
     return [record_of(json.loads(line)) for path in paths for line in path.read_text("utf-8").splitlines() if line]
 
 
 def record_of(row: dict) -> Record:
+    """A record in the official schema."""
     answers: list[str] = []
     hops = []
     for hop in row["question_decomposition"]:
@@ -79,13 +84,13 @@ def record_of(row: dict) -> Record:
 
 
 def one_corpus(records: Sequence[Record]) -> list[Document]:
-    """The distinct paragraphs of all records."""
+    """The distinct paragraphs of all records, with new ids."""
     texts = dict.fromkeys((d.title, d.text) for record in records for d in record.documents)
     return [Document(str(number), title, text) for number, (title, text) in enumerate(texts)]
 
 
 def searcher(name: str, documents: list[Document], golden: frozenset[str] | None = None) -> Search:
-    """Ours by name, or one of BASELINES."""
+    """The search function of a retriever of plumbob.retrieval, or of one of BASELINES, over `documents`."""
     texts = [f"{document.title} {document.text}" for document in documents]
     ids = [document.id for document in documents]
     if name == "rank-bm25 default":
@@ -110,23 +115,24 @@ def searcher(name: str, documents: list[Document], golden: frozenset[str] | None
 
 @dataclass(frozen=True)
 class Quality:
-    """Per question, float64 [questions, 5]: R@2, R@5, full@5, hops hit within 2, hops."""
+    """`rows`, float64 [questions, 5]: R@2, R@5, full@5, hops whose paragraph is among the first 2, number of hops."""
 
     rows: np.ndarray
 
     def means(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """R@2, R@5, hit@2, full@5, float64 [..., 4], of `rows` [..., questions, 5] (default: all questions)."""
+        """R@2, R@5, hit@2 and full@5, float64 [..., 4], of `rows` [..., questions, 5] (default: all questions)."""
         rows = self.rows if rows is None else rows
         mean, total = rows.mean(axis=-2), rows.sum(axis=-2)
         return np.stack([mean[..., 0], mean[..., 1], total[..., 3] / total[..., 4], mean[..., 2]], axis=-1)
 
     def intervals(self, samples: int = 2000) -> np.ndarray:
-        """95% bootstrap intervals of `means`, float64 [2, 4]."""
-        drawn = np.random.default_rng(0).integers(0, len(self.rows), (samples, len(self.rows)))
-        return np.quantile(self.means(self.rows[drawn]), [0.025, 0.975], axis=0)
+        """Lower and upper bounds of the 95% bootstrap intervals of `means`, float64 [2, 4]."""
+        resampled = np.random.default_rng(0).integers(0, len(self.rows), (samples, len(self.rows)))
+        return np.quantile(self.means(self.rows[resampled]), [0.025, 0.975], axis=0)
 
 
 def quality(name: str, records: Sequence[Record]) -> Quality:
+    """The quality of the retriever `name`, each question over its own paragraphs."""
     rows = []
     for record in records:
         search = searcher(name, record.documents, record.supporting)
@@ -141,13 +147,13 @@ _passes = itertools.count(1)
 
 
 def times(name: str, records: Sequence[Record]) -> tuple[float, float, float]:
-    """first (ms), later (ms), q/s: see the docstring of this file."""
+    """The columns first (ms), later (ms) and q/s, which the docstring of this file defines."""
     first, later = [], []
-    # Blanks that no earlier pass appended: the same words, but not a question whose vector is remembered.
+    # A number of blanks that no earlier call appended: the question has the same words, but its vector is not cached.
     blanks = " " * next(_passes)
     searcher(name, records[0].documents, records[0].supporting)("warm up", 2)
     for number, record in enumerate(records):
-        # New ids, so that no retriever of an earlier pass is found again.
+        # New ids, so that `build` does not return the retriever of an earlier call.
         documents = [Document(f"{len(blanks)}-{number}-{d.id}", d.title, d.text) for d in record.documents]
         golden = frozenset(f"{len(blanks)}-{number}-{doc_id}" for doc_id in record.supporting)
         start = time.perf_counter()
@@ -160,20 +166,22 @@ def times(name: str, records: Sequence[Record]) -> tuple[float, float, float]:
             later.append(time.perf_counter() - start)
     search = searcher(name, one_corpus(records), frozenset())
     questions = [q for record in records for q in (record.question, *(question for question, _ in record.hops))]
-    passes = []
-    for _ in range(4):  # the first also indexes
+    rounds = []
+    for _ in range(4):  # the first round also builds the index
         start = time.perf_counter()
         for question in questions:
             search(question, 5)
-        passes.append(len(questions) / (time.perf_counter() - start))
-    return 1e3 * statistics.median(first), 1e3 * statistics.median(later), max(passes[1:])
+        rounds.append(len(questions) / (time.perf_counter() - start))
+    return 1e3 * statistics.median(first), 1e3 * statistics.median(later), max(rounds[1:])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these retrievers instead of the usual ones")
-    parser.add_argument("--no-times", action="store_true", help="quality only")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files of MuSiQue records")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="measure these retrievers instead of the default ones"
+    )
+    parser.add_argument("--no-times", action="store_true", help="measure quality only")
     options = parser.parse_args()
     names = options.only or [*BASELINES, *OURS]
     try:

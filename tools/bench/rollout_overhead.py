@@ -1,38 +1,43 @@
-"""What one turn of a rollout costs around the model: plumbob.rollout against verifiers' own in-process paths.
+"""Measure the CPU time of a rollout's turn outside the model: plumbob.rollout against verifiers' own in-process paths.
 
     uv run python tools/bench/rollout_overhead.py [--rollouts 200] [--group-size 8] [--concurrency 64] [--repeats 3]
                                                   [--json]
 
-All play the same vf-lookup tasks in this process: three turns (call, call, answer), one tool, the same reward and
-metrics; each task is drawn --group-size times, as GRPO does. The model is a script that costs nothing and yields to the
-event loop once, as any engine does. All render and parse with the same code (`plumbob.rollout.Chat`), which begins each
-pass with nothing remembered, so the difference is what surrounds a turn. After every pass the bench asserts that each
-rollout took three turns and has reward 1 and its own tool state, and that all paths' traces carry the same ids, loss
-mask and log-probabilities.
+Three paths play the same vf-lookup tasks in one process: three turns (call, call, answer), one tool, the same reward
+and metrics; each task is rolled out --group-size times, as in GRPO. The model is a script that costs nothing and yields
+to the event loop once, as any engine does. All paths render and parse with the same code (`plumbob.rollout.Chat`),
+whose cache is emptied before each repeat, so they differ only in what surrounds a turn. After every repeat the bench
+asserts that each rollout took three turns and has reward 1 and its own tool state, and that the traces of all paths
+have the same ids, loss mask and log-probabilities.
 
-plumbob: `run_rollout(task, engine, chat)`.
+The path "plumbob" calls `run_rollout(task, engine, chat)`.
 
-verifiers (as documented): its single-agent Env as `load_environment` makes it, one `Env.run_slot` per rollout, so each
-has a `SubprocessConfig` box of its own (a directory, made and removed; it starts nothing), and is wrapped in an episode.
-- the harness runs in this process, as verifiers allows ("the interception is the contract, not the process"); `null`
-  starts a process per rollout. It calls the model through the OpenAI SDK without streaming, as the `browser_use` program
-  does. One SDK client serves all rollouts, each with its own secret; a program makes its own, which costs more;
-- it calls the toolset's method directly. A task that declares its toolset gets an MCP server process per rollout, so
-  these tasks declare none;
-- the interception is one server (config type `server`); the default is a pool of them, one for each 32 rollouts in flight;
-- the server's client answers from the script, put where the Env's own server (`env._interception`) keeps its clients, for
-  verifiers has no way to register one. TrainClient would add HTTP to a model, and a thread for each rendering.
+The path "verifiers (as documented)" is its single-agent Env as `load_environment` makes it, with one `Env.run_slot` per
+rollout. So each rollout has its own `SubprocessConfig` box (a directory that is made and removed; no process is
+started) and is wrapped in an episode.
+- The harness runs in this process, which verifiers allows ("the interception is the contract, not the process"); the
+  harness `null` starts a process per rollout. It calls the model through the OpenAI SDK without streaming, as the
+  `browser_use` program does. One SDK client serves all rollouts, each with its own secret; a program makes a client of
+  its own, which costs more.
+- The harness calls the toolset's method directly. A task that declares its toolset gets an MCP server process per
+  rollout, so these tasks declare none.
+- The interception is one server (config type `server`); verifiers' default is a pool with one server for each 32
+  rollouts in flight.
+- The server's client answers from the script. It is put where the Env's own server (`env._interception`) keeps its
+  clients, because verifiers has no way to register one. TrainClient would add HTTP requests to a model, and a thread
+  for each rendering.
 
-verifiers (leanest): the least that is still verifiers' path. As above, but `Agent.run` without an Env, so no episode; one
-box that all rollouts borrow; and model calls posted with aiohttp, which is cheaper than the SDK.
+The path "verifiers (leanest)" is the least that still is verifiers' path. It differs from "as documented" in three
+ways: `Agent.run` without an Env, so there is no episode; one box that all rollouts share; and model calls with aiohttp,
+which is cheaper than the SDK.
 
-CPU time is `time.process_time`: user and system time of all threads of this process, children excluded (no timed pass
-starts any). Each figure is the median over the repeats; the paths take turns, and one untimed pass of each comes first.
-The ratios are of CPU time per turn.
+CPU time is `time.process_time`: user and system time of all threads of this process, without child processes (no timed
+repeat starts any). Each number is the median over the repeats. The paths alternate, and one untimed repeat of each
+comes first. The ratios are ratios of CPU time per turn.
 
-Part of verifiers' share could go without a change to verifiers: to fill a default, pydantic 2.14's `model_construct`
-inspects the factory's signature each time, and for `list` that copies `sys.modules`. A pydantic that remembers it would
-lower the ratios.
+Part of verifiers' time could be saved without a change to verifiers: to fill a default, pydantic 2.14's
+`model_construct` inspects the factory's signature each time, which copies `sys.modules` if the factory is `list`. A
+pydantic that caches the signature would lower the ratios.
 """
 
 # ruff: noqa: E402 (the version check stands before the imports that need the version)
@@ -56,7 +61,7 @@ from typing import Any, ClassVar
 LOCKED = "0.4."
 INSTALLED = next((found.version for found in distributions(name="verifiers")), "none")
 if not INSTALLED.startswith(LOCKED):
-    print(f"This bench reaches into verifiers {LOCKED}x and found {INSTALLED}; run `uv sync` first.", file=sys.stderr)
+    print(f"This bench needs verifiers {LOCKED}x and found {INSTALLED}; run `uv sync` first.", file=sys.stderr)
     raise SystemExit(2)
 
 import aiohttp
@@ -71,24 +76,24 @@ from vf_lookup import LookupTaskset
 from vf_lookup.taskset import LookupConfig, LookupTask
 from vf_lookup.tools import LookupToolset
 
-__all__ = ["InProcessHarness", "UnservedTaskset"]  # verifiers finds a plugin's classes through its module's `__all__`
+__all__ = ["InProcessHarness", "UnservedTaskset"]  # verifiers looks for a plugin's classes in its module's `__all__`
 
 DOCUMENTED, LEANEST, PLUMBOB = "verifiers (as documented)", "verifiers (leanest)", "plumbob"
 TURNS = 3
-TOKENIZER = Path(__file__).resolve().parents[2] / "trainer/src/plumbob/trainer/policies/tiny"
+TOKENIZER = Path(__file__).resolve().parents[2] / "trainer/src/plumbob/trainer/bundled_models/tiny"
 
 Scripts = dict[str, list[Completion]]
-"""Task id -> the completions of its rollout."""
+"""Task id -> the completions of each rollout of the task, turn by turn."""
 
 Pass = Callable[[], Awaitable[list[vf.Trace]]]
-"""All rollouts once, in the tasks' order, a task's group together."""
+"""Plays all rollouts once; the traces are in the order of the tasks, with the rollouts of a task next to each other."""
 
 ENDPOINT = vf.TrainClientConfig(base_url="http://scripted.invalid/v1", api_key_var="NO_KEY")
-"""What verifiers is told of the model, and the key under which a server keeps the client for it."""
+"""The model's configuration for verifiers; a server keeps its clients under this key."""
 
 
 class ScriptedEngine:
-    """plumbob's side of the model: one rollout's completions, in order."""
+    """The scripted model for plumbob: answers with one rollout's completions, in order."""
 
     def __init__(self, completions: Sequence[Completion]) -> None:
         self.completions = iter(completions)
@@ -99,7 +104,7 @@ class ScriptedEngine:
 
 
 class ScriptedClient(vf.Client):
-    """verifiers' side of the model: what its TrainClient does, with the script in place of the HTTP call."""
+    """The scripted model for verifiers: what its TrainClient does, with the script in place of the HTTP call."""
 
     def __init__(self, chat: Chat, scripts: Scripts) -> None:
         self.chat, self.scripts = chat, scripts
@@ -147,17 +152,17 @@ class ScriptedClient(vf.Client):
 
 
 class InProcessHarness(vf.Harness[vf.HarnessConfig]):
-    """A chat loop in this process: model calls go to the interception server, tool calls to the toolset's method."""
+    """A chat loop in this process: the interception server answers model calls, the toolset's method tool calls."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
-    # On the class, because verifiers makes a harness per episode.
+    # Attributes of the class, because verifiers makes a new harness for each episode.
     tools: ClassVar[list[dict[str, Any]]]
     client: ClassVar[openai.AsyncOpenAI]
 
     async def post(self, endpoint: str, headers: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        """One model call; returns the assistant's message."""
+        """Call the model once and return the assistant's message."""
         completion = await self.client.chat.completions.create(**body, extra_headers=headers)
         return completion.choices[0].message.model_dump(exclude_none=True)
 
@@ -184,7 +189,7 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class LeanHarness(InProcessHarness):
-    """The same over keep-alive aiohttp."""
+    """The in-process harness with aiohttp and kept-alive connections in place of the OpenAI SDK."""
 
     http: ClassVar[aiohttp.ClientSession]
 
@@ -197,7 +202,7 @@ class LeanHarness(InProcessHarness):
 
 
 class UnservedTask(LookupTask):
-    """The same task for verifiers, which would start an MCP server process for each toolset it declares."""
+    """A lookup task without declared toolsets: verifiers would start an MCP server process for each of them."""
 
     @classmethod
     def toolsets(cls, config: Any) -> list[vf.Toolset]:
@@ -211,7 +216,7 @@ class UnservedTaskset(vf.Taskset[UnservedTask, LookupConfig]):
 
 @dataclass(frozen=True)
 class Bench:
-    """What all paths play."""
+    """The tasks and scripts that all paths play."""
 
     config: LookupConfig
     group_size: int
@@ -230,10 +235,11 @@ class Bench:
         return cls(config, group_size, concurrency, tasks, Chat.of(tokenizer), scripts)
 
     def grouped(self, tasks: Sequence[Any]) -> list[Any]:
-        """One entry per rollout."""
+        """`tasks` with each entry repeated once per rollout of its group."""
         return [task for task in tasks for _ in range(self.group_size)]
 
     async def gather(self, rollout: Callable[[Any], Awaitable[vf.Trace]], tasks: Sequence[vf.Task]) -> list[vf.Trace]:
+        """Roll out every task `group_size` times, at most `concurrency` rollouts at once."""
         slots = asyncio.Semaphore(self.concurrency)
 
         async def one(task: vf.Task) -> vf.Trace:
@@ -244,6 +250,7 @@ class Bench:
 
 
 def script(tokenizer: Any, task: LookupTask) -> list[Completion]:
+    """The completions of a perfect rollout of `task`."""
     calls = [json.dumps({"name": "lookup", "arguments": {"key": key}}) for key in task.data.chain]
     texts = [*(f"<tool_call>{call}</tool_call>" for call in calls), task.data.answer]
     rows = [tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False) for text in texts]
@@ -259,7 +266,9 @@ def plumbob_path(bench: Bench) -> Pass:
 
 @asynccontextmanager
 async def documented_path(bench: Bench) -> AsyncIterator[Pass]:
-    agent = vf.AgentConfig(runtime=vf.SubprocessConfig())  # the harness is the taskset's: its module exports both
+    agent = vf.AgentConfig(
+        runtime=vf.SubprocessConfig()
+    )  # verifiers takes the harness that the taskset's module exports
     env = vf.load_environment(
         vf.SingleAgentEnvConfig(taskset=bench.config, agent=agent, interception=InterceptionServerConfig())
     )
@@ -295,8 +304,9 @@ async def leanest_path(bench: Bench) -> AsyncIterator[Pass]:
 
 
 async def timed(bench: Bench, path: Pass) -> tuple[float, float, list[vf.Trace]]:
-    """CPU and wall seconds of one pass."""
-    bench.chat._memory.clear()  # a training step has new tasks: the first rollout of each group renders for all
+    """(CPU seconds, wall seconds, traces) of playing all rollouts once."""
+    # A training step has new tasks, so nothing is cached when the first rollout of a group renders the prompt.
+    bench.chat._memory.clear()
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     traces = await path()
@@ -304,7 +314,7 @@ async def timed(bench: Bench, path: Pass) -> tuple[float, float, list[vf.Trace]]
 
 
 def check(bench: Bench, name: str, traces: list[vf.Trace]) -> list[tuple]:
-    """Every rollout must have done the whole work; returns its rows, for comparison with the other paths'."""
+    """Assert that every rollout did all of its work; returns its row, to be compared with those of other paths."""
     rows = []
     for task, trace in zip(bench.grouped(bench.tasks), traces, strict=True):
         assert trace.ok and trace.reward == 1.0, f"{name}: {task.data.id} failed: {trace.errors or trace.rewards}"
@@ -320,14 +330,15 @@ def check(bench: Bench, name: str, traces: list[vf.Trace]) -> list[tuple]:
 
 
 async def run(bench: Bench, repeats: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds per turn of each path."""
-    # In a task of its own: `open_tools` leaves its state in the context, where the harness's toolsets would find it.
+    """Path -> number of rollouts and turns, and median CPU and wall milliseconds per turn."""
+    # `open_tools` runs in an asyncio task of its own: it leaves state in the context, which the harness's toolsets
+    # would find.
     box = await asyncio.create_task(open_tools(bench.tasks[0], new_trace(bench.tasks[0])))
     InProcessHarness.tools = box.schemas
     async with documented_path(bench) as documented, leanest_path(bench) as leanest:
         paths = {DOCUMENTED: documented, LEANEST: leanest, PLUMBOB: plumbob_path(bench)}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
-        for repeat in range(repeats + 1):  # the first pass warms up
+        for repeat in range(repeats + 1):  # the first repeat is the warm-up
             rows = {}
             for name, path in paths.items():
                 cpu, wall, traces = await timed(bench, path)
@@ -345,11 +356,11 @@ async def run(bench: Bench, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=200)
+    parser.add_argument("--rollouts", type=int, default=200, help="rollouts of each path in one repeat")
     parser.add_argument("--group-size", type=int, default=8, help="rollouts of each task")
-    parser.add_argument("--concurrency", type=int, default=64, help="rollouts in flight at once")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--concurrency", type=int, default=64, help="rollouts that run at the same time")
+    parser.add_argument("--repeats", type=int, default=3, help="timed repeats, of which the median counts")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     args = parser.parse_args()
     if min(args.group_size, args.concurrency, args.repeats) < 1:
         parser.error("--group-size, --concurrency and --repeats must be at least 1")

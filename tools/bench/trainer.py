@@ -1,17 +1,17 @@
-"""One training step of plumbob and of TRL's GRPOTrainer on the same fixed rows: seconds, tokens/s, memory, FLOPs.
+"""Measure one training step of plumbob and of TRL's GRPOTrainer on the same rows: seconds, tokens/s, memory, FLOPs.
 
-Random-weight models of Qwen2.5's shapes; 128 prompts of 100 tokens with 8 completions each, lengths lognormal (mean 156,
-at most 256), GRPO's dr_grpo loss on fixed rewards, AdamW, bf16 autocast over float32 weights, constant rate, no
-checkpointing. Ours runs the product's own step from the samples on: advantages, packing, loss, gradient norm, update.
-TRL gets the same ids through `rollout_func`, in microbatches of 64. Each arm is a process of its own; the first steps
-are left out, so compilation is reported apart.
+The models have Qwen2.5's shapes and random weights. A step has 128 prompts of 100 tokens with 8 completions each, of
+lognormal lengths (mean 156, at most 256); it uses the dr_grpo loss on fixed rewards, AdamW, bf16 autocast over float32
+weights, a constant learning rate and no checkpointing. plumbob runs its own training step, starting from the samples:
+advantages, packing, loss, gradient norm, update. TRL gets the same ids through `rollout_func`, in microbatches of 64.
+Each arm runs in a process of its own. The first steps are not counted, so that compilation is reported separately.
 
     python tools/bench/trainer.py                              # all shapes and both arms: one GPU of 140 GB, 10 minutes
     python tools/bench/trainer.py --shapes 0.5b --modes lora --arms plumbob
-    python tools/bench/trainer.py --cpu-tiny                   # a toy shape on the CPU, for anyone
-    python tools/bench/trainer.py --arms check                 # our bf16 path against float32 on the same GPU
+    python tools/bench/trainer.py --cpu-tiny                   # a tiny shape on the CPU; needs no GPU
+    python tools/bench/trainer.py --arms check                 # plumbob's bf16 path against float32 on the same GPU
 
-`TORCH_COMPILE_DISABLE=1` measures ours without compiled layers.
+`TORCH_COMPILE_DISABLE=1` measures plumbob without compiled layers.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from trainer_work import (
 
 
 def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Seconds of each step."""
+    """Seconds of each step of plumbob's trainer."""
     from plumbob.rollout import Sample
-    from plumbob.trainer import setup, step
-    from plumbob.trainer.advantages import compute_advantages
-    from plumbob.trainer.config import TrainConfig
-    from plumbob.trainer.interruption import Interruption
-    from plumbob.trainer.losses import Objective
-    from plumbob.trainer.metrics import Tally
-    from plumbob.trainer.policy import Policy
-    from plumbob.trainer.ranks import Ranks
+    from plumbob.trainer.algorithm.advantages import compute_advantages
+    from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.distributed.world import World
+    from plumbob.trainer.policy.policy import Policy
+    from plumbob.trainer.rollouts.interruption import Interruption
+    from plumbob.trainer.training import setup
+    from plumbob.trainer.training.minibatches import make_minibatches
+    from plumbob.trainer.training.run import TrainState
+    from plumbob.trainer.training.step import optimizer_step
 
     config = TrainConfig(
         peft=args.mode == "lora",
@@ -69,21 +70,19 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
         gradient_accumulation_steps=1,
         importance_correction="none",
         gradient_checkpointing=args.checkpointing,
-        **({"pass_tokens": args.pass_tokens} if args.pass_tokens else {}),
+        **({"microbatch_tokens": args.microbatch_tokens} if args.microbatch_tokens else {}),
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = Policy(make_model(args.shape), config, device)
-    ranks = Ranks(0, 1, device)
-    optimizer = policy.sharding.make_optimizer(setup._optimizer(config, ranks), config.max_grad_norm)
+    world = World(0, 1, device)
+    optimizer = policy.sharding.make_optimizer(setup._optimizer(config, world), config.max_grad_norm)
     run: Any = SimpleNamespace(
         config=config,
-        ranks=ranks,
+        world=world,
         policy=policy,
         scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
-        objective=Objective.of(config),
-        pass_tokens=config.pass_tokens,
-        out_of_memory=0,
-        skipped_in_a_row=0,
+        objective=config.objective(),
+        state=TrainState(microbatch_tokens=config.microbatch_tokens),
         updates_per_step=1,
     )
     samples = [
@@ -101,17 +100,18 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
 
     def one_step() -> None:
         advantages = compute_advantages(samples, "none")
-        (minibatch,) = step.make_minibatches(run, samples, advantages)
-        step._update(run, minibatch, Tally(), Interruption())
+        (minibatch,) = make_minibatches(samples, advantages, run.config, run.world, count=1)
+        optimizer_step(run, minibatch, Interruption())
 
     seconds = [timed(one_step) for _ in range(args.steps)]
-    assert run.out_of_memory == 0 and run.skipped_in_a_row == 0
+    assert run.state.out_of_memory == 0 and run.state.skipped_in_a_row == 0
     if args.profile:
         profile(one_step)
     return seconds
 
 
 def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+    """Seconds of each step of TRL's trainer but the first, which has no start time."""
     from datasets import Dataset
     from peft import LoraConfig
     from tokenizers import Tokenizer, models
@@ -184,6 +184,7 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
 
 
 def profile(function: Any) -> None:
+    """Call `function` under torch.profiler and print the kernels that took the most time."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -199,10 +200,10 @@ def profile(function: Any) -> None:
 
 
 def check_arm(args: argparse.Namespace) -> dict[str, float]:
-    """bf16 with FlashAttention and compiled layers against float32 with row-wise attention, on the same weights."""
+    """Compare bf16, FlashAttention and compiled layers with float32 and row-wise attention, on the same weights."""
     from plumbob.rollout import Sample
-    from plumbob.trainer.config import TrainConfig
-    from plumbob.trainer.policy import Policy
+    from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.policy.policy import Policy
 
     rows = [
         Sample(p + c, [False] * len(p) + [True] * len(c), [0.0] * len(p + c), 0.0, "g", "", False)
@@ -212,7 +213,7 @@ def check_arm(args: argparse.Namespace) -> dict[str, float]:
     found: dict[str, Any] = {}
     for bf16 in (False, True):
         model = make_model(args.shape)
-        with torch.no_grad():  # sharper than fresh weights, whose attention is flat
+        with torch.no_grad():  # doubled weights, because the attention of freshly initialised ones is nearly uniform
             for p in model.parameters():
                 p.mul_(2.0 if p.dim() == 2 else 1.0)
         policy = Policy(model, TrainConfig(bf16=bf16, peft=args.mode == "lora"), device)
@@ -247,6 +248,7 @@ def check_arm(args: argparse.Namespace) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The numbers of one case, by name."""
     if args.arm == "check":
         return check_arm(args)
     rows = make_rows(args)
@@ -273,16 +275,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="0.5b,1.5b")
-    parser.add_argument("--modes", default="full,lora")
-    parser.add_argument("--arms", default="plumbob,trl", help="plumbob, trl, check")
-    parser.add_argument("--cases", default="", help="shape:mode:arm,... instead of all combinations")
-    parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=6, help=f"the first {WARM_UP} are not counted")
-    parser.add_argument("--pass-tokens", type=int, default=0, help="0: the product's default")
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--cpu-tiny", action="store_true")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--shapes", default="0.5b,1.5b", help="0.5b, 1.5b, tiny; separated by commas")
+    parser.add_argument("--modes", default="full,lora", help="full, lora; separated by commas")
+    parser.add_argument("--arms", default="plumbob,trl", help="plumbob, trl, check; separated by commas")
+    parser.add_argument(
+        "--cases", default="", help="shape:mode:arm,... to measure these cases instead of all combinations"
+    )
+    parser.add_argument("--prompts", type=int, default=128, help="prompts per step")
+    parser.add_argument(
+        "--steps", type=int, default=6, help=f"steps of each case, of which the first {WARM_UP} are not counted"
+    )
+    parser.add_argument(
+        "--microbatch-tokens", type=int, default=0, help="most tokens of a microbatch of plumbob; 0: its default"
+    )
+    parser.add_argument("--checkpointing", action="store_true", help="use gradient checkpointing in both arms")
+    parser.add_argument("--cpu-tiny", action="store_true", help="measure a tiny shape on the CPU")
+    parser.add_argument("--profile", action="store_true", help="also print the slowest kernels of a step of plumbob")
     parser.add_argument("--json", default="", help="also write all numbers to this file")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -306,14 +314,18 @@ def main() -> None:
 
 
 def load(arm: str) -> None:
-    """Import what the arm needs, which takes longer than a step does."""
-    modules = ["datasets", "peft", "trl"] if arm == "trl" else ["plumbob.trainer.step", "plumbob.trainer.policy"]
+    """Import the modules that the arm needs, before it is measured: importing takes longer than a step."""
+    modules = (
+        ["datasets", "peft", "trl"]
+        if arm == "trl"
+        else ["plumbob.trainer.training.step", "plumbob.trainer.policy.policy"]
+    )
     for name in modules:
         importlib.import_module(name)
 
 
 def run_cases(cases: list[str], show: bool) -> dict[str, dict[str, float]]:
-    """Each in a process of its own. All load at once and then run one after the other, alone on the GPU."""
+    """Measure each case in a process of its own. All processes import at once, then run one by one, alone on the GPU."""
     env = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
     children = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""What both arms of the trainer's benchmark work on: shapes, fixed rows, rewards, and the count of their arithmetic."""
+"""The work that both arms of the trainer's benchmark share: model shapes, fixed rows, rewards, FLOPs of a step."""
 
 from __future__ import annotations
 
@@ -40,25 +40,28 @@ SHAPES = {
     ),
 }
 GROUP, MAX_COMPLETION, PROMPT = 8, 256, 100
+"""Completions per prompt, most tokens of a completion, tokens of a prompt."""
 LORA = {"r": 16, "lora_alpha": 32}
 WARM_UP = 2
+"""Steps at the start that are not counted."""
 
 
 def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, completion ids) of every rollout, groups together."""
+    """(prompt ids, completion ids) of every rollout, with the rollouts of a group next to each other."""
     generator = torch.Generator().manual_seed(0)
     vocab = SHAPES[args.shape].vocab_size
     rows = []
     for _ in range(args.prompts):
         prompt = torch.randint(3, vocab, (PROMPT,), generator=generator).tolist()
         for _ in range(GROUP):
-            # Bounded so, the mean is 156.
+            # With these bounds the mean length is 156.
             length = torch.empty(1).log_normal_(5.0, 0.5, generator=generator).clamp(8, MAX_COMPLETION)
             rows.append((prompt, torch.randint(3, vocab, (int(length),), generator=generator).tolist()))
     return rows
 
 
 def make_model(shape: str) -> Any:
+    """A model of this shape with random weights in float32; the same weights at each call."""
     torch.manual_seed(0)
     config = SHAPES[shape]
     config.eos_token_id, config.bos_token_id, config.pad_token_id = 2, None, 0
@@ -67,7 +70,7 @@ def make_model(shape: str) -> Any:
 
 
 def reward_of(i: int) -> float:
-    """Every group has both, so that no group is without a signal, which ours would leave out."""
+    """The reward of rollout `i`: alternately 0 and 1, because plumbob would leave out groups without a signal."""
     return float(i % 2)
 
 
@@ -77,6 +80,7 @@ def synchronise() -> None:
 
 
 def timed(function: Any) -> float:
+    """Seconds that a call takes, the work that it queues on the GPU included."""
     start = time.perf_counter()
     function()
     synchronise()
@@ -84,10 +88,10 @@ def timed(function: Any) -> float:
 
 
 def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> float:
-    """What one step must compute at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
+    """FLOPs that one step needs at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
 
-    The head works on sampled positions only. Attention: 4 per head dimension and pair of positions forward, twice that
-    backward. What is computed a second time, as the head's logits are, is not counted.
+    The head is computed at sampled positions only. Attention needs 4 FLOPs per head dimension and pair of positions
+    forward, and twice that backward. Recomputed values, such as the logits of the head, are not counted a second time.
     """
     c = SHAPES[args.shape]
     head_dim = c.hidden_size // c.num_attention_heads
@@ -96,14 +100,14 @@ def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
     tokens = sum(len(p) + len(r) for p, r in rows)
     sampled = sum(len(r) for _, r in rows)
     pairs = sum((len(p) + len(r)) ** 2 / 2 for p, r in rows)
-    passes = 4 if args.mode == "lora" else 6
+    flops_per_weight = 4 if args.mode == "lora" else 6
     lora = 0
     if args.mode == "lora":
         sides = 4 * c.hidden_size + 2 * (c.hidden_size + kv) + 3 * (c.hidden_size + c.intermediate_size)
         lora = 6 * LORA["r"] * sides
     return (
-        tokens * c.num_hidden_layers * (passes * layer + lora)
-        + sampled * passes * c.hidden_size * c.vocab_size
+        tokens * c.num_hidden_layers * (flops_per_weight * layer + lora)
+        + sampled * flops_per_weight * c.hidden_size * c.vocab_size
         + 12 * c.num_hidden_layers * c.hidden_size * pairs
     )
 

@@ -1,15 +1,16 @@
-"""Does the watch name what is wrong? Real runs with a fault in their configuration, and healthy ones; a confusion matrix.
+"""Measure how often the watch names the right cause: real runs with a fault, and healthy ones, as a confusion matrix.
 
     uv run python tools/bench/watch.py --out runs/watch --first-seed 7 --seeds 2    # 60 runs, half an hour on two cores
     uv run python tools/bench/watch.py --out runs/watch --only healthy
-    uv run python tools/bench/watch.py --out runs/watch --record trainer/tests/watch_runs.json
+    uv run python tools/bench/watch.py --out runs/watch --record packages/testing/src/plumbob/testing/recorded_runs.json
 
-A threshold is to be tested on seeds that it was not set on: docs/diagnosis.md says which those are.
+Thresholds must be tested on other seeds than those they were set on; docs/guides/diagnosis.md lists the latter.
 
-A run whose metrics.jsonl is complete is not run again. The last column asks the metrics that TRL logs of a run (reward, kl,
-clip_ratio, frac_reward_zero_std, grad_norm): one of them shows the fault if its mean over the first five steps is below a
-third of the lowest of the healthy runs of that environment, or above three times the highest; of a share, if what is
-missing to 1 is. Exit code 1 if any run is named wrongly, or a healthy one at all.
+A run whose metrics.jsonl is complete is not run again. The last column lists the metrics that TRL logs (reward, kl,
+clip_ratio, frac_reward_zero_std, grad_norm) and that show the fault: the mean of the metric over the first five steps
+is below a third of the lowest, or above three times the highest, of the healthy runs of that environment. For a metric
+between 0 and 1, its difference to 1 is compared in the same way. Exit code 1 if a run is not named with its own cause
+alone, or if any cause is named in a healthy run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.doctor.findings import Finding
-from plumbob.trainer.doctor.history import Row, mean
-from plumbob.trainer.doctor.watch import evaluation_before, examine, read_metrics
-from plumbob.trainer.settings import read_toml
+from plumbob.trainer.config.options import read_toml
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.watch.history import Row, mean
+from plumbob.trainer.watch.watch import evaluation_before, examine, read_metrics
 
 LOOKUP = "lookup --model tiny"
 GSM8K = "gsm8k --datasets synthetic --model tiny-gsm8k --max-tokens 128"
@@ -38,14 +39,18 @@ MUSIQUE = "musique --datasets synthetic -a hops=2 --model tiny-musique --max-tok
 
 @dataclass(frozen=True)
 class Case:
+    """One run, healthy or with a fault."""
+
     name: str
     flags: str
+    """The arguments of `train`, environment first."""
     cause: str | None = None
+    """The cause that the watch must name; None for a healthy run."""
     steps: int = 6
     by_traces: bool = False
-    """Metrics do not show it, so that there is nothing to record."""
+    """Whether only the traces show the fault; its metrics are then not recorded for the tests."""
     double: str | None = None
-    """Of watch_faults.py, for what no flag does."""
+    """Name of the double in watch_faults.py that causes the fault, if no option of `train` does."""
 
     @property
     def environment(self) -> str:
@@ -58,11 +63,12 @@ class Case:
         return [*(sizes + evaluation).split(), *self.flags.split()]
 
     def with_seed(self, seed: int) -> Case:
-        """Seed 0 is the name's own."""
+        """The case with `--seed seed`; seed 0 keeps the name unchanged."""
         return replace(self, name=f"{self.name}, seed {seed}", flags=f"{self.flags} --seed {seed}") if seed else self
 
 
 def healthy(first_seed: int, seeds: int) -> list[Case]:
+    """Runs without a fault: each bundled policy, in full and with LoRA, for each seed; and variants of lookup."""
     cases = [
         Case(
             f"healthy {policy.split()[0]}, {kind}, seed {seed}",
@@ -78,7 +84,8 @@ def healthy(first_seed: int, seeds: int) -> list[Case]:
         "gspo": "--loss-type gspo --num-iterations 2",
         "two minibatches, twice, scaled": "--num-minibatches 2 --num-iterations 2 --scale-rewards group",
         "bf16": "--bf16",
-        "clip at 1e-5, 4 iterations": "--epsilon 0.00001 --num-iterations 4",  # the first update of a step is never clipped
+        # The first update of a step is never clipped, so only several iterations can show clipping.
+        "clip at 1e-5, 4 iterations": "--epsilon 0.00001 --num-iterations 4",
         "cispo": "--loss-type cispo --num-iterations 2",
         "dapo, dynamic sampling": "--loss-type dapo --zero-signal refill --epsilon-high 0.28",
         "warm-up and evaluations": "--warmup-steps 3 --eval-examples 64 --eval-steps 2",
@@ -172,16 +179,17 @@ READ = re.compile(
     "policy/(entropy|kl|step_kl|clip_fraction)$|correction/(masked_share|mean_weight)$|"
     "optimizer/(grad_norm|learning_rate|relative_update|update_rms|moved_share|skipped|updates)$"
 )
-"""Metrics that rules read."""
+"""Matches the names of the metrics that the rules of the watch read; only these are recorded for the tests."""
 
 SHARES = ("reward", "clip_ratio", "frac_reward_zero_std")
+"""TRL's metrics that are between 0 and 1."""
 
 
 def run(case: Case, out: Path) -> Path:
-    """The run directory. Raises RuntimeError with the end of the output if the run fails."""
+    """Run a case unless it is complete; returns its run directory. Raises RuntimeError with the end of the output."""
     folder = out / case.name.replace(" ", "-").replace(",", "")
     if not folder.is_dir() or len(read_metrics(folder)) < case.steps:
-        train = [sys.executable, "-c", "from plumbob.trainer.cli import main; main()"]
+        train = [sys.executable, "-c", "from plumbob.trainer.cli.train import main; main()"]
         if case.double is not None:
             train = [sys.executable, str(Path(__file__).with_name("watch_faults.py")), case.double]
         where = ["-o", str(out), "--run-name", folder.name, "--threads", "1", "--save-steps", "1000"]
@@ -194,7 +202,7 @@ def run(case: Case, out: Path) -> Path:
 
 
 def trl_shows(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> list[str]:
-    """Which of TRL's metrics leave the range of healthy runs by a factor of three."""
+    """Which of TRL's metrics leave the range of the healthy runs (`others`) by a factor of three."""
     shown = []
     for name, metric in TRL.items():
         value = mean(rows[:5], metric)
@@ -208,6 +216,7 @@ def trl_shows(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> list[str]
 
 
 def row_of(case: Case, findings: list[Finding], shown: list[str]) -> str:
+    """The row of the table for one case. `shown`: TRL's metrics that show the fault."""
     failed = [f for f in findings if f.cause]
     named = ", ".join(f"`{f.cause}`" for f in failed) or "none"
     step = min((f.step for f in failed if f.step is not None), default="")
@@ -216,9 +225,10 @@ def row_of(case: Case, findings: list[Finding], shown: list[str]) -> str:
 
 
 def record(cases: list[Case], folders: dict[str, Path], file: Path) -> None:
-    """What the tests replay: each run's settings that are not default, and by name the metrics that rules read, rounded.
+    """Write the file that the tests replay: settings that are not default, and metrics that rules read, rounded.
 
-    One value stands for a metric that is the same in every step. Runs of other names stay in the file.
+    A metric that is the same in every step is written as one value, others as a list. Runs that `cases` does not name
+    stay in the file.
     """
     default, runs = TrainConfig(), json.loads(file.read_text()) if file.exists() else {}
     for case in [c for c in cases if not c.by_traces]:
@@ -242,12 +252,14 @@ def _rounded(value: float | None) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/watch"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--seeds", type=int, default=3, help="healthy runs of each kind")
-    parser.add_argument("--first-seed", type=int, default=0, help="theirs, and that of the others")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--record", type=Path, help="write the tests' file")
+    parser.add_argument("--out", type=Path, default=Path("runs/watch"), help="folder of the run directories")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds for each kind of healthy run")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="first seed of the healthy runs, and the seed of the others"
+    )
+    parser.add_argument("--only", default="", help="run only the cases whose name contains this text")
+    parser.add_argument("--record", type=Path, help="write the runs to this file, for the tests to replay")
     args = parser.parse_args()
     faulty = [case.with_seed(args.first_seed) for case in FAULTY]
     cases = [case for case in [*faulty, *healthy(args.first_seed, args.seeds)] if args.only in case.name]

@@ -1,11 +1,11 @@
-"""What does watching cost? Seconds spent on it and on the metrics that nothing else needs, in the seconds of their own steps.
+"""Measure the cost of the watch: its share of a step's time, with the metrics that only the watch needs.
 
     uv run python tools/bench/watch_cost.py                                   # lookup, 32 rollouts a step, 22 steps
     uv run python tools/bench/watch_cost.py lookup --batch-size 128 --peft    # an environment and train's flags
 
-Numerator and denominator are of the same steps of the same run, so that a busy machine slows both. The first two steps,
-in which libraries warm up, are left out. On a GPU the passes that are queued before one of these functions are waited for
-in it and count as its own.
+Both times are taken in the same steps of the same run, so a busy machine slows both. The first two steps, in which
+libraries warm up, are left out. On a GPU, a measured function also waits for the work that was queued before it, and
+that time is counted as its own.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from plumbob.hub.console import run_app
-from plumbob.trainer import loop, metrics, step
-from plumbob.trainer.cli import app
-from plumbob.trainer.doctor.watch import Warner
+from plumbob.console.app import run_app
+from plumbob.trainer.cli.train import app
+from plumbob.trainer.training import metrics, step
+from plumbob.trainer.training import train as loop
+from plumbob.trainer.watch.watch import Warner
 
 SIZES = "--batch-size 32 --gradient-accumulation-steps 1 --max-steps 22 --eval-examples 0 --save-steps 1000 --threads 1"
 WARM_UP = 2
+"""Steps at the start that are left out."""
 
-WATCHED: dict[str, tuple[Any, str]] = {
-    "choice of the rows that are scored again": (step, "scored_again"),
-    "`policy/step_kl`": (step, "step_kl"),
-    "weights before and after": (step, "weight_sample"),
-    "their movement": (metrics.Tally, "add_movement"),
-    "shares of components, tiny spreads": (metrics, "_within_groups"),
-    "the rules": (Warner, "step"),
+WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "choice of the rows that are scored again": (step, step.rows_to_score_again),
+    "`policy/step_kl`": (step, step.step_kl),
+    "weights before and after": (step, step.weight_sample),
+    "their movement": (metrics.Tally, metrics.Tally.of_movement),
+    "shares of components, tiny spreads": (metrics, metrics._within_groups),
+    "the rules": (Warner, Warner.step),
 }
+"""Row of the table -> (owner, function whose time it shows)."""
 
 
 def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """`function`, with the seconds of each call appended to `seconds`."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         try:
@@ -49,13 +54,13 @@ def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., A
 
 
 def measure(arguments: list[str]) -> list[dict[str, float]]:
-    """Run as train would with these arguments: of each step, the seconds of `WATCHED` and of the whole, "step"."""
+    """Run `train` with these arguments. Returns each step's seconds, by row of `WATCHED` and in total as "step"."""
     spent: dict[str, list[float]] = defaultdict(list)
     steps: list[dict[str, float]] = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        for label, (owner, name) in WATCHED.items():
-            stack.enter_context(mock.patch.object(owner, name, timed(getattr(owner, name), spent[label])))
+        for label, (owner, function) in WATCHED.items():
+            stack.enter_context(mock.patch.object(owner, function.__name__, timed(function, spent[label])))
         train_step = loop.train_step
 
         def one_step(*args: Any) -> Any:
@@ -72,13 +77,14 @@ def measure(arguments: list[str]) -> list[dict[str, float]]:
         except SystemExit as exit_:
             if exit_.code:
                 raise
-    for row, seconds in zip(steps, spent["the rules"], strict=True):  # they come after the step
+    for row, seconds in zip(steps, spent["the rules"], strict=True):  # the rules run after `train_step` has returned
         row["the rules"] = seconds
         row["step"] += seconds
     return steps
 
 
 def table(steps: list[dict[str, float]]) -> str:
+    """Milliseconds per step and share of the step, as a Markdown table."""
     whole = sum(row["step"] for row in steps)
     lines = ["| | ms a step | of the step |", "|---|---|---|"]
     sums = {label: sum(row[label] for row in steps) for label in WATCHED}

@@ -1,43 +1,40 @@
-"""A training run with a part of it replaced by a double that is wrong; tools/bench/watch.py starts them.
+"""Run `train` with one of its parts replaced by a faulty double. tools/bench/watch.py starts this program.
 
-    uv run python tools/bench/watch_faults.py "stale engine" lookup --max-steps 6       # a double's name, then train's flags
+    # Arguments: the name of a double, then options of train.
+    uv run python tools/bench/watch_faults.py "stale engine" lookup --max-steps 6
 
-The doubles are those of trainer/tests/fault_doubles.py and fault_rewards.py, and of here those that only a whole run shows.
+The doubles come from plumbob.testing.faults; this file adds the faults that only show in a whole run.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "trainer" / "tests"))
-
-import fault_doubles as doubles
-import fault_rewards as rewards
 import verifiers.v1 as vf
-from fault_doubles import Inject, put
-from plumbob.hub.console import run_app
-from plumbob.trainer import loop, sync
-from plumbob.trainer.cli import app
-from plumbob.trainer.policy import TokenScores
-from plumbob.trainer.setup import Run
+from plumbob.console.app import run_app
+from plumbob.testing.faults import doubles, rewards
+from plumbob.testing.faults.doubles import Inject, put
+from plumbob.trainer.cli.train import app
+from plumbob.trainer.policy.policy import TokenScores
+from plumbob.trainer.training import train as loop
+from plumbob.trainer.training.run import Run
 from vf_lookup.tools import Key, LookupToolset
 
 
 def unchecked(inject: Inject) -> Inject:
-    """With a sync that takes the engine's word: ours would end the run."""
+    """The fault, without the parity check of a weight sync, which would end the run."""
 
     def both(stack: ExitStack, run: Run) -> None:
-        put(stack, sync, "measure_parity", lambda *_: 0.0)
+        put(stack, run.engine, "check_parity", lambda *_: 0.0)
         inject(stack, run)
 
     return both
 
 
 def tools_down(stack: ExitStack, run: Run) -> None:
-    """Every call of lookup's tool raises."""
+    """Every call of lookup's tool raises an error."""
 
     def lookup(self: Any, key: Key) -> str:
         """Look up a key and return its value."""
@@ -47,14 +44,16 @@ def tools_down(stack: ExitStack, run: Run) -> None:
 
 
 def mild_judge(task: vf.Task, trace: vf.Trace, correct: float) -> float:
-    """Nine tenths for everybody, and a thousandth more for a long reply."""
+    """A reward of 0.9 for every reply, and up to 0.001 more for a long one."""
     return 0.9 + 1e-3 * min(len(trace.last_reply or "") / 100, 1)
 
 
 def at_temperature_1(original: Any, rows: Any, temperature: float) -> TokenScores:
+    """Score at temperature 1, whatever the sampling temperature was."""
     return original(rows, 1.0)
 
 
+# Name on the command line -> how the fault is injected.
 DOUBLES: dict[str, Inject] = {
     "stale engine": unchecked(doubles.stale_engine),
     "adapter bound to nothing": unchecked(doubles.adapter_unbound),

@@ -1,12 +1,12 @@
-"""A bundled policy inside a shape of Qwen2.5: what it computes stays, what it costs is the large model's.
+"""Put a bundled policy into a shape of Qwen2.5: it computes what the small policy does, at the cost of the large model.
 
     python3 tools/gpu/grow_model.py tiny-musique 7b /tmp/musique-7b
     python3 tools/gpu/grow_model.py random 7b /tmp/random-7b           # random weights, with the tokenizer of `tiny`
 
-Pretrained weights may not be at hand, and random ones solve no task. A model made here solves its task as well as the
-small one does, calls tools and can learn, while memory, traffic and seconds are those of the whole shape. As in Net2Net
-(Chen et al., 2016, arXiv:1511.05641) the function is preserved, up to the rounding to bfloat16: the new width is never
-read, new heads, neurons and layers write nothing at first, and new tokens have no probability.
+Pretrained weights may not be available, and random weights solve no task. A model made here solves its task as well as
+the small policy, calls tools and can learn, while its memory, communication and times are those of the large shape. As
+in Net2Net (Chen et al., 2016, arXiv:1511.05641), the function is preserved, up to the rounding to bfloat16: no weight
+reads the added width, the added heads, neurons and layers output 0 at first, and the added tokens have no probability.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plumbob.trainer.config import BUNDLED_MODELS
-from plumbob.trainer.models import load_model, model_path
+from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
+from plumbob.trainer.policy.loading import load_model, model_path
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 QWEN: dict[str, dict[str, Any]] = {
@@ -42,17 +42,24 @@ QWEN: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Qwen2.5's config.json files, and one to try a script without a GPU. Two key-value heads, 151,936 tokens and tied embeddings
-unless given."""
+"""Sizes from Qwen2.5's config.json files, and a small shape `cpu` to try a script without a GPU.
+
+Sizes that are left out: two key-value heads, 151,936 tokens, tied embeddings.
+"""
 CONSTANT = 0.35
-"""Small beside the norm of the final residual stream, of which `TYPICAL_NORM` is typical of the bundled policies: logits move
-by about as much as bfloat16 rounds them. Adam moves it as it moves all weights, although nothing is gained by it, and where it
-reaches 0 the new tokens are heard: in a 7B after some twenty steps of LoRA at 1e-4, or ten of all weights at 1e-6 (estimated)."""
+"""The constant by which the added tokens are silenced (see `_silence`).
+
+It is small compared to the norm of the final residual stream (`TYPICAL_NORM`), so it changes logits by about as much as
+rounding to bfloat16 does. Adam changes this weight like any other, although the loss does not depend on it. When it
+reaches 0, the added tokens get probability: in a 7B after about twenty steps of LoRA at 1e-4, or ten steps of all
+weights at 1e-6 (estimated).
+"""
 TYPICAL_NORM = 20.0
+"""Typical norm of the final residual stream of the bundled policies."""
 
 
 def random_model(shape: dict[str, Any], small: PreTrainedModel, **fields: Any) -> Qwen2ForCausalLM:
-    """Random weights in `shape`, in float32, with the special tokens of `small` and where `small` is."""
+    """A model of `shape` with random float32 weights, with the special tokens of `small` and on its device."""
     old = small.config
     config = Qwen2Config(
         **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, **shape}, **fields,
@@ -64,7 +71,7 @@ def random_model(shape: dict[str, Any], small: PreTrainedModel, **fields: Any) -
 
 
 def write(policy: str, shape: str, out: Path) -> Qwen2ForCausalLM:
-    """`policy` in `shape`, or random weights, with its tokenizer, in bfloat16 in the folder `out`."""
+    """Write `policy` (or "random" weights) in `shape`, in bfloat16 and with its tokenizer, to the folder `out`."""
     name = "tiny" if policy == "random" else policy
     small = load_model(name).to("cuda" if torch.cuda.is_available() else "cpu")
     large = random_model(QWEN[shape], small) if policy == "random" else grow(small, QWEN[shape])
@@ -77,9 +84,9 @@ def write(policy: str, shape: str, out: Path) -> Qwen2ForCausalLM:
 
 
 def grow(small: PreTrainedModel, shape: dict[str, Any]) -> Qwen2ForCausalLM:
-    """`small`, a Qwen2 model with tied embeddings, within `shape`, which has more layers and a multiple of its heads' width.
+    """A float32 model of `shape` that computes what `small` does. `small`: a Qwen2 model with tied embeddings.
 
-    In float32.
+    `shape` must have more layers than `small`, and heads whose width is a multiple of its heads' width.
     """
     old = small.config
     large = random_model(
@@ -114,17 +121,22 @@ def _place(large: torch.Tensor, small: torch.Tensor) -> None:
 
 
 def _norm(large: torch.nn.Module, small: torch.nn.Module, scale: float) -> None:
-    """The mean of squares is taken over more entries, of which the new ones are 0, and are not to be read if they are not."""
+    """Copy the weights of a norm, times `scale`, because the mean of squares is now taken over more entries.
+
+    The weights of the added entries are 0, so nothing reads these entries, even if they are not 0.
+    """
     large.weight.zero_()
     large.weight[: len(small.weight)] = scale * small.weight
 
 
 def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
+    """Copy the small model's heads into heads of the large one. `old`, `new`: the configurations of the two models."""
     narrow, wide = old.hidden_size // old.num_attention_heads, new.hidden_size // new.num_attention_heads
     times = wide // narrow
     if wide % narrow:
-        raise ValueError(f"heads of {wide} cannot hold heads of {narrow}: no multiple")
-    # Rotation i of n has frequency theta^(-2i/n): the narrow head's i is the wide head's i * times.
+        raise ValueError(f"heads of width {wide} cannot hold heads of width {narrow}: it must be a multiple")
+    # Rotary pair i of a head of width n has frequency theta^(-2i/n), so pair i of the narrow head is pair i * times of
+    # the wide one.
     rotations = [i * times for i in range(narrow // 2)]
     within = torch.tensor(rotations + [wide // 2 + i for i in rotations])
     group, new_group = (
@@ -135,7 +147,7 @@ def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
     own = (("q_proj", heads), ("k_proj", range(old.num_key_value_heads)), ("v_proj", range(old.num_key_value_heads)))
     for name, places in own:
         source, target = getattr(small, name), getattr(large, name)
-        # Scores are divided by the root of the head's width.
+        # Attention scores are divided by the square root of the head's width, which the scale of the queries undoes.
         scale = math.sqrt(times) if name == "q_proj" else 1.0
         for j, place in enumerate(places):
             rows, block = within + place * wide, slice(j * narrow, (j + 1) * narrow)
@@ -150,10 +162,11 @@ def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
 
 
 def _silence(model: Qwen2ForCausalLM, width: int, old: int) -> None:
-    """Give tokens from `old` on a logit near -1000 whatever came before.
+    """Give the added tokens, those with ids from `old` on, a logit near -1000 in every context.
 
-    The last layer, which is new, writes a constant into entry `width` of the residual stream: a value's bias, and weights of
-    attention sum to one. Only the new tokens read it.
+    The last layer, which is an added one, writes a constant into entry `width` of the residual stream: the bias of a
+    value vector, which attention passes on unchanged because its weights sum to one. Only the added tokens read this
+    entry.
     """
     attention = model.model.layers[-1].self_attn
     attention.v_proj.weight[0] = 0
@@ -166,9 +179,9 @@ def _silence(model: Qwen2ForCausalLM, width: int, old: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policy", choices=["random", *BUNDLED_MODELS])
-    parser.add_argument("shape", choices=QWEN)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("policy", choices=["random", *BUNDLED_MODELS], help="a bundled policy, or random weights")
+    parser.add_argument("shape", choices=QWEN, help="the shape of Qwen2.5 to make")
+    parser.add_argument("out", type=Path, help="folder to write the model to")
     args = parser.parse_args()
     large = write(args.policy, args.shape, args.out)
     print(f"{args.policy} in {args.shape}: {large.num_parameters():,} parameters")

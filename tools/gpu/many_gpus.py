@@ -1,10 +1,11 @@
-"""Around a run on many GPUs: rewards for rows that no small policy solves, and the table of what many GPUs are judged by.
+"""Helpers of many_gpus.sh: `train` with random rewards or without saving, and a table of a run's speed and memory.
 
     accelerate launch --num-processes 3 --config-file configs/zero3.yaml tools/gpu/many_gpus.py random-rewards gsm8k ...
     python3 tools/gpu/many_gpus.py table runs/NAME
 
-`random-rewards` is `train` with rewards drawn at random: groups without signal are not trained on, and then a step's time
-would say nothing. It and `not-saved` do not write the weights in the end. `table` reads the run's metrics.jsonl.
+`random-rewards` is `train` with random rewards, for rows that the model cannot solve: otherwise no group would have a
+signal, nothing would be trained, and the time of a step would mean nothing. `random-rewards` and `not-saved` write no
+checkpoints and no final model. `table` reads the run's metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -29,34 +30,37 @@ COLUMNS = {
     "rollout tok/s": "time/rollout_tokens_per_second",
     "trained tok/s": "time/train_tokens_per_second",
     "grad": "optimizer/grad_norm",
-    "pass tokens": "train/pass_tokens",
+    "microbatch tokens": "train/microbatch_tokens",
 }
 
 
 def train(arguments: list[str]) -> None:
-    from plumbob.trainer import loop
-    from plumbob.trainer.cli import main
+    """Run `train` without writing checkpoints or a final model."""
+    from plumbob.trainer.cli.train import main
+    from plumbob.trainer.training import train as training
 
-    loop._save = lambda *_: None
-    loop._finish = lambda *_: 0
+    training._save = lambda *_: None
+    training.finish = lambda *_: 0
     sys.argv = ["train", *arguments]
     main()
 
 
 def draw_rewards() -> None:
-    from plumbob.trainer import rollouts
+    """Replace every rollout's reward by 0 or 1 with equal probability; the same rollout gets the same reward again."""
+    from plumbob.trainer.rollouts import collect
 
-    original = rollouts.to_sample
+    original = collect.to_sample
 
     def to_sample(trace: Any, group: str) -> Any:
         sample = original(trace, group)
         seeded = random.Random(repr((group, sample.token_ids[-8:])))
         return dataclasses.replace(sample, reward=float(seeded.random() < 0.5))
 
-    rollouts.to_sample = to_sample
+    collect.to_sample = to_sample
 
 
 def table(run: Path) -> None:
+    """Print each step's metrics in `COLUMNS` as a Markdown table, and the peak memory."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     print("| step | " + " | ".join(COLUMNS) + " |")
     print("|---" * (len(COLUMNS) + 1) + "|")
@@ -65,7 +69,7 @@ def table(run: Path) -> None:
         cells = (f"{values[name]:.3g}" if name in values else "" for name in COLUMNS.values())
         print(f"| {row['step']} | " + " | ".join(cells) + " |")
     peaks = [f"{value:.1f}" for name, value in sorted(rows[-1].items()) if name.startswith("memory/")]
-    print(f"peak GiB, the most and by rank: {', '.join(peaks) or 'not on a GPU'}")
+    print(f"peak GiB, largest and by rank: {', '.join(peaks) or 'not on a GPU'}")
 
 
 if __name__ == "__main__":

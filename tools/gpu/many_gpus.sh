@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# The user's commands on several GPUs of one host: `vf-vllm` on the first, ranks on the others, by way of accelerate.
+# Run the user's commands on several GPUs of one host: `vf-vllm` on the first, ranks of accelerate on the others.
 #
-#     PYTHON=python3 bash tools/gpu/many_gpus.sh CASE...       # ROWS:CONFIG:WHAT, say musique:zero3:lora
+#     PYTHON=python3 bash tools/gpu/many_gpus.sh CASE...       # a case is ROWS:CONFIG:WHAT, such as musique:zero3:lora
 #
-# ROWS         musique or gsm8k: synthetic rows, which a policy grown to SHAPE can learn; gsm8k=FILE or musique=FILE: real ones,
-#              for random weights, with rewards drawn at random
+# ROWS         musique or gsm8k: synthetic rows, and a bundled policy grown to SHAPE, which can learn them;
+#              gsm8k=FILE or musique=FILE: real rows, with random weights and random rewards
 # CONFIG       zero3, zero2, fsdp2, ddp, or none (no configuration file)
 # WHAT         lora (r16; the adapter is synced to the server), full (all weights, by NCCL), alone (lora without vLLM)
 #
 #     RANKS=3 RANK_GPUS=1,2,3 SHAPE=7b STEPS=5 SERVER_MEMORY=0.9     # on four GPUs; these are the defaults
-#     RANKS=2 RANK_GPUS=1,0 SHAPE=7b STEPS=5 SERVER_MEMORY=0.3       # on two: the second rank beside the server
-#     MODEL=FOLDER SERVER_FLAGS="..." FLAGS="..." PORT=8000          # a model; more for vf-vllm, more for train
-#     SAVE=0            # weights are not written (30 GB for 7B), as they never are with real rows; else they are deleted again
+#     RANKS=2 RANK_GPUS=1,0 SHAPE=7b STEPS=5 SERVER_MEMORY=0.3       # on two: the second rank shares the server's GPU
+#     MODEL=FOLDER SERVER_FLAGS="..." FLAGS="..." PORT=8000          # another model; options of vf-vllm; options of train
+#     SAVE=0            # do not save weights (30 GB for 7B); with real rows they are never saved
 #
-# A step is 16 prompts x 8 generations, as nearly as the number of ranks divides it. The models are tools/gpu/grow_model.py's.
-# Needs plumbob, its environments, vLLM and DeepSpeed importable by $PYTHON. Three to four minutes a case.
+# A step has 16 prompts x 8 generations, or nearly so if the number of ranks does not divide them. Saved weights are
+# deleted after each case. The models are made by tools/gpu/grow_model.py. Needs plumbob, its environments, vLLM and
+# DeepSpeed importable by $PYTHON. A case takes three to four minutes.
 set -uo pipefail
 . "$(dirname "$0")/server.sh"
 python=${PYTHON:-python3}
@@ -23,17 +24,17 @@ shape=${SHAPE:-7b}
 out=${OUT_DIR:-/tmp/many_gpus}
 port=${PORT:-8000}
 mkdir -p "$out"
-# NVLink multicast stays off: it can put GPUs that others share out of service.
+# NVLink multicast stays off, because it can make shared GPUs unusable for other jobs.
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
 server="" served=""
 stop_server() { [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null; server="" served=""; }
 trap stop_server EXIT
 
-serve() { # model, way: kept for the next case where both are the same
+serve() { # arguments: model, sync. A running server is kept if both are those of the case before.
     [ "$served" = "$1 $2" ] && return
     stop_server
     local started=$SECONDS log=$out/vf-vllm-$2.log
-    CUDA_VISIBLE_DEVICES=0 $python -m plumbob.trainer.vllm.serve --model "$1" --port "$port" --dtype bfloat16 --max-model-len 4096 \
+    CUDA_VISIBLE_DEVICES=0 $python -m plumbob.trainer.inference.vllm.vf_vllm --model "$1" --port "$port" --dtype bfloat16 --max-model-len 4096 \
         --gpu-memory-utilization "${SERVER_MEMORY:-0.9}" --sync "$2" ${SERVER_FLAGS:-} >"$log" 2>&1 &
     server=$! served="$1 $2"
     wait_for_server "$port" $server "$log" || { stop_server; return 1; }
@@ -77,7 +78,7 @@ run() {
     CUDA_VISIBLE_DEVICES=${RANK_GPUS:-1,2,3} timeout "${LIMIT:-240}" $python -m accelerate.commands.accelerate_cli launch \
         --num-processes "$ranks" $file $program $flags >"$out/$name.log" 2>&1 || { status=1; echo "$name FAILED"; }
     grep -v -E 'it/s|Loading weights|^$' "$out/$name.log" | tail -n "${LINES_SHOWN:-25}"
-    echo "$((SECONDS - started)) s in all"
+    echo "$((SECONDS - started)) s in total"
     [ -s "$out/$name/metrics.jsonl" ] && $python tools/gpu/many_gpus.py table "$out/$name"
     du -sm "$out/$name"/checkpoints/* "$out/$name/model" 2>/dev/null
     rm -rf "$out/$name/checkpoints" "$out/$name/model"
@@ -86,6 +87,6 @@ run() {
 
 failed=0
 for case in "$@"; do
-    run "$case" || { echo "$case could not be run"; failed=1; }
+    run "$case" || { echo "$case failed"; failed=1; }
 done
 exit $failed

@@ -1,10 +1,10 @@
-"""vLLM through plumbob on one or two GPUs: tokens per second, seconds per sync, and the acknowledged parity.
+"""Measure vLLM through plumbob on one or two GPUs: tokens per second, seconds per sync, and the acknowledged parity.
 
     python3 tools/gpu/measure_vllm.py one     # one GPU: generation, LoRA sync, full sync by CUDA IPC
     python3 tools/gpu/measure_vllm.py two     # two GPUs: full sync by NCCL
 
-Models have random weights in the shapes of Qwen2.5; nothing is downloaded. Prints lines as it goes and writes results.json.
-A part that fails is told and does not stop the others; --parts chooses some.
+The models have random weights in the shapes of Qwen2.5; nothing is downloaded. Each result is printed at once and
+written to results.json. A part that fails is reported and does not stop the others; --parts selects parts.
 """
 
 from __future__ import annotations
@@ -21,31 +21,36 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grow_model
 import torch
 import torch._dynamo
 from plumbob.rollout import Sampling
-from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.engine import TransformersEngine
-from plumbob.trainer.models import load_model
-from plumbob.trainer.policy import Policy
-from plumbob.trainer.sync import fixed_row
-from plumbob.trainer.vllm.adapters import LoraShape
-from plumbob.trainer.vllm.engine import VllmEngine, VllmSettings, sampling_params
-from plumbob.trainer.vllm.launch import start_server
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.inference.generate_api import sampling_params
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
+from plumbob.trainer.inference.vllm.engine import VllmEngine, VllmSettings
+from plumbob.trainer.inference.vllm.launch import ServerOptions, start_server
+from plumbob.trainer.inference.weight_sync import parity_row
+from plumbob.trainer.policy.loading import load_model
+from plumbob.trainer.policy.policy import Policy
 
-# Compiling the trainer's layers takes longer than all that is measured here. Not by the environment, which vLLM inherits.
+# Compiling the trainer's layers would take longer than everything that is measured here. It is switched off in this
+# process and not by an environment variable, which the vLLM server would inherit.
 torch._dynamo.config.disable = True
 
 VOCAB = 151936
 PROMPT, NEW = 256, 256
+"""Tokens of a prompt and of a completion."""
 PARITY_IDS = 256
+"""Number of fixed ids whose log-probabilities are compared."""
 
 
 class Results:
-    """Printed at once and written at each: a run that is cut short leaves what it has."""
+    """Results are printed and saved one by one, so that a run that is cut short keeps those it has."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.rows = folder / "results.json", []
@@ -58,9 +63,10 @@ class Results:
 
 
 @contextmanager
-def served(model: str, log: Path, **options: object) -> Iterator[str]:
+def served(model: str, log: Path, **options: Any) -> Iterator[str]:
+    """Start a server for the duration of the block; yields its URL. `options`: fields of ServerOptions."""
     start = time.perf_counter()
-    handle = start_server(model, log, **options)  # ty: ignore[invalid-argument-type]
+    handle = start_server(ServerOptions(model, **options), log)
     print(f"{log.name}: up after {time.perf_counter() - start:.0f} s", flush=True)
     try:
         yield handle.url
@@ -69,6 +75,7 @@ def served(model: str, log: Path, **options: object) -> Iterator[str]:
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
+    """`count` prompts of random ids."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCAB, (count, PROMPT), generator=generator).tolist()
 
@@ -77,7 +84,7 @@ SAMPLING = Sampling(max_tokens=NEW, temperature=1.0)
 
 
 def through_us(engine: VllmEngine, rows: list[list[int]]) -> float:
-    """Tokens per second of all rows at once."""
+    """Tokens per second of VllmEngine, with one request for each row, all at once."""
 
     async def main() -> int:
         return sum(len(c.token_ids) for c in await asyncio.gather(*(engine.generate(row, SAMPLING) for row in rows)))
@@ -87,7 +94,7 @@ def through_us(engine: VllmEngine, rows: list[list[int]]) -> float:
 
 
 def alone(url: str, model: str, rows: list[list[int]]) -> float:
-    """The same requests from the barest client: the answers are received and not looked at."""
+    """Tokens per second of the same requests from a minimal client, which receives the answers without parsing them."""
     bodies = [
         json.dumps(
             {"model": model, "token_ids": row, "sampling_params": sampling_params(SAMPLING, seeded=False)}
@@ -113,7 +120,7 @@ def alone(url: str, model: str, rows: list[list[int]]) -> float:
 
 
 def in_process(model: str, rows: list[list[int]]) -> float:
-    """The trainer's own engine on the same requests."""
+    """Tokens per second of the transformers engine, with one request for each row."""
     loaded = load_model(model).to("cuda", torch.bfloat16)
     engine = TransformersEngine(loaded, max_slots=128, max_length=PROMPT + NEW)
 
@@ -146,7 +153,7 @@ if __name__ == "__main__":
 
 
 def offline(model: str, out: Path, count: int) -> float:
-    """vLLM as a library, without any server, on as many requests."""
+    """Tokens per second of vLLM as a library, without a server, on `count` requests."""
     (out / "offline.py").write_text(OFFLINE)
     (out / "rows.json").write_text(json.dumps([prompts(count, 90), prompts(count, 91)]))
     environment = {**os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -158,10 +165,10 @@ def offline(model: str, out: Path, count: int) -> float:
 
 
 def gap(engine: VllmEngine, policy: Policy) -> float:
-    """Mean absolute difference of log-probabilities on the fixed ids, in nats, at the worst server."""
+    """Mean |difference| of the log-probabilities of the fixed ids, in nats, between the policy and the worst server."""
     ids = torch.randint(VOCAB, (PARITY_IDS,), generator=torch.Generator().manual_seed(5)).tolist()
     with torch.no_grad():
-        own = policy.score([fixed_row(ids)], temperature=1.0).logprobs.tolist()
+        own = policy.score([parity_row(ids)], temperature=1.0).logprobs.tolist()
     scores = engine.score_everywhere(ids).values()
     return max(sum(abs(a - b) for a, b in zip(one, own, strict=True)) / len(own) for one in scores)
 
@@ -169,7 +176,10 @@ def gap(engine: VllmEngine, policy: Policy) -> float:
 def measure_syncs(
     results: Results, what: str, engine: VllmEngine, policy: Policy, scale: float, times: int = 4
 ) -> None:
-    """Move the weights, look at the gap, sync, look again: the second gap is parity only if the first is larger."""
+    """Change the weights, measure the gap, sync, and measure it again, `times` times.
+
+    The second gap only shows that the sync worked if the first one is larger.
+    """
     for _ in range(times):
         with torch.no_grad():
             for tensor in policy.trainable.values():
@@ -197,7 +207,7 @@ MANY = ("--max-num-seqs", "1024")
 
 
 def measure_lora(results: Results, out: Path, model: str, count: int) -> None:
-    """Generation with and without an adapter, against the barest client; adapters synced."""
+    """Generation with and without an adapter, compared with the minimal client; and syncs of an adapter."""
     with served(model, out / "lora.log", memory=0.4, lora_rank=16, extra=MANY) as url:
         engine = VllmEngine(settings(url, model, lora=LoraShape(16, 32)))
         through_us(engine, prompts(64, 1))  # warm-up
@@ -214,10 +224,10 @@ def measure_lora(results: Results, out: Path, model: str, count: int) -> None:
 
 
 def compare(results: Results, what: str, engine: VllmEngine, url: str, name: str, rows: list[list[int]]) -> None:
-    """Other prompts for each, lest one finds the other's in the prefix cache."""
-    barest = alone(url, name, rows)
+    """Measure both clients, on different prompts, so that neither finds its prompts in the prefix cache."""
+    minimal = alone(url, name, rows)
     ours = through_us(engine, [row[1:] + row[:1] for row in rows])
-    results.add(what, requests=len(rows), vllm_alone=barest, through_us=ours, ratio=ours / barest)
+    results.add(what, requests=len(rows), vllm_alone=minimal, through_us=ours, ratio=ours / minimal)
 
 
 def measure_ipc(results: Results, out: Path, model: str, count: int) -> None:
@@ -236,7 +246,7 @@ def measure_disk(results: Results, out: Path, model: str, count: int) -> None:
 
 
 def measure_nccl(results: Results, out: Path, model: str, count: int) -> None:
-    with served(model, out / "nccl.log", memory=0.5, sync="nccl", gpus=[1], extra=MANY) as url:
+    with served(model, out / "nccl.log", memory=0.5, sync="nccl", gpus=(1,), extra=MANY) as url:
         engine = VllmEngine(settings(url, model, sync="nccl"))
         measure_syncs(results, "full sync, NCCL", engine, policy_of(model, peft=False), 0.002, times=5)
         results.add("tokens/s", requests=count, through_us=through_us(engine, prompts(count, 60)))
@@ -260,13 +270,13 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpus", choices=["one", "two"])
-    parser.add_argument("--out", type=Path, default=Path("/tmp/vllm_gpu"))
+    parser.add_argument("gpus", choices=["one", "two"], help="number of GPUs")
+    parser.add_argument("--out", type=Path, default=Path("/tmp/vllm_gpu"), help="folder for logs and results.json")
     parser.add_argument(
-        "--models", type=Path, default=Path("/tmp/vllm_models"), help="where random-weight models are made"
+        "--models", type=Path, default=Path("/tmp/vllm_models"), help="folder for the random-weight models"
     )
-    parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--parts", help="separated by commas; default: all but disk")
+    parser.add_argument("--requests", type=int, default=512, help="number of requests at once")
+    parser.add_argument("--parts", help="parts to measure, separated by commas; default: all but disk")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     shape, parts = PARTS[args.gpus]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# vLLM on GPUs: the contract tests against a real server, then what tools/gpu/measure_vllm.py measures.
+# Test and measure vLLM on GPUs: the contract tests against a real server, then tools/gpu/measure_vllm.py.
 #
 #     PYTHON=python3 bash tools/gpu/measure_vllm.sh one|two [OUTPUT_DIR] [--parts lora,ipc,transformers,library,disk]
-#     CONTRACT=0 leaves the contract tests out (two minutes).
+#     CONTRACT=0 skips the contract tests, which take two minutes.
 #
-# Needs plumbob, its environment `lookup` and vLLM >= 0.25 importable by $PYTHON; and pytest and hypothesis for the tests.
+# Needs plumbob, its environment `lookup` and vLLM >= 0.25 importable by $PYTHON; the tests need pytest and hypothesis.
 # Takes about seven minutes on one H200, three on two.
 set -euo pipefail
 . "$(dirname "$0")/server.sh"
@@ -12,18 +12,18 @@ python=${PYTHON:-python3}
 gpus=${1:?one or two}
 out=${2:-/tmp/vllm_gpu}
 mkdir -p "$out"
-# NVLink multicast stays off: it can put GPUs that others share out of service.
+# NVLink multicast stays off, because it can make shared GPUs unusable for other jobs.
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
 
 if [ "$gpus" = one ] && [ "${CONTRACT:-1}" = 1 ]; then
     port=8137
-    $python -m plumbob.trainer.vllm.serve --model tiny --port $port --dtype float32 --max-model-len 1024 --enforce-eager \
+    $python -m plumbob.trainer.inference.vllm.vf_vllm --model tiny --port $port --dtype float32 --max-model-len 1024 --enforce-eager \
         --gpu-memory-utilization 0.2 >"$out/tiny.log" 2>&1 &
     server=$!
     trap 'kill $server 2>/dev/null || true' EXIT
     wait_for_server $port $server "$out/tiny.log"
     PLUMBOB_VLLM_FULL=1 PLUMBOB_VLLM_URL=http://127.0.0.1:$port $python -m pytest -q -s -p no:cacheprovider -o addopts=--import-mode=importlib \
-        trainer/tests/test_vllm_live.py || echo "the contract is not kept; measuring goes on"
+        trainer/tests/inference/vllm/test_live.py || echo "the contract tests failed; measuring continues"
     kill $server
     wait $server 2>/dev/null || true
 fi

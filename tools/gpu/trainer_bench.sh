@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/bench/trainer.py on one GPU: both arms, 0.5B full and LoRA, 1.5B full. About six minutes.
+# Run tools/bench/trainer.py on one GPU: plumbob and TRL, with 0.5B full, 0.5B LoRA and 1.5B full. Takes six minutes.
 #
 #     PYTHON=python3 bash tools/gpu/trainer_bench.sh [OUTPUT_DIR]
 #

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 import torch
 from plumbob.rollout import Chat, Sample
-from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.models import load_tokenizer
-from plumbob.trainer.policy import Policy
-from plumbob.trainer.server import load_server, running
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.serving.server import load_server, running
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 # Two threads that share two busy cores wait for each other: tiny models are many times faster with one.

@@ -1,15 +1,13 @@
 """Arithmetic in place of a number: right, bounded, and never in anyone's way."""
 
-import os
 import random
-import threading
 import time
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vf_gsm8k import expressions, extract_answer, is_correct
+from vf_gsm8k import extract_answer
 from vf_gsm8k.expressions import evaluate
 from vf_gsm8k.notation import plain
 
@@ -43,7 +41,7 @@ def an_expression(rng: random.Random, depth: int) -> tuple[str, Fraction, int]:
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 2**32))
 def test_what_is_admitted_is_worked_out_right(seed):
-    """math-verify against Python; a text outside the bounds is no number."""
+    """Against Python's own arithmetic; a text outside the bounds is no number."""
     text, value, _ = an_expression(random.Random(seed), 3)
     assert evaluate(plain(text)) in (value, None)
 
@@ -106,7 +104,6 @@ HOSTILE = [
 
 
 def test_hostile_arithmetic_costs_no_more_than_honest():
-    evaluate("1 + 1")  # imports
     for text in HOSTILE:
         start = time.thread_time()
         extract_answer(rf"\boxed{{{text}}}")
@@ -115,71 +112,7 @@ def test_hostile_arithmetic_costs_no_more_than_honest():
 
 
 def test_the_largest_numbers_that_the_bounds_allow_are_quick():
-    evaluate("1 + 1")
     start = time.thread_time()
     value = evaluate(f"({P} * {P} * {P} * {P} * {P} * {P} * {P} * {P})^{{12}}")
     assert value == Fraction(int(P)) ** 96
     assert time.thread_time() - start < 1.5
-
-
-@pytest.fixture
-def stuck(monkeypatch):
-    """math-verify as if it hung, until the test is over."""
-    release = threading.Event()
-    monkeypatch.setattr(expressions, "TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(expressions, "_by_math_verify", lambda latex: release.wait(30) and None)
-    monkeypatch.setattr(expressions, "_overdue", False)
-    monkeypatch.setattr(expressions, "_turn", threading.Lock())
-    yield release
-    release.set()
-
-
-def test_a_call_that_hangs_is_given_up_and_costs_one_thread_at_most(stuck):
-    threads = threading.active_count()
-    start = time.perf_counter()
-    assert not is_correct(r"\boxed{123454 \times 7}", "864178")
-    assert 0.2 <= time.perf_counter() - start < 5
-    start = time.perf_counter()
-    assert not any(is_correct(rf"\boxed{{{n} \times 7}}", str(7 * n)) for n in range(5000, 5100))
-    assert time.perf_counter() - start < 5  # nobody waits again
-    assert threading.active_count() <= threads + 1
-    assert is_correct(r"\boxed{42}", "42")
-
-
-def test_a_late_call_that_ends_gives_its_turn_back_and_is_not_remembered(stuck, monkeypatch):
-    assert evaluate("6 * 7777") is None
-    stuck.set()
-    deadline = time.monotonic() + 5
-    while expressions._turn.locked() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    monkeypatch.setattr(expressions, "_by_math_verify", lambda latex: Fraction(46662))
-    assert evaluate("6 * 7777") == 46662
-
-
-def test_what_math_verify_raises_is_no_number(monkeypatch, capfd):
-    def fail(latex):
-        raise RecursionError("too deep")
-
-    monkeypatch.setattr(expressions, "_by_math_verify", fail)
-    assert evaluate("6 * 9999") is None
-    assert capfd.readouterr() == ("", "")
-
-
-def test_math_verify_works_outside_the_main_thread_and_prints_nothing(caplog, capfd):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(evaluate(r"\sqrt{1522756}")))
-    thread.start()
-    thread.join()
-    assert results == [1234]
-    assert not caplog.records and capfd.readouterr() == ("", "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_has_a_turn_of_its_own():
-    evaluate("1 + 1")
-    with expressions._turn:  # as if another thread were at work
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if evaluate("6 * 8888") == 53328 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from vf_gsm8k.answers import extract_answer, find_answer, is_correct, is_lenient_match, is_well_formatted
+from vf_gsm8k.answers import extract_answer, find_answer, is_lenient_match, is_well_formatted
 
 PIECES = [
     r"\boxed{", r"\boxed{}", r"\boxed{1 or 2}", r"\boxed{a}", r"\boxed 1 ", "{", "}", "<answer>", "</answer>",
@@ -52,7 +52,6 @@ RUNS = [
 def test_no_run_of_one_sign_takes_more_than_linear_time(run):
     """A regular expression keeps the GIL until it ends, so one that backtracks stops every rollout of the process."""
     filler = (run * 200_000)[:200_000]
-    is_correct(r"\boxed{2 \times 3}", "6")  # math-verify is imported once
     for place in PLACES:
         reply = place.format(filler)
         for read in (find_answer, is_well_formatted, lambda text: is_well_formatted(text, "boxed")):

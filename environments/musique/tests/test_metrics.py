@@ -145,8 +145,8 @@ A, TWIN = gold("a", "x"), gold("a", "x", answerable=False)
         ([A], [predicted("a", None)], "prediction 1: 'predicted_answer' is missing or not a str"),
         ([A], [{"id": "a"}], "prediction 1: 'predicted_answer' is missing"),
         ([A], [predicted("a", "x", support=["1"])], "'predicted_support_idxs' must hold integers"),
-        ([TWIN], [predicted("a", "x")], "'a' must stand twice in the gold rows, once answerable and once not"),
-        ([A, TWIN, TWIN], [predicted("a", "x")] * 3, "'a' must stand twice"),
+        ([TWIN], [predicted("a", "x")], "'a' must be in the gold rows exactly twice, once answerable and once not"),
+        ([A, TWIN, TWIN], [predicted("a", "x")] * 3, "'a' must be in the gold rows exactly twice"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(golds, predictions, message):

@@ -144,7 +144,7 @@ def changed(path, value):
         (changed(["paragraphs", 2], "x"), "'paragraphs[2]' is not an object"),
         (changed(["paragraphs", 2, "idx"], "2"), "'paragraphs[2].idx' is not an integer"),
         (changed(["paragraphs", 2, "idx"], True), "'paragraphs[2].idx' is not an integer"),
-        (changed(["paragraphs", 2, "idx"], 1), "'paragraphs[2].idx' is 1, which is negative or taken"),
+        (changed(["paragraphs", 2, "idx"], 1), "'paragraphs[2].idx' is 1, which is negative or not unique"),
         (changed(["paragraphs", 2, "title"], ...), "missing field 'paragraphs[2].title'"),
         (changed(["paragraphs", 0, "paragraph_text"], None), "'paragraphs[0].paragraph_text' is not a string"),
         (changed(["paragraphs", 0, "is_supporting"], 1), "'paragraphs[0].is_supporting' is not true or false"),

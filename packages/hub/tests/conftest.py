@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import uv
-from plumbob.hub.static_index import add_files
+from plumbob.hub.index.static_index import add_files
 
 HUB = Path(__file__).parents[1]
 PASSWORD = "s3cret-of-ci"
@@ -127,20 +127,24 @@ def make_project():
 
 
 @pytest.fixture(scope="session")
-def hub_wheel(tmp_path_factory) -> Path:
-    return build(HUB, tmp_path_factory.mktemp("hub"))
+def hub_wheels(tmp_path_factory) -> list[Path]:
+    """plumbob-hub, and plumbob-console, which it needs."""
+    out = tmp_path_factory.mktemp("hub")
+    return [build(source, out / source.name) for source in (HUB, HUB.parent / "console")]
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory, hub_wheel) -> Python:
+def template(tmp_path_factory, hub_wheels) -> Python:
     """A virtual environment into which uv installed plumbob-hub's wheel, with its modules compiled."""
     root = tmp_path_factory.mktemp("template") / "python"
     subprocess.run([uv.find_uv_bin(), "venv", "--quiet", "--python", sys.executable, str(root)], check=True)
-    install = ["pip", "install", "--quiet", "--python", str(root / "bin" / "python"), str(hub_wheel)]
+    install = ["pip", "install", "--quiet", "--python", str(root / "bin" / "python"), *map(str, hub_wheels)]
     subprocess.run([uv.find_uv_bin(), *install], check=True)
     python = Python(root)
     python.run(
-        "python", "-c", "import plumbob.hub.install, plumbob.hub.cli, plumbob.hub.publish, dumb_pypi.main, filelock"
+        "python",
+        "-c",
+        "import plumbob.hub.install.install, plumbob.hub.cli.hub, plumbob.hub.publish.publish, dumb_pypi.main",
     )
     return python
 
@@ -183,8 +187,9 @@ def hub(monkeypatch, capfd):
 
     `publish` runs without the conformance check, which has tests of its own: these toys have nothing to play.
     """
-    from plumbob.hub import cli, publish
-    from plumbob.hub.console import run_app
+    from plumbob.console.app import run_app
+    from plumbob.hub.cli import hub as cli
+    from plumbob.hub.publish import publish
 
     def run(*arguments: str | Path, cwd: Path | None = None, code: int = 0, **environ: str):
         with monkeypatch.context() as patch:

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from plumbob.hub.check import run_check
-from plumbob.hub.check_behaviour import CHECKS
-from plumbob.hub.errors import UserError
-from plumbob.hub.scaffold import create
+from plumbob.console import UserError
+from plumbob.hub.check.behaviour import CHECKS
+from plumbob.hub.check.check import run_check
+from plumbob.hub.publish.scaffold import create
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -38,7 +38,7 @@ def test_the_environments_of_this_repository_pass(name):
 
 @pytest.mark.slow
 def test_an_installed_environment_passes_by_its_name():
-    command = [sys.executable, "-c", "from plumbob.hub.main import hub; hub()", "check", "vf-lookup", "--json"]
+    command = [sys.executable, "-c", "from plumbob.hub.cli.main import hub; hub()", "check", "vf-lookup", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -81,7 +81,7 @@ while time.process_time() < until:
         "starts a process (subprocess.Popen)",
         "asks the network for 192.0.2.1:80",
         "imports jax",
-        "more than 1.5 s; import what is heavy where it is used",
+        "more than 1.5 s; import heavy packages where they are used",
     ):
         assert phrase in told
     assert len(found["import-work"]) == 7
@@ -98,7 +98,7 @@ def test_an_environment_that_takes_its_process_down_at_import(tmp_path):
     project = broken(tmp_path, edit)
     report = run_check(project)
     assert list(failing(report)) == ["import"]
-    assert "importing it: the process ended with exit code 3; its last words: no licence" in report.failures[0]
+    assert "importing it: the process ended with exit code 3; its last line on stderr: no licence" in report.failures[0]
     assert all(r.measured == "`import` failed" for r in report.results if r.status == "skip")
 
 

@@ -4,9 +4,9 @@ import itertools
 import sys
 
 import pytest
-from plumbob.hub.probe.guard import Guard
-from plumbob.hub.probe.job import ROLLOUT_CHECKS, Job
-from plumbob.hub.scaffold import create
+from plumbob.hub.check.sandbox.guard import Guard
+from plumbob.hub.check.sandbox.job import ROLLOUT_CHECKS, Job
+from plumbob.hub.publish.scaffold import create
 
 _numbers = itertools.count()
 
@@ -36,7 +36,7 @@ def examined(tmp_path, monkeypatch):
     """Make a scaffold, replace texts in its files, and make the checks of it."""
 
     def run(*edits: tuple[str, str, str], tools: bool = False, checks=ROLLOUT_CHECKS, **settings) -> Recorder:
-        from plumbob.hub.probe.__main__ import examine
+        from plumbob.hub.check.sandbox.__main__ import examine
 
         name = f"broken{next(_numbers)}"  # a module is imported once in a process
         directory = create(name, tmp_path, tools=tools) / "src" / f"vf_{name}"

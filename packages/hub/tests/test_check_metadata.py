@@ -1,12 +1,12 @@
 """Each static check, on a scaffold with one thing broken: it fails, and no other does."""
 
 import pytest
-from plumbob.hub.check_metadata import CHECKS
-from plumbob.hub.check_target import of_distribution, of_project, resolve
-from plumbob.hub.errors import UserError
-from plumbob.hub.project import read_project
-from plumbob.hub.registry import find
-from plumbob.hub.scaffold import create
+from plumbob.console import UserError
+from plumbob.hub.check.metadata import CHECKS
+from plumbob.hub.check.target import of_distribution, of_project, resolve
+from plumbob.hub.installed.registry import find
+from plumbob.hub.publish.scaffold import create
+from plumbob.hub.uv.project import read_project
 
 GROUPS = "[dependency-groups]"
 DEPENDENCY = '"verifiers>=0.4,<0.5",'

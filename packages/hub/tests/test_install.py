@@ -35,14 +35,17 @@ def test_several_names_end_in_one_summary(new_python, hub_index):
     assert lines[0].startswith("installed      vf-toy 0.2.0 from file://")
     assert lines[1].startswith("failed         tyo: 'tyo' is not on file://") and "did you mean 'toy'?" in lines[1]
     assert lines[2] == "already there  vf-other 1.0"
-    assert lines[3] == "failed         ./nowhere: there is no ./nowhere"
+    assert (
+        lines[3]
+        == "failed         ./nowhere: ./nowhere does not exist; give the path of a project directory or of a wheel"
+    )
     assert lines[4].startswith("failed         toy==9: no vf-toy==9 on file://") and lines[4].endswith(
         "only 0.1.0, 0.2.0"
     )
 
 
 def test_one_that_uv_cannot_install_does_not_keep_the_others_out(new_python, make_wheel, tmp_path):
-    from plumbob.hub.static_index import add_files
+    from plumbob.hub.index.static_index import add_files
 
     needs_nothing_real = make_wheel("vf-torn", "0.1.0", ("a-name-that-nobody-has-9f3b>=1",), "torn")
     add_files([make_wheel("vf-other", "1.0", (), "other"), needs_nothing_real], tmp_path / "hub")
@@ -119,8 +122,12 @@ def test_a_repository_at_a_branch(new_python, make_project, tmp_path):
     assert "cannot read" in refused.stdout and "nope" in refused.stdout
 
 
-def test_saved_in_the_project_uv_sync_keeps_it(new_python, hub_index, make_project, tmp_path, hub_wheel):
-    home = make_project(tmp_path / "project", "my-project", needs=[f"plumbob-hub @ {hub_wheel.as_uri()}"])
+def test_saved_in_the_project_uv_sync_keeps_it(new_python, hub_index, make_project, tmp_path, hub_wheels):
+    home = make_project(
+        tmp_path / "project",
+        "my-project",
+        needs=[f"plumbob-{wheel.parent.name} @ {wheel.as_uri()}" for wheel in hub_wheels],
+    )
     python = new_python(home / ".venv")
     unsaved = python.run("vf-install", "--save", "toy==0.1.0", "--index", hub_index, cwd=tmp_path, code=2)
     assert "no pyproject.toml here or above" in unsaved.stderr
@@ -156,20 +163,20 @@ def test_an_environment_that_does_not_load_says_why(new_python, make_wheel):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["toy"], "no index to look in; give --index URL, set PLUMBOB_INDEX, or name one `plumbob`"),
+        (["toy"], "no index is set; give --index URL, set PLUMBOB_INDEX, or name one `plumbob`"),
         (["toy", "--index", "nope"], "there is no index 'nope'"),
-        (["https://example.org/x.whl"], "https://example.org/x.whl is an address; give a name or a path"),
+        (["https://example.org/x.whl"], "https://example.org/x.whl is a URL; give a name or a path"),
         (["a b"], "'a b' is neither a name, like gsm8k or gsm8k==0.2.0, nor a path"),
         (["toy", "-b", "main"], "--branch is for --from-repo"),
-        (["toy", "-r"], "which repository? Give --repo URL or set PLUMBOB_REPO"),
-        (["toy", "-r", "--repo", "ext::sh -c id"], "is neither a repository's address nor a directory"),
+        (["toy", "-r"], "--from-repo needs a repository; give --repo URL or set PLUMBOB_REPO"),
+        (["toy", "-r", "--repo", "ext::sh -c id"], "is neither the URL of a repository nor a directory"),
         (["toy", "--index", "http://127.0.0.1:9/simple/"], "cannot reach http://127.0.0.1:9/simple/vf-toy/"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_sentence(arguments, told, tmp_path, monkeypatch, capsys):
-    from plumbob.hub.console import run_app
-    from plumbob.hub.install_cli import app
+    from plumbob.console.app import run_app
+    from plumbob.hub.cli.vf_install import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PLUMBOB_INDEX", raising=False)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from plumbob.hub import pins as pins_module
-from plumbob.hub.errors import UserError
-from plumbob.hub.index import Index
-from plumbob.hub.install import plan
-from plumbob.hub.location import Location, locate
-from plumbob.hub.masking import index_credentials
+from plumbob.console import UserError
+from plumbob.hub.index.location import Location, locate
+from plumbob.hub.index.reader import Index
+from plumbob.hub.index.static_index import add_files, yank
+from plumbob.hub.install import pins as pins_module
+from plumbob.hub.install.install import plan
+from plumbob.hub.install.pins import Demand, Pin, pin, project_demands
+from plumbob.hub.install.save import plan_save
+from plumbob.hub.install.sources import Item, parse_target
 from plumbob.hub.names import distribution_names, environment_name, near
-from plumbob.hub.pins import Demand, Pin, pin, project_demands
-from plumbob.hub.project import read_project
-from plumbob.hub.save import plan_save
-from plumbob.hub.sources import Item, parse_target
-from plumbob.hub.static_index import add_files, yank
-from plumbob.hub.uv_command import Command, Finished, environment, excludes_newer
+from plumbob.hub.uv.command import Command, Finished, environment, excludes_newer
+from plumbob.hub.uv.credentials import index_credentials
+from plumbob.hub.uv.project import read_project
 
 HUB = Location("plumbob", "https://hub.example.org/simple/")
 
@@ -207,7 +207,7 @@ def test_why_uv_failed_is_one_line():
 
 
 def test_credentials_from_the_environment_and_from_a_keyring(tmp_path, monkeypatch):
-    from plumbob.hub import index as index_module
+    from plumbob.hub.index import reader as index_module
 
     assert index_credentials("my-hub", {"UV_INDEX_MY_HUB_USERNAME": "ci", "UV_INDEX_MY_HUB_PASSWORD": "x"}) == (
         "ci",
@@ -229,5 +229,5 @@ def test_credentials_from_the_environment_and_from_a_keyring(tmp_path, monkeypat
 def test_a_command_is_shown_as_a_shell_takes_it():
     assert Command(("echo", "a b", "$x")).shown() == "echo 'a b' '$x'"
     assert pins_module.demands_of(["plumbob-x; extra == 'fast'"], "you", {"fast"})[0].requirement.name == "plumbob-x"
-    with pytest.raises(UserError, match="it needs 'not a requirement!', which is no requirement"):
+    with pytest.raises(UserError, match="it needs 'not a requirement!', which is not a valid requirement"):
         pins_module.demands_of(["not a requirement!"], "you")

@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from plumbob.hub.errors import UserError
-from plumbob.hub.location import Location, locate_target
-from plumbob.hub.publish import plan_upload, publish, publishing_to
+from plumbob.console import UserError
+from plumbob.hub.index.location import Location, locate_target
+from plumbob.hub.publish.publish import plan_upload, publish, publishing_to
 
 
 def test_published_to_a_server_with_a_password_and_installed_from_it(
@@ -32,7 +32,7 @@ def test_published_to_a_server_with_a_password_and_installed_from_it(
     changed = hub("publish", toy, "--index", index, code=2, **publishing)
     assert (
         "vf-toy 0.1.0 is on" in changed.stderr
-        and "other bytes; give the changed package a new version" in changed.stderr
+        and "different bytes; give the changed package a new version" in changed.stderr
     )
 
     user = new_python()
@@ -59,7 +59,7 @@ def test_a_wrong_password_is_one_sentence(hub, make_project, pypi_server, passwo
     wrong = {"UV_PUBLISH_USERNAME": "ci", "UV_PUBLISH_PASSWORD": "wrong-guess"}
     reading = {k: v for k, v in password.items() if k.startswith("UV_INDEX")}
     done = hub("publish", other, "--index", f"{pypi_server.url}simple/", code=2, **wrong, **reading)
-    assert "does not take the upload" in done.stderr and "wrong-guess" not in done.stderr
+    assert "refused the upload" in done.stderr and "wrong-guess" not in done.stderr
 
 
 def test_a_killed_publish_leaves_what_was_there_and_the_next_one_finishes(
@@ -73,8 +73,10 @@ def test_a_killed_publish_leaves_what_was_there_and_the_next_one_finishes(
     before = {p.name: p.read_bytes() for p in packages.iterdir()}
     make_project(toy, "vf-toy", "0.2.0", environment="toy")
     (toy / "src" / "vf_toy" / "data.bin").write_bytes(os.urandom(12_000_000))
-    ungated = "publish.default_gate = lambda: None; console.run_app('hub', cli.app)"
-    code = f"from plumbob.hub import cli, console, publish; {ungated}"
+    code = (
+        "from plumbob.console.app import run_app; from plumbob.hub.cli import hub; from plumbob.hub.publish import publish;"
+        "publish.default_gate = lambda: None; run_app('hub', hub.app)"
+    )
     command = [python.root / "bin" / "python", "-c", code, "publish", toy, "--index", index]
     environ = {**os.environ, **password}
     process = subprocess.Popen(
@@ -123,7 +125,7 @@ def test_the_gate_and_addresses_keep_an_environment_back(make_project, tmp_path)
         publish([library, toy], location, gate)
     assert seen == [toy] and not (tmp_path / "hub").exists()
     make_project(toy, "vf-toy", needs=["six @ https://example.org/six-1.0-py3-none-any.whl"], environment="toy")
-    with pytest.raises(UserError, match="it needs six ?@ https.*, and an index may not lead to addresses"):
+    with pytest.raises(UserError, match="it needs six ?@ https.*, and a published package may not depend on a URL"):
         publish([toy], location, None)
     assert not (tmp_path / "hub").exists()
 

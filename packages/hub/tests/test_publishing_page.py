@@ -1,4 +1,4 @@
-"""docs/publishing.md: every command on the page runs, in its order, against real servers."""
+"""docs/guides/publishing.md: every command on the page runs, in its order, against real servers."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 import uv
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "publishing.md"
+PAGE = ROOT / "docs" / "guides" / "publishing.md"
 
 
 def commands() -> str:

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from plumbob.hub import UserError, find, installed
-from plumbob.hub.listing import rows
-from plumbob.hub.registry import scan
+from plumbob.console import UserError
+from plumbob.hub import find, installed
+from plumbob.hub.installed.listing import rows
+from plumbob.hub.installed.registry import scan
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_two_claims_to_one_name_are_refused_with_both_owners_and_how_to_choose(p
         find("math")
     claims = {r["distribution"]: r for r in rows() if r["status"] == "conflict"}
     assert set(claims) == {"vf-math", "evil-math"}
-    assert claims["vf-math"]["reason"] == "evil-math claims this name too; uninstall one"
+    assert claims["vf-math"]["reason"] == "the name is also claimed by evil-math; uninstall one of them"
 
 
 def test_a_broken_plugin_names_itself_and_harms_no_other(plugin):
@@ -89,7 +90,7 @@ def test_check_loads_each_and_says_which_do_not(new_python, make_wheel):
         e["name"]: (e["status"], e["reason"]) for e in json.loads(python.run("hub", "list", "--check", "--json").stdout)
     }
     assert checked == {
-        "exits": ("broken", "its import ended the process with code 7"),
+        "exits": ("broken", "importing it ended the process with exit code 7"),
         "other": ("ok", ""),
         "raises": ("broken", "RuntimeError: no data here"),
     }

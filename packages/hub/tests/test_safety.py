@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import uv
-from plumbob.hub.errors import UserError
-from plumbob.hub.index import Index
-from plumbob.hub.install import Options, install, plan
-from plumbob.hub.location import Location
-from plumbob.hub.masking import mask
-from plumbob.hub.pins import Pin
-from plumbob.hub.static_index import add_files
-from plumbob.hub.wheels import read_wheel
+from plumbob.console import UserError
+from plumbob.hub.index.location import Location
+from plumbob.hub.index.reader import Index
+from plumbob.hub.index.static_index import add_files
+from plumbob.hub.index.wheels import read_wheel
+from plumbob.hub.install.install import Options, install, plan
+from plumbob.hub.install.pins import Pin
+from plumbob.hub.uv.credentials import mask
 
 
 def redirections(evil: str, links: Path) -> list[dict[str, str]]:
@@ -71,7 +71,7 @@ def test_a_name_that_is_not_on_the_hub_is_an_error(hub_index, evil_index, evil_l
             assert [o.status for o in outcomes] == ["failed"] * 3 and all(o.user_error for o in outcomes)
             assert "did you mean 'toy'?" in outcomes[0].detail
             (unnamed,) = install(["absent"], Options(), tmp_path)
-            assert "no index to look in" in unnamed.detail
+            assert "no index is set" in unnamed.detail
     assert evil_index.requests == []
 
 
@@ -187,15 +187,15 @@ def test_an_archive_cannot_write_outside(member, new_python, make_wheel, tmp_pat
 
 def test_a_wheel_that_lies_about_its_name_is_refused(make_wheel, tmp_path):
     data = make_wheel("vf-other", "1.0", (), "other").read_bytes()
-    with pytest.raises(UserError, match="no readable wheel|says that it is"):
+    with pytest.raises(UserError, match="not a readable wheel|says that it is"):
         read_wheel(data, "vf_toy-9.0-py3-none-any.whl")
     with pytest.raises(UserError, match="says that it is vf-other 1.0"):
         read_wheel(data, "vf_other-9.0-py3-none-any.whl")
-    with pytest.raises(UserError, match="no readable wheel"):
+    with pytest.raises(UserError, match="not a readable wheel"):
         read_wheel(data[:200], "vf_other-1.0-py3-none-any.whl")
     with zipfile.ZipFile(empty := io.BytesIO(), "w"):
         pass
-    with pytest.raises(UserError, match="no readable wheel"):
+    with pytest.raises(UserError, match="not a readable wheel"):
         read_wheel(empty.getvalue(), "vf_other-1.0-py3-none-any.whl")
 
 
@@ -251,8 +251,9 @@ def test_an_unknown_name_that_is_redirected_to_a_public_index_stays_unknown(new_
 
 @pytest.mark.parametrize("url", ["http://ci:s3cret@127.0.0.1:1/simple/", "https://token@example.org/simple/"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(url, make_project, tmp_path, monkeypatch, capsys):
-    from plumbob.hub import cli, install_cli
-    from plumbob.hub.console import run_app
+    from plumbob.console.app import run_app
+    from plumbob.hub.cli import hub as cli
+    from plumbob.hub.cli import vf_install as install_cli
 
     monkeypatch.chdir(make_project(tmp_path / "project", "vf-mine", environment="mine"))
     commands = [(install_cli.app, ["toy"]), *((cli.app, [c, "toy"]) for c in ("search", "info", "publish"))]

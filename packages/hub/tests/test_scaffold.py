@@ -6,16 +6,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from plumbob.hub.check import run_check
-from plumbob.hub.errors import UserError
-from plumbob.hub.scaffold import check_name, create, next_commands, render
-from plumbob.hub.uv_command import find_uv
+from plumbob.console import UserError
+from plumbob.hub.check.check import run_check
+from plumbob.hub.publish.scaffold import check_name, create, next_commands, render
+from plumbob.hub.uv.command import find_uv
 
 HUB = Path(__file__).parents[1]
 
 
 def hub(*args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", "from plumbob.hub.main import hub; hub()", *args]
+    command = [sys.executable, "-c", "from plumbob.hub.cli.main import hub; hub()", *args]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -83,17 +83,17 @@ def test_every_name_of_an_environment_gives_the_same_one():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("", "'' is no name for an environment"),
+        ("", "'' is not a valid environment name"),
         ("2048", "a letter first"),
-        ("a/b", "'a/b' is no name"),
-        ("..", "is no name"),
+        ("a/b", "'a/b' is not a valid environment name"),
+        ("..", "is not a valid environment name"),
         ("x" * 41, "at most 40"),
-        ("grüße", "is no name"),
-        ("lookup", "'lookup' is installed already \\(vf-lookup\\)"),
-        ("vf_gsm8k", "'gsm8k' is installed already"),
-        ("class", "a word of the Python language"),
+        ("grüße", "is not a valid environment name"),
+        ("lookup", "'lookup' is already installed \\(vf-lookup\\)"),
+        ("vf_gsm8k", "'gsm8k' is already installed"),
+        ("class", "a Python keyword"),
         ("json", "a module of Python's standard library"),
-        ("numpy", "'numpy' is an installed module already"),
+        ("numpy", "'numpy' is already an installed module"),
     ],
 )
 def test_names_that_will_not_do(tmp_path, name, told):
@@ -105,11 +105,11 @@ def test_names_that_will_not_do(tmp_path, name, told):
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work.py").write_text("precious")
-    with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
+    with pytest.raises(UserError, match="already exists, and `hub new` overwrites nothing"):
         create("mine", tmp_path)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["work.py"]
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made|exists already"):
+    with pytest.raises(UserError, match="cannot be created|already exists"):
         create("mine", tmp_path / "file")
 
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from plumbob.hub.errors import UserError
-from plumbob.hub.index import Index
-from plumbob.hub.information import from_index, search
-from plumbob.hub.location import Location
-from plumbob.hub.static_index import add_files, distributions_in, read_catalog, yank
-from plumbob.hub.swap import recover, replace_directory
+from plumbob.console import UserError
+from plumbob.hub.index.information import from_index, search
+from plumbob.hub.index.location import Location
+from plumbob.hub.index.reader import Index
+from plumbob.hub.index.replace_directory import recover, replace_directory
+from plumbob.hub.index.static_index import add_files, distributions_in, read_catalog, yank
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_an_index_grows_and_a_version_keeps_its_bytes(hub_index, make_wheel):
     assert (hub_index / "CNAME").read_text() == "hub.example.org"
     before = tree(hub_index)
     with pytest.raises(
-        UserError, match="vf_other-1.0-py3-none-any.whl is in .* with other bytes; give .* a new version"
+        UserError, match="vf_other-1.0-py3-none-any.whl is in .* with different bytes; give .* a new version"
     ):
         add_files([make_wheel("vf-other", "1.0", (), "other", "EVIL = 5")], hub_index)
     assert tree(hub_index) == before
@@ -120,8 +120,8 @@ def test_info_from_an_index(hub_index, tmp_path):
 
 
 def test_info_of_what_is_installed(capsys):
-    from plumbob.hub.cli import app
-    from plumbob.hub.console import run_app
+    from plumbob.console.app import run_app
+    from plumbob.hub.cli.hub import app
 
     with pytest.raises(SystemExit):
         run_app("hub", app, ["info", "lookup", "--json"])
@@ -182,7 +182,7 @@ def test_builds_at_the_same_time_lose_nothing(tmp_path, make_wheel):
 
 
 def test_without_an_exchange_in_one_step_a_kill_between_is_healed(tmp_path, monkeypatch):
-    from plumbob.hub import swap
+    from plumbob.hub.index import replace_directory as swap
 
     old, new = tmp_path / "index", tmp_path / "new"
     old.mkdir()

@@ -145,7 +145,9 @@ def test_an_unreachable_hub_is_one_sentence_that_names_the_ways_out(monkeypatch)
 
     # A closed port: the hub's address is read when huggingface_hub is imported, so the instance's default is replaced.
     monkeypatch.setattr(HfApi.__init__, "__defaults__", ("http://127.0.0.1:9", *HfApi.__init__.__defaults__[1:]))
-    with pytest.raises(ModelError, match="neither on this machine nor to be had from the hub.*or use bm25") as caught:
+    with pytest.raises(
+        ModelError, match="is not on this machine and cannot be loaded from the hub.*or use bm25"
+    ) as caught:
         check_name("semantic/nobody/nothing-of-this-name", load_model=True)
     assert "\n" not in str(caught.value)
 

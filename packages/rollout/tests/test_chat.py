@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.rollout import Chat, ChatTemplateError, ParsedCall
+from plumbob.rollout import Chat, ChatTemplateError, MalformedCall, ParsedCall
 
 PROPERTY = settings(max_examples=30, deadline=None)
 
@@ -287,7 +287,12 @@ def test_reasoning_is_kept_apart_where_the_template_does(families, text, reasoni
 @given(st.data())
 def test_any_ids_can_be_parsed(family, data):
     ids = data.draw(st.lists(st.integers(0, len(family.tokenizer) + 2), max_size=20))
-    family.chat.parse(ids, has_tools=True)
+    reasoning, reply = family.chat.parse(ids, has_tools=True)
+    assert all(isinstance(call, ParsedCall | MalformedCall) for call in reply.calls)
+    text = family.text(ids[:-1] if ids and ids[-1] in family.chat.stop_token_ids else ids)
+    if reasoning is not None:
+        text = text.split("</think>", 1)[1]
+    assert reply.calls or reply.content == text.strip()
 
 
 # --- a known hazard -------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_two_tools_of_one_name_are_refused(play, kit):
     trace, _ = play(["x"], shared=[kit.Toolset(vf.ToolsetConfig())])
     assert (
         not trace.ok
-        and "two tools are named 'kit_break'; give one toolset another TOOL_PREFIX" in trace.errors[0].message
+        and "two tools are named 'kit_break'; give one of their toolsets another TOOL_PREFIX" in trace.errors[0].message
     )
 
 

@@ -1,6 +1,7 @@
-"""vf-gsm8k: grade-school math word problems, one turn, an exact reward.
+"""vf-gsm8k: grade-school math word problems (GSM8K) as a single-turn environment with an exact reward.
 
-`extract_answer` and `is_correct` load in milliseconds; only the classes that verifiers asks for load verifiers.
+Importing this package to use `extract_answer` and `is_correct` takes milliseconds: verifiers is imported only when one
+of the environment's classes is accessed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from vf_gsm8k.taskset import GSM8KTaskset
 
-# verifiers takes the one subclass of each kind from here: the taskset, and how upstream's own runners play it cheaply.
-# Names that are no plugins it passes over.
+# verifiers takes the only subclass of each kind from here: the taskset, and the Env and Harness with which verifiers'
+# own runners play it in one process. It ignores all other names.
 __all__ = ["Answer", "GSM8KTaskset", "InProcessHarness", "LocalEnv", "extract_answer", "is_correct"]
 
 

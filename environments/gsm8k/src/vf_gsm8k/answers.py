@@ -1,7 +1,8 @@
-"""Find the final answer in a reply and compare it with the gold one, exactly.
+"""Extract the final answer from a reply and compare it exactly with the gold answer.
 
-Strict on purpose: a reward for a number that merely happens to stand last teaches the policy to end on numbers. An
-answer counts only where the reply says that it is one, and is compared as a Fraction, never as a float.
+Extraction is strict on purpose: rewarding a number only because it is the last one in the reply would teach the policy
+to end on numbers. A number counts only if the reply marks it as the answer, and it is compared as a Fraction, never as
+a float.
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ from vf_gsm8k.numbers import INTEGER, NUMBER, last_side, parse_number, stated_nu
 Kind = Literal["hash", "boxed", "answer_tag", "phrase"]
 KINDS: tuple[Kind, ...] = ("hash", "boxed", "answer_tag", "phrase")
 
-# Of each kind, at most so many of the last markers are looked at: a looping policy writes thousands.
+# Only this many of the last markers of each kind are read, because a policy that repeats itself may write thousands.
 _MOST_MARKERS = 32
 
-# What a reply may be full of meets only patterns that take linear time: no two adjacent runs can share a sign. Only a
-# pattern that sees a text of bounded length may be worse than that.
+# Patterns that are applied to a whole reply must take linear time: no two adjacent repetitions may match the same
+# character. Only patterns that are applied to text of bounded length may be slower.
 
-# Before the text, up to one empty line, and a bullet at the start of its line: "- 42" is not -42 there.
+# Between the hashes and the answer there may be one empty line, and a bullet at the start of the answer's line, where
+# "- 42" does not mean -42.
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*(?:(?:\n[ \t]*){1,2}(?:[-•][ \t]+)?)?([^\n#]*)")
 _NUMBER_TAG = re.compile(r"\s*<(?:number|result|value)>", re.IGNORECASE)
 _SPECIAL_TOKEN = re.compile(r"<\||</")
-# "#### 1. Add the apples"
+# Matches headings such as "#### 1. Add the apples".
 _NUMBERED_HEADING = re.compile(r"[\s*_]*[0-9]+\s*[.):][*_]*\s+\S")
 _STARTS_AS_NUMBER = re.compile(r"[\s*_$+\\(-]*\.?[0-9]")
 _FORMAT = re.compile(rf"-?{NUMBER}(?:/{INTEGER})?")
 _BOXED_END = re.compile(rf"({_FORMAT.pattern})\}}[\s$.*]*(?:\\[\])][\s.*]*)?")
 
-# Also "oxed" after a backspace and "boxed" alone: what is left of "\boxed" where an escape was read once too often.
+# Also matches "oxed" after a backspace character, and "boxed" alone: what remains of "\boxed" if its backslash was read
+# as an escape.
 _BOX = re.compile(
     r"(?:\\boxed|\\fbox|\x08oxed|(?<![A-Za-z\\])boxed)\s*\{|\\boxed(?:\s+(?=[-+]?\$?[0-9])|(?=[0-9]))", re.ASCII
 )
@@ -53,7 +56,7 @@ _AT_LINE_START = re.compile(
     re.IGNORECASE,
 )
 _DETERMINED = re.compile(rf"\b(?:the|my|our|final|correct)\s+{_ADJECTIVES}[*_]*$", re.IGNORECASE)
-# "If the answer is 42, ..." states nothing.
+# "If the answer is 42, ..." does not state an answer.
 _CONDITIONAL = re.compile(r"\b(?:if|whether|suppose|assum(?:e|es|ing)|unless)\b[^.!?\n]*$", re.IGNORECASE)
 _OF_WHAT = r"[*_]*(?:,[^.,\n]{1,20},)?(?:\s\([^()\n]{0,40}\))?(?:\s(?:to|for|of)\s[^.:\n]{0,79}?[^.:\s])?"
 _IS = re.compile(
@@ -66,8 +69,8 @@ _TO_THE_VALUE = re.compile(r"\A[\s:*_]*(?:\\\[|\\\(|\$\$)?\s*")
 _SENTENCE_END = re.compile(r"\n|(?<!\bRs)(?<!\bapprox)(?<!\bi\.e)[.!?](?=[\s*_\"')\]]|$)|(?:\s—\s|;)(?![^\n]*[0-9])")
 _REASON = re.compile(r",?\s(?:because|since|as|which|so|where|given|meaning|not|i\.e\.)\s", re.IGNORECASE)
 
-# A remark after the answer, "(since 41.6 rounds up)", "(i.e., 6 x 7)", " — the total of 3 boxes", may have numbers of its
-# own if it begins as an explanation; without these words, it must state the same number once more.
+# A remark after the answer, such as "(since 41.6 rounds up)" or " — the total of 3 boxes", may contain other numbers if
+# it begins with one of these words. Any other remark, such as "(i.e., 6 x 7)", must state the same number again.
 _EXPLAINS = re.compile(
     r"(?:since|because|as|given|for|out of|including|excluding|rounded (?:(?:up|down) )?from"
     r"|the (?:total|sum|product|difference|number|amount|cost) (?:of|for|from))\b",
@@ -87,7 +90,7 @@ _LAST_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{NUMBER}")
 
 @dataclass(frozen=True)
 class Answer:
-    """A final answer as the reply wrote it, always readable as one number.
+    """A final answer as written in the reply; its text can always be read as one number.
 
     Example: Answer(text="$1,200", extracted_by="boxed")
     """
@@ -97,13 +100,13 @@ class Answer:
 
 
 def extract_answer(completion: str) -> Answer | None:
-    r"""The final answer that the reply states last, or None where it states none.
+    r"""Return the last final answer that the reply states; None if it states none.
 
-    It is stated by `#### X`, `\boxed{X}`, `<answer>X</answer>`, or "the answer is X" and "Answer: X". Of several, the
-    one that begins last decides, whatever its kind: a reply that boxes 41, thinks again and ends on "#### 42" says 42.
-    Markers without a digit (an echo of the format, a heading) are passed over. If the last one names several numbers
-    ("41 or 42"), the reply has no answer. A box that never closes counts only where nothing else is marked. A number
-    without a marker is never an answer. Never raises; linear in the length of the completion.
+    An answer is marked by `#### X`, `\boxed{X}`, `<answer>X</answer>`, or "the answer is X" and "Answer: X". Of several
+    markers the one that begins last decides, of any kind: a reply that boxes 41, reasons further and ends on "#### 42"
+    answers 42. Markers without a digit (an echo of the format, a heading) are ignored. If the last one names several
+    numbers ("41 or 42"), the reply has no answer. A box that is never closed counts only if nothing else is marked. A
+    number without a marker is never an answer. Never raises; takes time linear in the length of the completion.
     """
     found = find_answer(completion)
     return None if found is None else found[0]
@@ -112,8 +115,8 @@ def extract_answer(completion: str) -> Answer | None:
 def is_correct(completion: str, gold: str) -> bool:
     """Whether the reply's final answer equals the gold number exactly (42.0 equals 42; 0.33 does not equal 1/3).
 
-    `gold` is a number, or a worked solution that ends in "#### <number>". Raises ValueError if it is neither. Safe in
-    every thread; milliseconds at most, unless the machine stalls (see expressions.TIMEOUT_SECONDS).
+    `gold` is a number, or a worked solution that ends in "#### <number>"; raises ValueError if it is neither. Takes at
+    most milliseconds for any reply.
     """
     expected = gold_value(gold)
     found = find_answer(completion)
@@ -121,7 +124,7 @@ def is_correct(completion: str, gold: str) -> bool:
 
 
 def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
-    """What `extract_answer` gives, with its value."""
+    """Like `extract_answer`, but also return the answer's value."""
     reply = final_reply(completion)
     markers = [*_hash_markers(reply), *_box_markers(reply), *_tag_markers(reply), *_phrase_markers(reply)]
     several_in_prose = False
@@ -131,7 +134,7 @@ def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
         text = text.strip(" \t\r\n*_`")
         if not _has_digit(text):
             continue
-        # A phrase is prose: only a plain number is meant by it, not arithmetic.
+        # Arithmetic is not evaluated after phrases such as "the answer is", which are prose.
         value = answer_value(text, arithmetic=kind != "phrase")
         if value is not None:
             return Answer(text, kind), value
@@ -144,7 +147,10 @@ def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
 
 
 def answer_value(text: str, *, arithmetic: bool = True) -> Fraction | None:
-    r"""The one number that a marked text states, or None. `arithmetic` also works out `6 \times 7` and `\sqrt{16}`."""
+    r"""Return the one number that a marked text states, or None.
+
+    `arithmetic`: also evaluate expressions such as `6 \times 7` and `\sqrt{16}`.
+    """
     written = plain(text)
     if written is None:
         return None
@@ -164,7 +170,10 @@ def _value(written: str, *, arithmetic: bool) -> Fraction | None:
 
 
 def _remark(written: str) -> tuple[str, str] | None:
-    """A text in `plain` spelling without its remark, and the remark. Example: ("42 students", "out of 100")."""
+    """Split a text in `plain` spelling into answer and remark; None if it has none.
+
+    Example: ("42 students", "out of 100").
+    """
     head, dash, remark = written.partition(" — ")
     if dash:
         return (head, remark) if _EXPLAINS.match(remark) else None
@@ -175,7 +184,7 @@ def _remark(written: str) -> tuple[str, str] | None:
 
 
 def _agrees(remark: str, value: Fraction) -> bool:
-    """Whether a remark explains the answer before it, or states it once more, and does not take it back."""
+    """Whether a remark explains the answer before it or states it again, and does not retract it."""
     if _TAKES_BACK.search(remark):
         return False
     if _EXPLAINS.match(remark):
@@ -185,9 +194,10 @@ def _agrees(remark: str, value: Fraction) -> bool:
 
 
 def is_lenient_match(completion: str, gold: str) -> bool:
-    """Whether the reply is correct, or its last number, marked or not, equals the gold one (verl's "flexible").
+    """Whether the reply is correct, or its last number, marked or not, equals the gold number (verl's "flexible").
 
-    For a metric, to tell wrong arithmetic from a missing marker. Raises ValueError if gold is not a number.
+    Used for a metric that distinguishes wrong arithmetic from a missing marker. Raises ValueError if gold is not a
+    number.
     """
     if is_correct(completion, gold):
         return True
@@ -196,10 +206,10 @@ def is_lenient_match(completion: str, gold: str) -> bool:
 
 
 def is_well_formatted(completion: str, style: Literal["hash", "boxed"] = "hash") -> bool:
-    r"""Whether the reply ends as its prompt asks: one answer, a bare number, in the last line.
+    r"""Whether the reply ends in the form that its prompt asks for: one answer, a bare number, in the last line.
 
-    hash: the last line, and no other, is `#### <number>`. boxed: the reply's only box is `\boxed{<number>}`, and nothing
-    but punctuation follows it.
+    hash: the last line, and no other, is `#### <number>`. boxed: the reply's only box is `\boxed{<number>}`, and only
+    punctuation follows it.
     """
     reply = final_reply(completion).rstrip()
     if style == "boxed":
@@ -214,7 +224,7 @@ def is_well_formatted(completion: str, style: Literal["hash", "boxed"] = "hash")
 
 
 def gold_answer(solution: str) -> str | None:
-    r"""The number after the last "####" of a worked solution in GSM8K's schema, bare; None if there is none.
+    r"""Return the bare number after the last "####" of a worked solution in GSM8K's schema; None if there is none.
 
     Example: "4 * 300 = 1,200\n#### $1,200" -> "1200"
     """
@@ -226,7 +236,7 @@ def gold_answer(solution: str) -> str | None:
 
 
 def gold_value(gold: str) -> Fraction:
-    """The gold number, given alone or at the end of a worked solution. Raises ValueError if it is neither."""
+    """Parse the gold number, given alone or at the end of a worked solution. Raises ValueError if there is none."""
     value = parse_number(gold)
     if value is None and (bare := gold_answer(gold)) is not None:
         value = parse_number(bare)
@@ -236,9 +246,9 @@ def gold_value(gold: str) -> Fraction:
 
 
 def final_reply(completion: str) -> str:
-    """The reply without its thinking, ended or not.
+    """Return the reply without its thinking, whether that was closed or not, because a guess in it is not the answer.
 
-    A guess inside it is not the answer. The chat template may have written <think>, so </think> can stand alone.
+    `</think>` may occur without `<think>`, because the chat template may have written the opening tag.
     """
     reply = completion
     for name in ("think", "thinking"):
@@ -247,15 +257,19 @@ def final_reply(completion: str) -> str:
 
 
 _Marker = tuple[int, Kind, str]
-"""Where it starts, its kind, and the text it marks."""
+"""A marked answer: its start in the reply, its kind, and the marked text."""
 
 
 def _hash_markers(reply: str) -> Iterator[_Marker]:
-    """`#### X` to the end of the line, or the next text line if X is missing; no numbered headings."""
+    """Yield the text after `####` on its line, or the next text line if that is empty.
+
+    Numbered headings are skipped.
+    """
     for match in list(_HASHES.finditer(reply))[-_MOST_MARKERS:]:
         tag = _NUMBER_TAG.match(match[1])
         text = _SPECIAL_TOKEN.split(match[1][tag.end() if tag else 0 :], maxsplit=1)[0].rstrip(" \t*_`")
-        # "#### 42!" is glad and no factorial; "#### 2 * 3!" and "\boxed{42!}" may be one.
+        # The "!" of "#### 42!" is an exclamation mark; in "#### 2 * 3!" and "\boxed{42!}" it may be a factorial, so it
+        # stays.
         calm = text.rstrip("!")
         if calm != text and (_FORMAT.fullmatch(calm.lstrip(" \t*_`$")) or calm[-1:].isalpha()):
             text = calm
@@ -264,7 +278,7 @@ def _hash_markers(reply: str) -> Iterator[_Marker]:
 
 
 def _box_markers(reply: str) -> Iterator[_Marker]:
-    r"""The insides of the last `\boxed{...}` and `\fbox{...}` that end; braces nest. `\boxed 42` ends with the number."""
+    r"""Yield the contents of the last closed `\boxed{...}` and `\fbox{...}` (braces may nest), and X of `\boxed X`."""
     boxes = list(_BOX.finditer(reply))
     if not boxes:
         return
@@ -276,7 +290,8 @@ def _box_markers(reply: str) -> Iterator[_Marker]:
     ]
     open_braces: list[int] = []
     spans: list[tuple[int, int]] = []
-    # One pass with a stack: looking for each box's end in turn is quadratic when a looping policy opens thousands.
+    # One pass with a stack, because searching each box's end separately is quadratic if a reply opens thousands of
+    # boxes.
     for match in _BRACES.finditer(reply):
         if match[0] == "{":
             open_braces.append(match.end())
@@ -289,7 +304,7 @@ def _box_markers(reply: str) -> Iterator[_Marker]:
 
 
 def _open_box(reply: str) -> str | None:
-    """The rest of the line after the last box, if that box never closes: the reply was cut off."""
+    """Return the rest of the line after the last box, for a reply that was cut off inside the box; None if empty."""
     boxes = list(_BOX.finditer(reply))
     if not boxes or not boxes[-1][0].endswith("{"):
         return None
@@ -297,6 +312,7 @@ def _open_box(reply: str) -> str | None:
 
 
 def _tag_markers(reply: str) -> Iterator[_Marker]:
+    """Yield the text of the last `<answer>...</answer>` pairs."""
     tags = list(_TAGS.finditer(reply))[-2 * _MOST_MARKERS :]
     for start, end in itertools.pairwise(tags):
         if not start[1] and end[1]:
@@ -304,7 +320,7 @@ def _tag_markers(reply: str) -> Iterator[_Marker]:
 
 
 def _phrase_markers(reply: str) -> Iterator[_Marker]:
-    """What follows "the answer is", "Answer:" or a heading "Final Answer", up to the end of the sentence."""
+    """Yield the text after "the answer is", "Answer:" or a heading "Final Answer", up to the end of the sentence."""
     for match in list(_ANSWER.finditer(reply))[-_MOST_MARKERS:]:
         before = reply[max(0, match.start() - _BEFORE_CHARS) : match.start()]
         after = reply[match.end() : match.end() + _AFTER_CHARS]
@@ -315,7 +331,7 @@ def _phrase_markers(reply: str) -> Iterator[_Marker]:
             link = link or _ANS_END.match(after)
         if link is None or _CONDITIONAL.search(before):
             continue
-        # From the line break on, if there is one: "Answer:\n- 42" has a bullet, "Answer: -42" a sign.
+        # A line break is kept, to distinguish the bullet in "Answer:\n- 42" from the sign in "Answer: -42".
         value = after[link.end() - link[0].endswith("\n") :]
         if bullet := _BULLET.match(value):
             value = value[bullet.end() :]
@@ -328,4 +344,5 @@ def _phrase_markers(reply: str) -> Iterator[_Marker]:
 
 
 def _has_digit(text: str) -> bool:
+    """Whether the text contains a digit. True for texts longer than MAX_CHARS, which are not searched."""
     return len(text) > MAX_CHARS or any(sign.isnumeric() for sign in text)

@@ -1,6 +1,7 @@
-"""Write a short text plainly: one spelling for each of the ways that Unicode, LaTeX and Markdown spell the same sign.
+"""Normalise the notation of a short text: Unicode, LaTeX and Markdown variants of a sign become one spelling.
 
-Nothing here decides what a number is. Each step may only replace a sign by its equal, and never joins two numbers.
+This module does not decide what a number is. A step only replaces signs by equivalent ones, and never joins two
+numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CHARACTERS = str.maketrans(
         "℃": " degrees C",
         "℉": " degrees F",
         "°": " degrees ",
-        # The blanks keep "2½" from reading 21/2.
+        # The blanks keep "2½" from becoming "21/2".
         **{sign: f" {value} " for sign, value in _VULGAR_FRACTIONS.items()},
     }
 )
@@ -37,12 +38,13 @@ _WORD_END = r"(?![A-Za-z])"
 _Replacement = str | Callable[[re.Match[str]], str]
 _STEPS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
     (re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+"), lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}"),
-    # Pictographs decorate: "42 ✅".
+    # Pictographs such as in "42 ✅" have no meaning for the number.
     (re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]"), " "),
     (re.compile(r"\\{1,2}([$%&#_ ])"), r"\1"),
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|bf|rm|it)" + _WORD_END), " "),
     (re.compile(r"\\text\s*\{,\}|\{,\}"), ","),
-    # A thin space separates thousands, or anything else: "10\,000" and "1,\!000", but "3\,kg" and "3\,4".
+    # A LaTeX thin space is removed only if it separates thousands ("10\,000", "1,\!000"); the next step makes any other
+    # one ("3\,kg", "3\,4") a blank.
     (re.compile(r"(?<=[0-9,])(?:\{\\[,!;:]\}|\\[,!;:])+(?=[0-9]{3}(?![0-9]))"), ""),
     (re.compile(r"\{\\[,!;:]\}|\\[,!;:]|\\(?:quad|qquad|thinspace|enspace|space)" + _WORD_END), " "),
     (re.compile(r"\^\s*(?:\{\s*)?\\(?:circ|degree)" + _WORD_END + r"\s*\}?|\\degree" + _WORD_END), " degrees "),
@@ -52,7 +54,7 @@ _STEPS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
     (re.compile(r"\\div" + _WORD_END), "/"),
     (re.compile(r"\\[dtc]frac" + _WORD_END), r"\\frac"),
     (re.compile(r"\\[()\[\]]"), " "),
-    # Markdown. "2**3" is a power: stars between two numbers stay.
+    # Markdown emphasis is removed. Stars between two numbers are kept, because "2**3" is a power.
     (re.compile(r"(?<![0-9)}])\*\*|\*\*(?![0-9({\\])|__|`"), ""),
     (re.compile(r"(?<![\w)}*])\*(?! )([^*]*[^* ])\*(?![\w(\\*])"), r"\1"),
 )
@@ -69,14 +71,17 @@ _ARGUMENT = r"\s*(?:\{\s*([-+]?[0-9][0-9,. ]*|\.[0-9]+)\s*\}|([0-9]))"
 _NUMBER_FRACTION = re.compile(r"\\frac" + _ARGUMENT + _ARGUMENT)
 
 MAX_CHARS = 1000
-"""A longer text states no number. It also keeps int() from its limit of 4300 digits, which raises."""
+"""Most characters of a text that is read.
+
+The bound also keeps int() below its limit of 4300 digits, where it raises.
+"""
 
 
 def plain(text: str) -> str | None:
-    r"""The text in one plain spelling, without what merely surrounds it; None if it has more than MAX_CHARS.
+    r"""Return the text in plain spelling, without surrounding quotes and brackets; None if it exceeds MAX_CHARS.
 
-    Left of LaTeX are \frac, \sqrt, \times and what is unknown; currencies are `$`, approximations `=`, and every run of
-    blanks is one. Example: "**€1{,}000\\text{ a year}**." -> "$1,000 a year"
+    Of LaTeX only \frac, \sqrt, \times and unknown commands remain. Currency signs become `$`, approximation signs `=`,
+    and a run of blanks becomes one blank. Example: "**€1{,}000\\text{ a year}**." -> "$1,000 a year"
     """
     if len(text) > MAX_CHARS:
         return None
@@ -93,16 +98,16 @@ def plain(text: str) -> str | None:
 
 
 def inline_fractions(text: str) -> str:
-    r"""`\frac{3}{4}` of two plain numbers as " 3/4 "; other fractions stay.
+    r"""Replace `\frac{3}{4}` of two plain numbers by " 3/4 "; other fractions are kept.
 
-    The blanks keep "2\frac{1}{2}" from reading 21/2, and "\frac123" from reading 1/23.
+    The blanks keep "2\frac{1}{2}" from becoming 21/2, and "\frac123" from becoming 1/23.
     """
     spread = _NUMBER_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]} ", text)
     return " ".join(spread.split())
 
 
 def _unwrapped(text: str) -> str:
-    """Without quotes, brackets, stars and the full stop around the whole."""
+    """Remove quotes, brackets, stars and the full stop that surround the whole text."""
     for _ in range(4):
         text = (
             text.strip(" *_")

@@ -1,6 +1,6 @@
-"""Read one number as people write it, exactly: a Fraction, never a float.
+"""Parse one number as people write it, exactly: as a Fraction, never as a float.
 
-Strict on purpose: a text that could mean two numbers, or another than it seems to, is no number.
+Parsing is strict on purpose: a text that could be read as two different numbers is not accepted as a number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from vf_gsm8k.notation import inline_fractions, plain
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 NUMBER = rf"(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
-# SI groups thousands by spaces; those that LaTeX and Unicode have for it are plain blanks by now.
+# SI notation groups thousands by spaces. LaTeX and Unicode spaces have already been replaced by blanks
+# (`notation.plain`).
 _SPACED = rf"(?:[0-9]{{1,3}}(?:[ ][0-9]{{3}})+(?:\.[0-9]+)?|{NUMBER})"
 
-# "-$1,200.50", "$-3", "$42$" (LaTeX math), "3/4", "2 1/2", "15%", "1.2e3", "1.2 \times 10^3".
+# Matches "-$1,200.50", "$-3", "$42$" (LaTeX math), "3/4", "2 1/2", "15%", "1.2e3" and "1.2 \times 10^3".
 _VALUE = re.compile(
     rf"""
     (?P<currency>(?:US|CA|AU|NZ|HK|[ACSR])?\$)?[ ]?(?P<sign>[-+])?[ ]?\$?
@@ -34,15 +35,16 @@ _VALUE = re.compile(
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE = re.compile(rf"[ ]?({'|'.join(_SCALES)})\b", re.IGNORECASE)
 
-# What may follow a number: words, "km/h", "cm^2", "(per person)"; digits only as exponents of a unit.
+# Matches the unit after a number: words, "km/h", "cm^2", "(per person)". Digits are allowed only as exponents of a
+# unit.
 _UNIT = re.compile(r"(?:[ $]?(?:[(/-] ?)?[^\W\d_](?:[^\W\d_]|[ '/().%$\"-]|\^ ?\{?[23]\}?)*)?")
 _NUMBER_WORD = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)"
 )
-# Words that change the number before them, name a second one, or take it back: "3 dozen", "42 or fifty", "6 times seven",
-# "42 below zero", "42 if x is even", "42 is wrong". After `^`, those that do so only next to it: "42 quarters", and a
-# variable ("42a", but not "42m", "42 a day" and "42L").
+# Matches words that change the number before them, name a second number, or retract it: "3 dozen", "42 or fifty",
+# "6 times seven", "42 below zero", "42 if x is even", "42 is wrong". The alternatives that begin with `^` match only
+# directly after the number: "42 quarters", and a variable as in "42a" (but not "42m", "42 a day" or "42L").
 _NOT_A_UNIT = re.compile(
     r"\b(?:times|plus|minus|multiplied|divided|squared|cubed|factorial|choose|modulo|over|or|and|but|point|half|versus|vs"
     r"|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|(?:ten|hundred|thousand|million)ths?"
@@ -63,7 +65,7 @@ _FILLER = re.compile(
 )
 _NEGATIVE = re.compile(r"(?:negative|minus) ?(?=[$0-9.])", re.IGNORECASE)
 _LABEL = re.compile(r"(?=[^\W\d_])[^\d_:=,;\\{}<>+*^]{1,60}: ?")
-# "Janet makes $18 every day": a sentence whose verb stands before its only number.
+# Matches the beginning of a sentence, up to the number after its verb: "Janet makes" of "Janet makes $18 every day".
 _SENTENCE = re.compile(
     r"[^\W\d_](?:[^\W\d_]|[ ,'()-]){0,120}?\b(?:is|are|was|were|will be|would be|has|have|had|makes?|made|earn(?:s|ed)?|costs?"
     r"|pa(?:ys?|id)|needs?|needed|gets?|got|takes?|took|spen(?:ds?|t)|saves?|saved|receives?|received|s(?:ells?|old)"
@@ -86,10 +88,10 @@ _CALCULATION = re.compile(r"(?:[0-9.,+*/^(){}\[\] $%-]|\\times|\\frac|\\sqrt)+")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The value of a bare number as people and LaTeX write it; None if the text is anything else.
+    r"""Return the value of a bare number in plain text or LaTeX; None if the text is anything else.
 
-    Reads thousands separators, a sign, a currency, `%` (15% is 15, never 0.15), decimals, fractions, mixed numbers and
-    powers of ten. No unit, no word, no equation. Example: r"-\$1{,}200.50" -> Fraction(-2401, 2)
+    Accepts thousands separators, a sign, a currency, `%` (15% is 15, never 0.15), decimals, fractions, mixed numbers
+    and powers of ten; units, words and equations are not accepted. Example: r"-\$1{,}200.50" -> Fraction(-2401, 2)
     """
     written = plain(text)
     if written is None:
@@ -99,11 +101,11 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def stated_number(written: str) -> Fraction | None:
-    """The number that a marked answer states, given in `plain` spelling; None if it is not one number.
+    """Return the number that a marked answer states, given in `plain` spelling; None if it does not state exactly one.
 
-    Beside what `parse_number` reads: a unit after it ("42 km per hour", "1.5 million dollars"), a label or a short
-    sentence before it ("Total: 42", "She earns $42 a week"). A word that changes the number, or a second number, makes
-    it none ("3 dozen", "42 or 43", "3-5", "3:30", "half of 84").
+    Accepts what `parse_number` accepts, and also a unit after the number ("42 km per hour", "1.5 million dollars") and
+    a label or a short sentence before it ("Total: 42", "She earns $42 a week"). A word that changes the number, or a
+    second number, makes the result None ("3 dozen", "42 or 43", "3-5", "3:30", "half of 84").
     """
     written = inline_fractions(written)
     if label := _LABEL.match(written):
@@ -122,14 +124,16 @@ def stated_number(written: str) -> Fraction | None:
 
 
 def is_unit(rest: str, *, has_currency: bool = False) -> bool:
-    """Whether what follows a number leaves it what it is: nothing, or words that are its unit."""
+    """Whether the text after a number does not change its value: it is empty, or the number's unit."""
     if has_currency and _SHORT_SCALE.match(rest):
         return False
     return _UNIT.fullmatch(rest) is not None and not _NOT_A_UNIT.search(rest)
 
 
 def last_side(written: str) -> str | None:
-    r"""The last side of an equation in `plain` spelling, the whole text if it is none; None if it states several values.
+    r"""Return the last side of an equation in `plain` spelling; a text without "=" is returned whole.
+
+    Returns None if the text states several values or an inequality.
 
     Examples: "x = 42" -> "42"; "6 \times 7 = 42 apples" -> "42 apples"; "x = 3, y = 4" -> None; "x > 42" -> None
     """
@@ -145,7 +149,7 @@ def last_side(written: str) -> str | None:
 
 
 def format_number(value: Fraction) -> str:
-    """The shortest exact decimal, or a fraction where there is none. Examples: "42", "-0.5", "1/3"."""
+    """Format a number as its shortest exact decimal, or as a fraction if it has none. Examples: "42", "-0.5", "1/3"."""
     twos_and_fives = value.denominator
     for prime in (2, 5):
         while twos_and_fives % prime == 0:
@@ -161,7 +165,7 @@ def format_number(value: Fraction) -> str:
 
 
 def _leading_number(written: str) -> tuple[Fraction, str, bool] | None:
-    """The number that the text begins with, what follows it, and whether it has a currency sign."""
+    """Return the number at the start of the text, the text after it, and whether it has a currency sign; or None."""
     match = _VALUE.match(written)
     if match is None:
         return None
@@ -178,7 +182,8 @@ def _leading_number(written: str) -> tuple[Fraction, str, bool] | None:
             value /= bottom
         value *= Fraction(10) ** int(match["e"] or match["ten"] or 0)
     rest = written[match.end() :]
-    # "1,23", "1.2.3", "3-5", "3:30", "1/2/3", "2^3": the match ended inside something longer.
+    # In "1,23", "1.2.3", "3-5", "3:30", "1/2/3" and "2^3" the match ends inside a longer expression, so it is no
+    # number.
     if rest[:1].isdigit() or re.match(r" ?[-.,/:^*+\\_!{(]* ?\$?[0-9]", rest):
         return None
     has_currency = "$" in match[0]

@@ -1,7 +1,7 @@
-"""Where rows come from: a Hugging Face dataset, a local JSONL file, or the generator; all in GSM8K's schema.
+"""Load rows from a Hugging Face dataset, a local JSONL file, or the generator of synthetic problems.
 
-The schema is {"question": str, "answer": str}, where the answer is a worked solution that ends in "#### 42".
-Whatever the source, a row that cannot be scored is an error here, not a reward of 0 in the middle of a run.
+All rows have GSM8K's schema {"question": str, "answer": str}, where the answer is a worked solution that ends in
+"#### 42". A row that could not be scored raises an error at load, instead of giving reward 0 during a run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Row:
     """
 
     id: str
-    """Unique within a source: its name, then the row's index from 0."""
+    """The source's name and the row's index from 0, unique within the source."""
     question: str
     answer: str
     """The gold number, without thousands separators."""
 
 
 def load_rows(source: str, split: Split, *, seed: int = 0, num_examples: int = -1) -> list[Row]:
-    """The first `num_examples` rows of the source (-1: all), after checking every row of it.
+    """Return the first `num_examples` rows of the source (-1: all), after checking every row of the source.
 
-    Raises ValueError, one sentence that says what is wrong and where.
+    Raises ValueError if the source cannot be read, has no rows, or has an invalid row; the message names the place.
     """
     path = Path(os.path.expanduser(source))
     if source == "synthetic":
@@ -46,7 +46,7 @@ def load_rows(source: str, split: Split, *, seed: int = 0, num_examples: int = -
         name, located = f"gsm8k-synthetic-{split}-{seed}", _numbered(source, generate(split, seed=seed, count=count))
     elif os.path.exists(path) or _looks_like_path(source):
         file = path / f"{split}.jsonl" if os.path.isdir(path) else path
-        # The file's own name, because `split` may say nothing about its content.
+        # Ids use the file's name, because a file's content need not be the split that `split` names.
         name, located = f"gsm8k-{file.stem}", _read_jsonl(file)
     else:
         name, located = f"gsm8k-{split}", _numbered(f"{source} ({split})", _from_hub(source, split))
@@ -57,7 +57,7 @@ def load_rows(source: str, split: Split, *, seed: int = 0, num_examples: int = -
 
 
 def _looks_like_path(source: str) -> bool:
-    """Whether a source that does not exist was meant as a file; a hub name is "name" or "owner/name"."""
+    """Whether a source that does not exist was meant as a file. A hub dataset is written "name" or "owner/name"."""
     return source.endswith((".jsonl", "/")) or source.startswith((".", "/", "~")) or source.count("/") > 1
 
 
@@ -66,14 +66,17 @@ def _numbered(name: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    """(where, value) for each line that is not blank."""
+    """Yield (place, parsed JSON) for each line that is not blank.
+
+    Raises ValueError if the file cannot be read, or if a line cannot be parsed.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ValueError(f"no such dataset file: {path}") from None
     except OSError as error:
         raise ValueError(f"cannot read dataset file {path}: {error.strerror}") from None
-    # Split bytes, not text: str.splitlines() also breaks at U+2028, which is legal inside a JSON string.
+    # The bytes are split, because str.splitlines() also splits at U+2028, which may be inside a JSON string.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -85,18 +88,18 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
         except (ValueError, RecursionError) as error:
-            # Python's own limits: integers of more than 4300 digits, very deep nesting.
+            # Python cannot parse integers of more than 4300 digits or very deep nesting.
             raise ValueError(f"{where}: not readable JSON ({error})") from None
 
 
 def _from_hub(name: str, split: Split) -> Iterable[Any]:
-    # Here and not at the top: importing datasets takes seconds that local and synthetic rows need not wait for.
+    # Imported here, because importing `datasets` takes seconds and only hub datasets need it.
     import datasets
 
     try:
         return datasets.load_dataset(name, "main", split=split)
     except Exception as error:
-        # The hub fails in a dozen types of its own; to the user they are all "this name gave no rows".
+        # The hub raises many exception types; for the user each means that the dataset could not be loaded.
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"cannot load dataset {name!r}, split {split!r}, from the Hugging Face hub ({cause}); "
@@ -105,6 +108,7 @@ def _from_hub(name: str, split: Split) -> Iterable[Any]:
 
 
 def _check(where: str, row: Any, row_id: str) -> Row:
+    """Return the checked row. Raises ValueError that names the place and the field which is wrong."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: not a JSON object")
     for field in ("question", "answer"):

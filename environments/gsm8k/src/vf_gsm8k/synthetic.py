@@ -1,7 +1,7 @@
-"""Our own word problems: millions of them, offline, in GSM8K's schema.
+"""Generate synthetic word problems in GSM8K's schema: millions of different ones, without network access.
 
-They are easier and far more uniform than GSM8K. They are there to see a run learn without a download, and to have
-fresh test problems; they do not replace the benchmark.
+They are easier and far more uniform than GSM8K. They serve to see a run learn without a download and to have unseen
+test problems; they do not replace the benchmark.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from typing import Literal
 
 from vf_gsm8k.templates import TEMPLATES, Problem
 
-# One problem in five is a test problem.
+# One in this many problems is a test problem.
 _SPLIT_MODULUS = 5
 
 
 def split_of(problem: Problem) -> Literal["train", "test"]:
-    """The one split that a problem can belong to.
+    """Return the only split that a problem can belong to.
 
-    Train and test are disjoint by construction: the split is a function of the problem itself (its template and its
-    numbers), so one problem cannot be in both, whatever the seeds and sizes. Names take no part, so that a test problem
-    is not a train problem told of someone else. A hash and not, say, the sum of the numbers, because a sum would give
-    the answers of one split a remainder of their own.
+    The split is a hash of the problem's template and numbers, so train and test are disjoint for all seeds and sizes.
+    The names of people are left out of the hash, so that a test problem cannot be a training problem with another name.
+    It is a hash because with, for example, the sum of the numbers, the answers of one split would share a remainder.
     """
     digest = hashlib.sha256(f"{problem.template}:{problem.numbers}".encode()).digest()
     return "test" if digest[0] % _SPLIT_MODULUS == 0 else "train"
 
 
 def generate(split: Literal["train", "test"], *, seed: int, count: int) -> Iterator[dict[str, str]]:
-    """`count` different problems as {"question", "answer"}; the first n are the same whatever `count` is.
+    """Yield `count` different problems as {"question", "answer"}. Problem i does not depend on `count`.
 
     Example: {"question": "Mira puts 12 stamps on ...", "answer": "... 12 * 9 = 108 ...\\n#### 95"}
     """
     seen: set[str] = set()
-    # A string seed is hashed by random itself, the same in every process; hash() of a tuple is not.
+    # random.Random hashes a string seed the same way in every process; a tuple's hash() would differ between processes.
     rng = random.Random(f"vf-gsm8k/{split}/{seed}")
     while len(seen) < count:
         problem = rng.choice(TEMPLATES)(rng)

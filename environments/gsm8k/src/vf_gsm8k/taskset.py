@@ -1,4 +1,4 @@
-"""The taskset: rows in, single-turn tasks with an exact reward out."""
+"""The GSM8K taskset: turns rows into single-turn tasks with an exact reward."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class GSM8KConfig(vf.TasksetConfig):
     """A Hugging Face dataset name, a .jsonl file in GSM8K's schema, a directory that holds <split>.jsonl, or
     "synthetic" for generated problems."""
     split: Literal["train", "test"] = "train"
-    """The split to load. A .jsonl file is used whole, whatever this says."""
+    """The split to load. It is ignored for a .jsonl file, which is used whole."""
     seed: int = 0
-    """Which synthetic problems to generate; other sources ignore it."""
+    """Seed of the synthetic problems; other sources ignore it."""
     num_examples: int = -1
-    """How many rows to use, from the first; -1 means all of them, or 1000 synthetic ones."""
+    """Number of rows to use, from the first; -1 means all of them, or 1000 synthetic ones."""
     answer_style: Style = "hash"
-    """How the system prompt asks for the answer: "hash" for a last line `#### 42` (also written "####"), "boxed" for
-    `\\boxed{42}`. The reward reads both, whichever was asked for; `format_ok` wants this one."""
+    """How the system prompt asks for the answer: "hash" (also written "####") for a last line `#### 42`, "boxed" for
+    `\\boxed{42}`. The reward accepts both forms in either case; the metric `format_ok` requires the one asked for."""
 
     @field_validator("answer_style", mode="before")
     @classmethod
@@ -59,7 +59,7 @@ class GSM8KData(vf.TaskData):
     answer: str
     """The gold number, without thousands separators."""
     answer_style: Style = "hash"
-    """What the system prompt asked for."""
+    """The form in which the system prompt asks for the answer."""
 
 
 class GSM8KTask(vf.Task[GSM8KData]):
@@ -71,22 +71,22 @@ class GSM8KTask(vf.Task[GSM8KData]):
     async def single_turn(self, trace: vf.Trace) -> bool:
         return trace.num_turns >= 1
 
-    # Reading a reply takes well under a millisecond, unless it is very long or wants arithmetic. In a thread, so that the
-    # wait for math-verify holds up no other rollout. Against a slow regular expression a thread is no help: it keeps the
-    # GIL until it ends. So each is linear, or sees a text of bounded length; test_answers.py times them.
+    # Replies are read in a thread, so that a long reply does not block other rollouts; most take well under a
+    # millisecond. A thread does not help against a slow regular expression, which holds the GIL until it ends. So every
+    # expression takes linear time or sees text of bounded length; test_linear_time.py measures them.
 
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
-        """1 if the reply's final answer equals the gold number exactly, in whichever style it is given, else 0."""
+        """1 if the reply's final answer, in any form that is read, equals the gold number exactly, else 0."""
         return float(await asyncio.to_thread(is_correct, trace.last_reply, self.data.answer))
 
     @vf.metric
     async def reading(self, trace: vf.Trace) -> dict[str, float]:
-        """How the reply was read. `trace.info["answer"]` gets the answer's text, or None.
+        """Metrics of how the reply was read, each 0 or 1. `trace.info["answer"]` gets its text and form, or None.
 
-        `answer_found`: it states a final answer in any form that the reward reads. `extracted_by/<kind>`: in this form.
-        `format_ok`: it ends in the style that the prompt asked for. `lenient_correct`: it is correct, or its last number
-        is the gold one, marked or not.
+        `answer_found`: the reply states a final answer in a form that the reward reads. `extracted_by/<kind>`: the
+        answer was read from this form. `format_ok`: the reply ends in the form that the prompt asked for.
+        `lenient_correct`: the reply is correct, or its last number, marked as the answer or not, is the gold number.
         """
         return await asyncio.to_thread(self._read, trace)
 
@@ -103,23 +103,26 @@ class GSM8KTask(vf.Task[GSM8KData]):
         }
 
     def oracle(self) -> list[vf.AssistantMessage]:
-        """A perfect transcript: one reply that scores 1, in the style that the prompt asks for."""
+        """Return a perfect transcript: one reply that scores 1, in the form that the prompt asks for."""
         answer = self.data.answer
         final = f"#### {answer}" if self.data.answer_style == "hash" else f"\\boxed{{{answer}}}"
         return [vf.AssistantMessage(content=f"Worked out step by step, it is this.\n{final}")]
 
     def prediction(self, trace: vf.Trace) -> dict[str, Any]:
-        """The rollout as one JSON row. Example: {"id": "gsm8k-test-0", "answer": "18"}; null for no answer."""
+        """Return the rollout's answer as a JSON row, null if there is none.
+
+        Example: {"id": "gsm8k-test-0", "answer": "18"}
+        """
         found = find_answer(trace.last_reply)
         return {"id": self.key, "answer": format_number(found[1]) if found else None}
 
 
 class GSM8KTaskset(vf.Taskset[GSM8KTask, GSM8KConfig]):
     check_settings = {"datasets": "synthetic"}  # noqa: RUF012
-    """Settings that need no network; `hub check` has none."""
+    """Settings with which `hub check`, which has no network, loads the taskset."""
 
     def load(self) -> Iterator[GSM8KTask]:
-        """Every row is read and checked before the first task comes out; ValueError names the first bad one."""
+        """Yield the tasks. All rows are read and checked first; raises ValueError that names the first invalid row."""
         config = self.config
         rows = load_rows(config.datasets, config.split, seed=config.seed, num_examples=config.num_examples)
         style = config.answer_style

@@ -1,7 +1,7 @@
-"""The templates of the synthetic problems, two to four steps each.
+"""The templates of the synthetic problems, with two to four steps each.
 
-A template draws its numbers so that every intermediate result is a positive integer, then tells the story and its
-solution. Each line of a solution holds one equation, `expression = integer`, which the tests evaluate.
+A template chooses random numbers such that every intermediate result is a positive integer, and returns the question
+and its solution. Each line of a solution holds one equation, `expression = integer`, which the tests evaluate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Problem:
 
     template: str
     numbers: tuple[int, ...]
-    """Every number that was drawn; with the template it settles the answer."""
+    """All random numbers of the problem; together with the template they determine the answer."""
     question: str
     solution: str
     answer: int
@@ -102,7 +102,7 @@ def hives(rng: random.Random) -> Problem:
 def buns(rng: random.Random) -> Problem:
     trays, per_tray, box = rng.randint(4, 15), rng.randint(12, 36), rng.randint(3, 9)
     total = trays * per_tray
-    # As many burnt buns as leave full boxes only, and at least one.
+    # At least one bun is burnt, and the good ones fill whole boxes.
     burnt = total % box + box * rng.randint(1, 2)
     good = total - burnt
     name = rng.choice(NAMES)
@@ -251,7 +251,7 @@ def market(rng: random.Random) -> Problem:
     melons, melon, lemons, lemon = rng.randint(2, 9), rng.randint(3, 8), rng.randint(3, 15), rng.randint(1, 2)
     first, second = melons * melon, lemons * lemon
     spent = first + second
-    # The smallest round sum that is more than what was spent, or one or two tens beyond it.
+    # The next multiple of ten above the amount spent, or one of the two after it.
     paid = 10 * (spent // 10 + rng.randint(1, 3))
     name = rng.choice(NAMES)
     return Problem(

@@ -1,8 +1,9 @@
-"""vf-lookup: follow a chain of links through a hidden table, one tool call per link."""
+"""vf-lookup: follow a chain of links through a hidden table, with one tool call per link."""
 
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
 
 from vf_lookup.taskset import LookupTaskset
 
-# verifiers takes the one subclass of each kind: what the environment is, and how upstream's own runners play it cheaply.
+# verifiers takes the only subclass of each kind from here: the taskset, and the Env and Harness with which verifiers'
+# own runners play it in one process.
 __all__ = ["InProcessHarness", "LocalEnv", "LookupTaskset"]

@@ -1,7 +1,7 @@
-"""Procedural chain-of-lookups tasks.
+"""Procedurally generated tasks that need a chain of tool calls.
 
-The environment exists to tell "multi-step tool use does not learn" from "this dataset does not learn": every call but
-the first needs the output of the one before, the reward is exact, and nothing else can go wrong.
+The environment serves to distinguish "multi-step tool use does not learn" from "this dataset does not learn": every
+call except the first needs the previous call's result, the reward is exact, and there is no other source of failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM_PROMPT = (
     "Follow the keys to the value, then reply with the value alone."
 )
 
-# Short common words, so that most tokenizers need one token for each.
+# Short common words, because most tokenizers encode them as one token each.
 VALUES = [
     "amber",
     "apple",
@@ -101,12 +101,16 @@ PRESETS: dict[Difficulty, dict[str, int]] = {
     "hard": {"min_hops": 4, "max_hops": 10, "table_size": 40, "distractors": 2, "num_values": 64},
     "extreme": {"min_hops": 8, "max_hops": 14, "table_size": 64, "distractors": 6, "num_values": 64},
 }
-"""What each difficulty sets. The longest chain and the reply after it fit the 16 turns that runners allow by default."""
+"""The settings of each difficulty.
+
+Even the longest chain and its reply fit the 16 turns that runners allow by default.
+"""
 
 
 def expected_reward(min_hops: int, max_hops: int, link_probability: float) -> float:
-    """The mean reward of a policy that follows each link with this probability, in [0, 1], and never wanders back.
+    """Return the expected reward, in [0, 1], of a policy that follows each link with probability `link_probability`.
 
+    A policy that misses a link is assumed to fail. Chain lengths are uniform from `min_hops` to `max_hops`.
     Example: expected_reward(1, 3, 0.7) -> (0.7 + 0.49 + 0.343) / 3 = 0.511
     """
     lengths = range(min_hops, max_hops + 1)
@@ -114,9 +118,9 @@ def expected_reward(min_hops: int, max_hops: int, link_probability: float) -> fl
 
 
 def split_of(start_key: str) -> Literal["train", "eval"]:
-    """Which split a task that starts at this key belongs to: a quarter of all keys start evaluation tasks only.
+    """Return the split of tasks that start at this key: a quarter of all keys are reserved for evaluation tasks.
 
-    Decided by the key alone, so that no train task can equal an evaluation task whatever the seeds and sizes.
+    It depends on the key alone, so no training task can equal an evaluation task, for all seeds and sizes.
     """
     return "eval" if sum(map(int, start_key)) % 4 == 0 else "train"
 
@@ -128,30 +132,30 @@ class LookupTaskConfig(vf.TaskConfig):
 class LookupConfig(vf.TasksetConfig):
     task: LookupTaskConfig = LookupTaskConfig()  # ty: ignore[incompatible-mutable-override]
     split: Literal["train", "eval"] = "train"
-    """Train and evaluation tasks are disjoint by construction: they start at different keys."""
+    """The split to generate. Training and evaluation tasks are disjoint, because they start at different keys."""
     num_examples: int = Field(4096, ge=1)
-    """How many tasks; task i is the same whatever this is."""
+    """Number of tasks; task i does not depend on it."""
     seed: int = 0
-    """Another seed gives other tasks of the same split."""
+    """A different seed gives different tasks of the same split."""
     difficulty: Difficulty | None = None
-    """Sets the five sizes below, those left out; None leaves them at their defaults."""
+    """Preset for the five settings below; values given explicitly override it. None: they keep their own defaults."""
     min_hops: int = Field(1, ge=1)
-    """The fewest lookups that reach the value."""
+    """Smallest number of lookups needed to reach the value."""
     max_hops: int = Field(5, ge=1)
-    """The most lookups that reach the value; each number from min_hops on is equally likely."""
+    """Largest number of lookups needed to reach the value; all numbers from min_hops to max_hops are equally likely."""
     table_size: int = Field(16, ge=2)
-    """Entries of the hidden table, those off the chain included."""
+    """Number of entries of the hidden table, including those that are not on the chain."""
     distractors: int = Field(0, ge=0)
-    """How many keys off the chain each result mentions besides the next one."""
+    """Number of keys that each result on the chain mentions besides the next one; none of them is on the chain."""
     num_values: int = Field(len(VALUES), ge=2, le=len(VALUES))
-    """How many different values there are to guess from."""
+    """Number of different words that the value can be."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        # An unknown name sets nothing here; the field says what it may be.
+        # An unknown name sets nothing here; pydantic then rejects it when it validates the field `difficulty`.
         preset = next((sizes for name, sizes in PRESETS.items() if name == given.get("difficulty")), {})
         return {**preset, **given}
 
@@ -169,9 +173,9 @@ class LookupConfig(vf.TasksetConfig):
 
 class LookupData(vf.TaskData):
     table: dict[str, str]
-    """Key -> the tool's whole reply."""
+    """The tool's reply for each key."""
     chain: list[str]
-    """The keys to look up, in order; the last one's entry holds the value."""
+    """The keys to look up, in order; the entry of the last one holds the value."""
     answer: str
 
 
@@ -192,6 +196,7 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
 
     @vf.metric
     async def lookups(self, trace: vf.Trace) -> dict[str, float]:
+        """Counts of what the rollout did; `malformed_calls` did not reach the tool."""
         state = cast(LookupState, trace.state)
         calls = [call for turn in trace.assistant_messages for call in turn.tool_calls or []]
         return {
@@ -205,7 +210,7 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
         }
 
     def oracle(self) -> list[vf.AssistantMessage]:
-        """A perfect transcript: one call for each link, then the value. It scores 1."""
+        """Return a perfect transcript, which scores 1: one call for each link, then the value."""
         calls = [
             vf.ToolCall(id=f"call_{index}", name="lookup", arguments=json.dumps({"key": key}))
             for index, key in enumerate(self.data.chain)
@@ -214,7 +219,7 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
         return [*turns, vf.AssistantMessage(content=self.data.answer)]
 
     def prediction(self, trace: vf.Trace) -> dict[str, Any]:
-        """The rollout as one JSON row; null where the last turn called a tool or said nothing.
+        """Return the rollout's answer as a JSON row; null if the last turn called a tool or was empty.
 
         Example: {"id": "lookup-eval-0-17", "answer": "amber"}
         """
@@ -224,7 +229,7 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
 
 
 def _is_wellformed(call: vf.ToolCall) -> bool:
-    """Whether the call reached the tool: its name, and arguments that hold a key."""
+    """Whether the call reached the tool: its name is right and its arguments are a JSON object with a key."""
     try:
         arguments = json.loads(call.arguments)
     except ValueError:
@@ -239,7 +244,7 @@ class LookupTaskset(vf.Taskset[LookupTask, LookupConfig]):  # ty: ignore[invalid
 
 
 def make_data(config: LookupConfig, index: int) -> LookupData:
-    """Task `index` of the config's split: a chain of keys, and a table that holds it among decoys."""
+    """Return task `index` of the config's split: a chain of keys, and a table with the chain's entries and decoys."""
     rng = random.Random(f"{config.seed}/{config.split}/{index}")
     hops = rng.randint(config.min_hops, config.max_hops)
     start = _key(rng)
@@ -256,7 +261,7 @@ def make_data(config: LookupConfig, index: int) -> LookupData:
     entries = {key: f"next={following}" for key, following in itertools.pairwise(chain)}
     entries[chain[-1]] = f"value={answer}"
     for position, decoy in enumerate(decoys):
-        # A decoy points to a later decoy or holds a wrong value, so that wandering off the chain ends too.
+        # A decoy points to a later decoy or holds a wrong value, so that a path off the chain always ends.
         following = rng.choice(decoys[position + 1 :]) if position + 1 < len(decoys) and rng.random() < 0.5 else None
         entries[decoy] = f"next={following}" if following else f"value={rng.choice(others)}"
     if config.distractors:

@@ -1,6 +1,7 @@
-"""The one tool. Upstream serves this module as an MCP server; plumbob calls the method directly.
+"""The environment's only tool. verifiers can run this module as an MCP server; plumbob calls the method directly.
 
-No `from __future__ import annotations` here: upstream's server reads the tool's annotations as they stand.
+This module must not have `from __future__ import annotations`: it turns annotations into strings, and the MCP server
+needs the types themselves.
 """
 
 from typing import Annotated, Any
@@ -8,19 +9,22 @@ from typing import Annotated, Any
 import verifiers.v1 as vf
 from pydantic import BeforeValidator, Field
 
-# A model that writes the key as a JSON number means the same key.
+# A key that the model writes as a JSON number is accepted too.
 Key = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 
 
 class LookupState(vf.State):
-    """What the tool saw during one rollout; the task's metrics read it."""
+    """What the tool records during one rollout; the task's metrics read it."""
 
     calls: int = 0
     links_followed: int = 0
-    """How far along the chain the calls went, in order."""
+    """Number of keys of the chain that were looked up in the chain's order."""
     repeated_calls: int = 0
+    """Number of calls with a key that was looked up before."""
     unknown_keys: int = 0
+    """Number of calls with a key that is not in the table."""
     seen: list[str] = Field(default_factory=list)
+    """The different keys that were looked up, in order."""
 
 
 class LookupToolset(vf.Toolset[vf.ToolsetConfig, LookupState]):

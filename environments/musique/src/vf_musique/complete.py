@@ -1,7 +1,8 @@
-"""The retrieval tools and `complete`, which hands in the answer and ends the rollout.
+"""The retrieval tools plus `complete`, which submits the answer and ends the rollout.
 
-A module of its own, because upstream starts a toolset's server by running its module. No
-`from __future__ import annotations` here: upstream's server reads the tools' annotations as they stand.
+This toolset has its own module, because verifiers starts a toolset's MCP server by running its module. The module must
+not have `from __future__ import annotations`: it turns annotations into strings, and the MCP server needs the types
+themselves.
 """
 
 from typing import Annotated, Any

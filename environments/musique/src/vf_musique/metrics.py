@@ -1,4 +1,4 @@
-"""The official MuSiQue metrics of one answer, by their definitions (Trivedi et al. 2022, evaluate_v1.0.py)."""
+"""The official MuSiQue metrics of one answer, as defined by Trivedi et al. (2022) in evaluate_v1.0.py."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower case, without punctuation, articles and extra blanks, as SQuAD compares answers (Rajpurkar et al. 2016)."""
+    """Return lower-case text without punctuation, articles and extra blanks, as in SQuAD (Rajpurkar et al. 2016)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 if the prediction equals one of the answers after normalisation, else 0.0.
+    """Return 1.0 if the prediction equals one of the answers after normalisation, else 0.0.
 
-    `answers`: the gold answer and its aliases. Raises ValueError if there is none.
+    `answers`: the gold answer and its aliases. Raises ValueError if it is empty.
     """
     _need(answers)
     return float(normalize(prediction) in {normalize(answer) for answer in answers})
 
 
 def answer_f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best harmonic mean of token precision and recall over the answers, in [0, 1].
+    """Return the F1 score (harmonic mean of token precision and recall) with the best of the answers, in [0, 1].
 
-    If either side has no token left after normalisation, it is 1.0 when both have none, else 0.0. Raises ValueError if
-    there is no answer.
+    If the prediction or the answer has no token left after normalisation, F1 is 1.0 if both have none, else 0.0. Raises
+    ValueError if `answers` is empty.
     """
     _need(answers)
     return max(_token_f1(normalize(prediction).split(), normalize(answer).split()) for answer in answers)
@@ -48,7 +48,7 @@ def _token_f1(predicted: list[str], gold: list[str]) -> float:
 
 
 def support_f1(predicted_ids: Iterable[int | str], gold_ids: Iterable[int | str]) -> float:
-    """F1 of two sets of paragraph ids, in [0, 1]; 1.0 if both are empty. 3 and "3" are the same id."""
+    """Return F1 of two sets of paragraph ids, in [0, 1]; 1.0 if both are empty. 3 and "3" are the same id."""
     predicted, gold = set(map(str, predicted_ids)), set(map(str, gold_ids))
     if not predicted and not gold:
         return 1.0
@@ -57,9 +57,10 @@ def support_f1(predicted_ids: Iterable[int | str], gold_ids: Iterable[int | str]
 
 
 def share(part: Collection[str], whole: Collection[str]) -> float:
-    """How much of the whole the part is; 0.0 of nothing."""
+    """Return the size of `part` divided by that of `whole`; 0.0 if `whole` is empty."""
     return len(part) / len(whole) if whole else 0.0
 
 
 def f1(precision: float, recall: float) -> float:
+    """Return the harmonic mean of precision and recall; 0.0 if both are 0."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -1,4 +1,4 @@
-"""Score a file of predictions as the official evaluation does, groups of the `full` set included.
+"""Score prediction rows as the official evaluation does, including the group scores of the `full` set.
 
 A prediction row is {"id", "predicted_answer", "predicted_support_idxs", "predicted_answerable"}; a gold row is an
 official record. Definitions: Trivedi et al. 2022 and the official evaluation script.
@@ -24,12 +24,13 @@ PREDICTION_FIELDS = {
 def score_predictions(
     gold_rows: Sequence[Mapping[str, Any]], prediction_rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Means in [0, 1] over the gold rows, which the predictions must match row by row.
+    """Return mean scores in [0, 1] over the gold rows. The predictions must have the same ids in the same order.
 
-    `answer_em`, `answer_f1`, `support_em`, `support_f1`: over the answerable rows. If questions come with their
-    unanswerable twins (each id twice), also `sufficiency` (over all rows) and `group_answer_sufficiency_em`, `..._f1`,
-    `group_support_sufficiency_em`, `..._f1`: the answerable twin's score, or 0 unless both twins were judged rightly.
-    Raises ValueError that names the first row that does not fit.
+    `answer_em`, `answer_f1`, `support_em` and `support_f1` are means over the answerable rows. If the gold rows include
+    unanswerable twins (each id twice), there are also `sufficiency` (mean over all rows),
+    `group_answer_sufficiency_em`, `group_answer_sufficiency_f1`, `group_support_sufficiency_em` and
+    `group_support_sufficiency_f1`: the score of the answerable twin if both twins were judged correctly as answerable
+    or unanswerable, else 0, averaged over the pairs. Raises ValueError that names the first row that does not fit.
     """
     _check(gold_rows, prediction_rows)
     rows = [_score(gold, predicted) for gold, predicted in zip(gold_rows, prediction_rows, strict=True)]
@@ -89,4 +90,4 @@ def _check(gold_rows: Sequence[Mapping[str, Any]], prediction_rows: Sequence[Map
         return
     for question_id, count in Counter(row["id"] for row in gold_rows).items():
         if count != 2 or answerable[question_id] != 1:
-            raise ValueError(f"{question_id!r} must stand twice in the gold rows, once answerable and once not")
+            raise ValueError(f"{question_id!r} must be in the gold rows exactly twice, once answerable and once not")

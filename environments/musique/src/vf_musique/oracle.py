@@ -1,4 +1,4 @@
-"""Perfect transcripts from the gold decomposition: to check the environment end to end, and as a retriever's measure."""
+"""Perfect transcripts from the gold decomposition, which test the environment end to end and measure retrievers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"#([0-9]+)")
 
 
 def sub_questions(steps: Sequence[Hop]) -> list[str]:
-    """The gold sub-questions with earlier answers filled in for #1, #2, ..."""
+    """Return the gold sub-questions, with the earlier answers in place of #1, #2, ..."""
     answers = [step.answer for step in steps]
 
     def fill(match: re.Match[str]) -> str:
@@ -30,9 +30,9 @@ def sub_questions(steps: Sequence[Hop]) -> list[str]:
 
 
 def oracle_messages(data: MusiqueData, style: AnswerStyle) -> list[vf.AssistantMessage]:
-    """One search per gold hop, then the answer and what supports it.
+    """Return one search per gold hop, then the answer with the supporting documents.
 
-    An unanswerable question is searched up to the hop that its documents lack, and called unanswerable.
+    For an unanswerable question: the searches up to the hop that its documents do not support, then "unanswerable".
     """
     steps = data.decomposition
     missing = next((i for i, step in enumerate(steps) if step.support is None), len(steps))

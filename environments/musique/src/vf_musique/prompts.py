@@ -1,4 +1,4 @@
-"""What the model is told. The user turn is the question alone."""
+"""The system prompts. The user turn is the question alone."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ final_answer="Oak Hill", cited_doc_ids=["3", "11"].""",
 
 
 def system_prompt(style: AnswerStyle, *, full: bool) -> str:
-    """`full`: the question may be unanswerable."""
+    """Return the system prompt. `full`: it says that the question may be unanswerable."""
     return f"{_TASK}{_FULL if full else _ANSWERABLE}\n{_ENDINGS[style]}"

@@ -1,4 +1,7 @@
-"""One question in the official schema, checked: whatever cannot be scored is an error here, not a reward of 0 later."""
+"""Questions in the official schema.
+
+A row that could not be scored raises an error here, instead of giving reward 0 later.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _TYPES: dict[type, str] = {str: "a string", bool: "true or false", int: "an inte
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`idx` is the official one; it is the document's id whatever else is dropped."""
+    """One paragraph. `idx` is the official index; it is the document's id even if other paragraphs are removed."""
 
     idx: int
     title: str
@@ -24,38 +27,46 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Step:
-    """One hop. Example: Step("Who is the mayor of #1?", "Felix Carter", 15); #1 stands for the first step's answer."""
+    """One hop of the decomposition; #1 in a question stands for the first step's answer.
+
+    Example: Step("Who is the mayor of #1?", "Felix Carter", 15)
+    """
 
     question: str
     answer: str
     support: int | None
-    """The idx of the paragraph that answers it; None if there is none (unanswerable questions)."""
+    """The idx of the paragraph that answers the step; None if there is none (only in unanswerable questions)."""
 
 
 @dataclass(frozen=True)
 class Record:
+    """One checked question with its paragraphs."""
+
     key: str
-    """Unique within a taskset: the official id, or id + "/unanswerable", because twins share their id."""
+    """Key that is unique within a taskset: the official id, or id + "/unanswerable", because twins share their id."""
     id: str
     question: str
     answers: tuple[str, ...]
-    """The answer, then its aliases."""
+    """The gold answer, followed by its aliases."""
     paragraphs: tuple[Paragraph, ...]
     steps: tuple[Step, ...]
-    """Empty if the source gives no decomposition."""
+    """The gold decomposition; empty if the source has none."""
     hops: int
     answerable: bool
     full: bool = False
-    """Whether it comes from a set that holds unanswerable questions too."""
+    """Whether the record is from a set that also holds unanswerable questions."""
 
     @property
     def kind(self) -> str:
-        """The graph type: 2hop, 3hop1, 3hop2, 4hop1, 4hop2, 4hop3; "" for ids of other sets."""
+        """The graph type in the id: 2hop, 3hop1, 3hop2, 4hop1, 4hop2 or 4hop3; "" if the id has none."""
         match = _HOPS.match(self.id)
         return match[0] if match else ""
 
     def with_noise(self, noise: float, seed: int) -> Record:
-        """Each non-supporting paragraph kept with probability `noise`; the choice depends on (seed, question) alone."""
+        """Return the record with each non-supporting paragraph kept with probability `noise`.
+
+        The choice depends only on the seed and the question.
+        """
         if noise >= 1:
             return self
         rng = random.Random(f"noise/{seed}/{self.key}")
@@ -64,7 +75,7 @@ class Record:
 
 
 def check_record(row: Any, where: str, *, full: bool = False) -> Record:
-    """The record of an official row. Raises ValueError: where it stands, and which field is wrong."""
+    """Check an official row. Raises ValueError that names its place (`where`) and the invalid field."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: not an object")
     reader = _Reader(where)
@@ -94,7 +105,7 @@ def check_record(row: Any, where: str, *, full: bool = False) -> Record:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Takes fields out of a row; an error names the place and the field."""
+    """Reads fields of a row. Raises ValueError that names the place and the field."""
 
     where: str
 
@@ -122,7 +133,7 @@ class _Reader:
                 raise ValueError(f"{self.where}: 'paragraphs[{i}]' is not an object")
             idx = self.get(item, "idx", int, path=path)
             if idx in found or idx < 0:
-                raise ValueError(f"{self.where}: '{path}idx' is {idx}, which is negative or taken")
+                raise ValueError(f"{self.where}: '{path}idx' is {idx}, which is negative or not unique")
             title = self.get(item, "title", str, path=path)
             text = _TEX_QUOTES.sub('"', self.get(item, "paragraph_text", str, path=path))
             found[idx] = Paragraph(idx, title, text, self.get(item, "is_supporting", bool, path=path))

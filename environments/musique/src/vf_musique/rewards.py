@@ -1,4 +1,7 @@
-"""Two rewards of one finished rollout: ours, bounded and tied to evidence, and the predecessor's, for comparison."""
+"""Two rewards for a finished rollout.
+
+`shaped_reward` is bounded and depends on evidence; `original_reward` is the predecessor environment's, for comparison.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ MAX_HOPS = 4
 
 
 class Weights(BaseModel):
-    """What each component adds to the reward; only the proportions matter.
+    """The weight of each component of the shaped reward; only their proportions matter.
 
-    `retrieval_precision` is 0 by default: a search that returns two documents for a hop that needs one would
-    otherwise cost a perfect answer its 1.0.
+    `retrieval_precision` is 0 by default, because otherwise a perfect answer would score less than 1.0 if a search
+    returned two documents for a hop that needs one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,7 +38,7 @@ class Weights(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        """Text is read as "f1=0.5,format=0"; components that it does not name keep their default."""
+        """Accept text such as "f1=0.5,format=0"; components that are not named keep their default."""
         if isinstance(value, str):
             pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
             if bad := [name for name, equals, _ in pairs if not equals]:
@@ -59,10 +62,12 @@ class Weights(BaseModel):
 
     @property
     def answer(self) -> float:
+        """The weight of the answer: exact match and F1 together."""
         return self.exact_match + self.f1
 
     @property
     def total(self) -> float:
+        """The sum of all weights."""
         return sum((self.answer, self.citation, self.retrieval_recall, self.retrieval_precision, self.format))
 
 
@@ -75,10 +80,10 @@ def _is_weight(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Gold:
-    """What is right. Example: Gold(("Oak Hill",), frozenset({"3", "7"}), hops=2)"""
+    """The gold data of one question. Example: Gold(("Oak Hill",), frozenset({"3", "7"}), hops=2)"""
 
     answers: tuple[str, ...]
-    """The answer, then its aliases."""
+    """The gold answer, followed by its aliases."""
     supporting: frozenset[str]
     """Ids of the supporting documents."""
     hops: int
@@ -87,7 +92,10 @@ class Gold:
 
 @dataclass(frozen=True)
 class Components:
-    """Each in [0, 1]. A citation is right if it is supporting and was retrieved in this rollout."""
+    """The components of the rewards and the official metrics, each in [0, 1].
+
+    A citation is correct if the document is supporting and was retrieved in this rollout.
+    """
 
     exact_match: float
     f1: float
@@ -97,21 +105,22 @@ class Components:
     citation_recall: float
     citation_f1: float
     support_f1: float
-    """The official metric: of what was cited, retrieved or not."""
+    """The official metric: F1 of the cited documents, whether they were retrieved or not."""
     format: float
     sufficiency: float
-    """1 if the question was judged answerable or unanswerable rightly; no answer is no judgement."""
+    """1 if the question was correctly judged as answerable or unanswerable; 0 if there is no answer."""
 
 
 def components(gold: Gold, submission: Submission, retrieved: frozenset[str]) -> Components:
+    """Compute the components of one submission. `retrieved`: ids of the documents that the tools returned."""
     cited = set(submission.cited)
     right = cited & retrieved & gold.supporting
     precision, recall = share(right, cited), share(right, gold.supporting)
-    if not gold.answerable:  # the right set of citations is the empty one
+    if not gold.answerable:  # the correct set of citations is empty
         precision, recall = float(not cited), 1.0
     found = retrieved & gold.supporting
     judged_answerable = not submission.says_unanswerable
-    # Not left to the empty string: a gold answer such as "A" normalises to nothing, and would equal it.
+    # No answer is None and not "", because a gold answer such as "A" normalises to "" and would match it.
     answer = submission.answer if submission.answered and judged_answerable else None
     return Components(
         exact_match=exact_match(answer, gold.answers) if answer else 0.0,
@@ -137,21 +146,25 @@ def shaped_reward(
     grounding: float = 0.5,
     hop_factor: bool = False,
 ) -> float:
-    """In [0, 1].
+    """Return the shaped reward, in [0, 1].
 
-    Answerable: with a the weighted mean of exact match and F1, and g the grounding,
+    `searched`: whether the rollout made a search. `invented`: whether it cited a document that was not retrieved.
+
+    Answerable questions, with a = the weighted mean of exact match and F1, and g = `grounding`:
 
         [w_answer * a * (1 - g * (1 - citation_f1)) + w_citation * citation_f1 + w_recall * retrieval_recall
          + w_precision * retrieval_precision + w_format * format] / sum of weights
 
-    so it is 1 only with the right answer, the right citations and, with those retrieved, everything else. Unanswerable:
-    evidence cannot be right, so with j = 1 for saying so, times 1 - g if nothing was searched or if something was cited
-    that was not retrieved (`invented`), and 0 for anything else,
+    With the default settings this is 1 only if the answer and the citations are correct, which includes that the
+    supporting documents were retrieved.
+
+    Unanswerable questions have no evidence to find. With j = 1 if the answer is "unanswerable", multiplied by 1 - g if
+    nothing was searched or if a document was cited that was not retrieved (`invented`), and j = 0 for any other answer:
 
         [(w_answer + w_recall + w_precision) * j + w_citation * j * (nothing was cited) + w_format * format]
          / sum of weights
 
-    `hop_factor` multiplies by min(1, hops / 4).
+    `hop_factor`: multiply the reward by min(1, hops / 4).
     """
     if gold.answerable:
         answer = (weights.exact_match * c.exact_match + weights.f1 * c.f1) / weights.answer if weights.answer else 0.0
@@ -197,18 +210,18 @@ _ORDINAL = re.compile("|".join(_ORDINALS))
 
 
 def original_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
-    """The answers, and of each a lower-cased variant: "Nine" is "9" as well, "First War" is "1st war" as well."""
+    """Return the answers and a lower-case variant of each, with digits: "Nine" adds "9", "First War" adds "1st war"."""
     variants = [_ORDINAL.sub(lambda m: _ORDINALS[m[0]], low) for low in map(str.lower, answers)]
     return tuple(dict.fromkeys([*answers, *(_DIGITS.get(variant, variant) for variant in variants)]))
 
 
 def original_reward(gold: Gold, submission: Submission, retrieved: frozenset[str]) -> float:
-    """In [0, hops / 2]: the combined reward of the environment that this one replaces, in its last tag version.
+    """Return the combined reward of the predecessor environment in its last tag version, in [0, hops / 2].
 
-    Its reader of citations knew nothing but commas: `submission.cited_pieces`. Of repeated tags, and of tags inside
-    thinking, the submission's own rules hold.
-    Citations are judged by recall alone and need not be retrieved, wrong answers keep all evidence rewards, and the
-    hop count (of supporting documents) scales the sum; that is why it is here for comparison only.
+    It serves for comparison only: citations are judged by recall alone and need not be retrieved, wrong answers keep
+    all rewards for evidence, and the sum is scaled by the number of supporting documents. As in the predecessor,
+    citations are split at commas only (`submission.cited_pieces`). Repeated tags, and tags inside thinking, are treated
+    as in `submission.read_tags`.
     """
     answers = original_answers(gold.answers)
     found = retrieved & gold.supporting

@@ -1,4 +1,4 @@
-"""Splits as the `datasets` library writes them: `train`, `train[:100]`, `train[10%:20%]`, `train[-5:]+validation`."""
+"""Parse splits in the notation of `datasets`: `train`, `train[:100]`, `train[10%:20%]`, `train[-5:]+validation`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TERM = re.compile(r"(?P<name>\w*)(\[(?P<start>-?\d+)?(?P<p1>%)?:(?P<stop>-?\d+)
 
 @dataclass(frozen=True)
 class Slice:
-    """One term. Example: Slice("train", 10, 20, percent=True) is train[10%:20%]."""
+    """One term of a split. Example: Slice("train", 10, 20, percent=True) is train[10%:20%]."""
 
     name: str
     start: int | None = None
@@ -23,10 +23,14 @@ class Slice:
 
     @property
     def sliced(self) -> bool:
+        """Whether the term selects a part of its split."""
         return (self.start, self.stop) != (None, None)
 
     def of(self, rows: Sequence[T]) -> Sequence[T]:
-        """The rows it selects; bounds beyond the end are cut, and percents rounded to the nearest row, as there."""
+        """Return the selected rows.
+
+        As in `datasets`, bounds are clipped and percentages are rounded to the nearest row.
+        """
         start, stop = self.start, self.stop
         if self.percent:
             start, stop = (None if bound is None else round(bound * len(rows) / 100.0) for bound in (start, stop))
@@ -34,7 +38,7 @@ class Slice:
 
 
 def parse_split(text: str, where: str) -> list[Slice]:
-    """The terms of a split. A name may be left out (""). Raises ValueError that names `where`."""
+    """Return the terms of a split; a name that is left out is "". Raises ValueError that begins with `where`."""
     terms = []
     for term in text.split("+"):
         match = _TERM.fullmatch(term.strip())
@@ -51,6 +55,6 @@ def parse_split(text: str, where: str) -> list[Slice]:
 
 
 def name_terms(text: str, default: str) -> str:
-    """The split with `default` for each name that is left out. Example: name_terms("[:2]", "train") is "train[:2]"."""
+    """Return the split with `default` as each missing name. Example: name_terms("[:2]", "train") is "train[:2]"."""
     terms = (term.strip() for term in text.split("+"))
     return "+".join(f"{default}{term}" if term.startswith("[") else term for term in terms)

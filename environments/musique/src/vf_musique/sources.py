@@ -1,7 +1,7 @@
-"""Where questions come from: hub datasets, local JSONL or Parquet files, and the generator; all in one schema.
+"""Load questions from hub datasets, local JSONL or Parquet files, and the generator, all in the official schema.
 
-A source is written `path,name,split`; several are joined by `;`. Name and split may be left out. A part that is named
-`full`, or that holds an unanswerable question, is full: its prompts allow that the documents do not suffice.
+A source is written `path,name,split`; several parts are joined by `;`. Name and split may be left out. A part that is
+named `full`, or that holds an unanswerable question, is full: its prompts say that a question may be unanswerable.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from vf_musique.synthetic_world import Split
 NAMES = ("answerable", "full")
 SPLITS = ("train", "validation")
 SYNTHETIC_ROWS = 1000
-"""How many rows a synthetic split has, unless more are asked for."""
+"""Number of rows of a synthetic split, unless more are requested."""
 
 _HUB_CONFIGS = {"bdsaglam/musique": {"full": "default"}}
-"""What a hub dataset calls our names, where it calls them otherwise."""
+"""Configuration names of hub datasets that differ from `NAMES`: {dataset: {name: configuration}}."""
 _FILE_NAMES = {"answerable": "ans", "full": "full", "train": "train", "validation": "dev"}
 
 Located = tuple[str, Any]
-"""Where a row stands, for error messages, and the row."""
+"""A row with its place, which error messages name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One part of a spec. Example: Source("bdsaglam/musique", "answerable", "train[:100]")"""
+    """One part of the setting `datasets`. Example: Source("bdsaglam/musique", "answerable", "train[:100]")"""
 
     path: str
     name: str | None = None
@@ -47,7 +47,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Settings of the generator: which world, which hop counts, and how many rows a split without a slice has at least."""
+    """Settings of the generator.
+
+    `rows`: smallest number of rows of a split that is not sliced. `paragraphs`: paragraphs of one question. `hops`: the
+    hop counts to generate; empty for all.
+    """
 
     seed: int = 0
     rows: int = SYNTHETIC_ROWS
@@ -56,11 +60,11 @@ class Synthetic:
 
 
 def parse_spec(spec: str) -> list[Source]:
-    """The parts of `path,name,split;path,name,split`, trimmed. Raises ValueError that names the part and the field."""
+    """Parse `path,name,split;path,name,split` into its parts. Raises ValueError that names the part and the field."""
     sources = []
     for number, part in enumerate(spec.split(";"), start=1):
         if not part.strip():
-            continue  # a trailing ";"
+            continue  # the spec may end with ";"
         where = f"datasets part {number} ({part.strip()!r})"
         path, *rest = (piece.strip() for piece in part.split(","))
         if not path:
@@ -69,7 +73,7 @@ def parse_spec(spec: str) -> list[Source]:
             raise ValueError(f"{where}: has {len(rest) + 1} fields; a part is written path,name,split")
         name, split = (piece or None for piece in (*rest, "", "")[:2])
         if split is None and name is not None and (name in SPLITS or "[" in name):
-            name, split = None, name  # path,split: no name looks like a split
+            name, split = None, name  # the part is written path,split: no name has the form of a split
         if split is not None:
             parse_split(split, where)
         sources.append(Source(path, name, split))
@@ -79,9 +83,9 @@ def parse_spec(spec: str) -> list[Source]:
 
 
 def load_records(spec: str, split: str, synthetic: Synthetic) -> list[Record]:
-    """The checked records of all parts, in order, without repeats. `split`: for parts that name none.
+    """Return the checked records of all parts, in order and without duplicates. `split`: used by parts that name none.
 
-    Raises ValueError, one sentence that says what is wrong and where.
+    Raises ValueError if a part cannot be read, has no rows, or has an invalid row; the message names the place.
     """
     records: dict[str, Record] = {}
     for source in parse_spec(spec):
@@ -125,7 +129,7 @@ def _known_name(source: Source) -> str:
 
 
 def _sliced(split: str, source: Source, read: Callable[[Slice], Sequence[Located]]) -> list[Located]:
-    """The rows of a split's terms, one after another; `read` gives all rows of a term's split."""
+    """Return the rows of all terms of a split, in order. `read` returns all rows of the split that a term names."""
     rows: list[Located] = []
     for term in parse_split(split, f"datasets: {source}"):
         if term.name not in SPLITS:
@@ -135,8 +139,11 @@ def _sliced(split: str, source: Source, read: Callable[[Slice], Sequence[Located
 
 
 def _synthetic(term: Slice, full: bool, settings: Synthetic) -> list[Located]:
-    """The split that a term is cut from. How long it is depends on the term alone, so that a slice of it always holds
-    the same rows; without a slice it has as many as are wanted."""
+    """Generate the split that a term selects from.
+
+    If the term is a slice, the split's size depends on the term alone, so that the slice always holds the same rows. If
+    it is not, the split has as many rows as are requested.
+    """
     reach = 0 if term.percent else term.stop or 0
     size = max(SYNTHETIC_ROWS, reach, 0 if term.sliced else settings.rows)
     split: Split = "train" if term.name == "train" else "validation"
@@ -148,7 +155,7 @@ def _synthetic(term: Slice, full: bool, settings: Synthetic) -> list[Located]:
 def _generated(
     split: Split, full: bool, seed: int, paragraphs: int, hops: tuple[int, ...], size: int
 ) -> tuple[dict[str, Any], ...]:
-    # The seed, split and index make a row, so a filter or another size changes no row.
+    # A row depends only on the settings and its index, so the filter by hops and the size do not change any row.
     rows = generate(split, seed=seed, paragraphs=paragraphs, unanswerable=full)
     wanted = (row for row in rows if not hops or len(row["question_decomposition"]) in hops)
     return tuple(itertools.islice(wanted, size))
@@ -162,7 +169,7 @@ def _numbered(name: str, rows: Iterable[Any]) -> list[Located]:
 
 
 def _looks_like_path(path: str) -> bool:
-    """Whether something that does not exist was meant as a file; a hub name is "name" or "owner/name"."""
+    """Whether a path that does not exist was meant as a file. A hub dataset is written "name" or "owner/name"."""
     return (
         path.endswith((".jsonl", ".json", ".parquet", "/")) or path.startswith((".", "/", "~")) or path.count("/") > 1
     )
@@ -173,7 +180,7 @@ def _official_file(directory: Path, name: str, split: str) -> Path:
 
 
 def _from_file(path: Path, source: Source) -> Sequence[Located]:
-    """A file is one split, whatever the split's name; slices of it are honoured."""
+    """Read a file, which is one split under any name; slices of it are applied."""
     _known_name(source)
     rows = _read(path)
     if source.split is None:
@@ -206,7 +213,7 @@ def _read_parquet(path: Path) -> list[Located]:
 
 
 def _parse_lines(path: Path, content: bytes) -> Iterator[Located]:
-    # Bytes, not text: str.splitlines() also breaks at U+2028, which is legal inside a JSON string.
+    # The bytes are split, because str.splitlines() also splits at U+2028, which may be inside a JSON string.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -218,7 +225,7 @@ def _parse_lines(path: Path, content: bytes) -> Iterator[Located]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
         except (ValueError, RecursionError) as error:
-            # Python's own limits: integers of more than 4300 digits, very deep nesting.
+            # Python cannot parse integers of more than 4300 digits or very deep nesting.
             raise ValueError(f"{where}: not readable JSON ({error})") from None
 
 
@@ -226,13 +233,13 @@ def _parse_lines(path: Path, content: bytes) -> Iterator[Located]:
 
 
 def _from_hub(path: str, name: str, split: str) -> list[Located]:
-    # Here and not at the top: importing datasets takes seconds that local and synthetic rows need not wait for.
+    # Imported here, because importing `datasets` takes seconds and only hub datasets need it.
     import datasets
 
     try:
         rows = datasets.load_dataset(path, name, split=split)
     except Exception as error:
-        # The hub fails in a dozen types of its own; to the user they are all "this name gave no rows".
+        # The hub raises many exception types; for the user each means that the dataset could not be loaded.
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"cannot load dataset {path!r}, {name!r}, split {split!r}, from the Hugging Face hub ({cause}); give the path "

@@ -1,4 +1,7 @@
-"""What a model hands in, read from its last message or from its `complete` call. Never raises; linear in the text."""
+"""Read a model's submission (answer and citations) from its last message or from its `complete` call.
+
+No function raises for any text, and each takes time linear in the length of the text.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,33 @@ from dataclasses import dataclass, field
 from vf_musique.metrics import normalize
 
 UNANSWERABLE = "unanswerable"
-"""The answer that says the documents do not suffice, in both styles; compared after normalisation."""
+"""The answer for a question that the documents do not answer, in both answer styles; compared after normalisation."""
 
 _THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)(cite|answer)>", re.IGNORECASE)
-# A number that stands alone, or after "doc" or "D": not a part of another word, of a decimal, or of more digits than an
-# id has.
+# Matches a number alone, or after "document", "doc" or "d". A part of another word, of a decimal number, or of a number
+# with more than 9 digits does not match.
 _ID = re.compile(r"(?<![\w.])(?:(?:document|doc|d)_?)?([0-9]{1,9})(?!\w)(?!\.[0-9])", re.IGNORECASE)
-# What a number's parentheses say about it, as in "3 (2010)".
+# Matches a remark in parentheses after a number, as in "3 (2010)".
 _REMARK = re.compile(r"(?<=[0-9])\s*\([^()]*\)")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Example: Submission(answer="Oak Hill", cited=("3", "7"), parts=3)"""
+    """What a model submitted. Example: Submission(answer="Oak Hill", cited=("3", "7"), parts=3)"""
 
     answer: str | None = None
-    """None if none was given; "" if an empty one was."""
+    """The answer; None if none was given, "" if it was empty."""
     cited: tuple[str, ...] = ()
-    """Document ids as written, each once, in order."""
+    """The cited document ids, each once, in the order of the text."""
     parts: int = 0
-    """How many of thinking, citations and answer are there and well-formed, 0 to 3."""
+    """How many of the three parts (thinking, citations, answer) are present and well-formed, 0 to 3."""
     cite_text: str | None = field(default=None, compare=False)
-    """What stands inside `<cite>`; None if the ids came as a list."""
+    """The text inside `<cite>`; None if the ids were given as a list."""
 
     @property
     def cited_pieces(self) -> tuple[str, ...]:
-        """The citations as nothing but commas part them, for the predecessor's reward; a list's are as they are."""
+        """The citations split at commas only, as in the predecessor's reward; `cited` if they were given as a list."""
         return self.cited if self.cite_text is None else tuple(piece.strip() for piece in self.cite_text.split(","))
 
     @property
@@ -48,12 +51,13 @@ class Submission:
 
 
 def read_tags(text: str, *, reasoned: bool = False) -> Submission:
-    """Read `<think>`, `<cite>` and `<answer>` of one message.
+    """Read the `<think>`, `<cite>` and `<answer>` tags of one message.
 
-    Text inside `<think>` does not count. A `</think>` without its opening makes everything before it thinking (templates
-    may write the opening themselves); a `<think>` that is never closed makes everything after it thinking, and is not
-    well-formed. Of `<cite>` and of `<answer>` the last complete pair counts, a pair being a closing tag and the nearest
-    opening one before it. `reasoned`: the model's reasoning came apart from the text, which serves for `<think>`.
+    Tags inside thinking do not count. A `</think>` without an opening tag makes all text before it thinking, because
+    chat templates may write the opening tag. A `<think>` that is never closed makes all text after it thinking, and is
+    not well-formed. For `<cite>` and `<answer>`, the last complete pair counts; a pair is a closing tag and the nearest
+    opening tag before it. `reasoned`: the model's reasoning was returned separately from the text and counts as
+    `<think>`.
     """
     spoken, thought = _without_thinking(text)
     found: dict[str, str] = {}
@@ -71,13 +75,13 @@ def read_tags(text: str, *, reasoned: bool = False) -> Submission:
 
 
 def _without_thinking(text: str) -> tuple[str, bool]:
-    """(the text outside thinking, whether there is a closed thinking part that is not blank)."""
+    """Return the text outside thinking, and whether there is a closed thinking part that is not blank."""
     spoken: list[str] = []
     thought, inside, start = False, False, 0
     for tag in _THINK.finditer(text):
         closing = bool(tag[1])
         if inside and not closing:
-            continue  # an opening tag inside thinking is a part of it
+            continue  # an opening tag inside thinking is part of the thinking
         chunk, start = text[start : tag.start()], tag.end()
         if closing:
             thought = thought or bool(chunk.strip())
@@ -90,21 +94,24 @@ def _without_thinking(text: str) -> tuple[str, bool]:
 
 
 def read_completion(reasoning: str, final_answer: str, cited: Iterable[str]) -> Submission:
-    """Read the arguments of `complete`. The list of ids is there by the tool's schema, so it counts as well-formed."""
+    """Read the arguments of `complete`.
+
+    The tool's schema guarantees the list of ids, so citations count as well-formed.
+    """
     answer = final_answer.strip()
     return Submission(answer, tuple(dict.fromkeys(cited)), bool(reasoning.strip()) + 1 + bool(answer))
 
 
 def parse_ids(value: object) -> tuple[str, ...]:
-    """Document ids in whatever form a model writes them, each once, in order: "[1], 2", "Document 3", "doc3", 4, ["5"].
+    """Return document ids from any form in which a model writes them, each once, in order.
 
-    Only whole numbers that stand alone are ids; leading zeros do not matter, nor does a remark in parentheses after a
-    number: "3 (2010), 7" is 3 and 7.
+    Examples: "[1], 2", "Document 3", "doc3", 4, ["5"]. Only whole numbers that stand alone are ids. Leading zeros are
+    ignored, and so is a remark in parentheses after a number: "3 (2010), 7" is 3 and 7.
     """
     if isinstance(value, list | tuple | set | frozenset):
         return tuple(dict.fromkeys(one for item in value for one in parse_ids(item)))
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return ()
-    if isinstance(value, int | float):  # a large one has too many digits even to print
+    if isinstance(value, int | float):  # Python refuses to print very large integers
         value = f"{value:.0f}" if abs(value) < 10**9 and value == int(value) else ""
     return tuple(dict.fromkeys(match.lstrip("0") or "0" for match in _ID.findall(_REMARK.sub(" ", str(value)))))

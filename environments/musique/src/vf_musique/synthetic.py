@@ -1,10 +1,11 @@
-"""Our own multi-hop questions in the official schema: any number of them, offline, all six graph types.
+"""Generate synthetic multi-hop questions in the official schema: any number, offline, of all six graph types.
 
-Each question has a small world of its own, in which every fact stands in one paragraph. Decoy chains take its relations
-in its order from other starts, so that only following the question from what it names tells the right last fact from
-the others. The other distractors take those chains' and its own relations with other entities, and their entities with
-other relations and as objects, so that no single search finds all it needs: the later hops' entities are not named in
-the question. They are easier and more uniform than MuSiQue, and do not replace it.
+Each question has its own small world, in which every fact is stated in one paragraph. Decoy chains use the question's
+relations in the same order but from other start entities, so that the correct last fact can only be found by following
+the question from the entities that it names. The other distractors use the relations of these chains with other
+entities, and the entities of these chains with other relations and as objects. No single search finds all needed facts,
+because the entities of later hops are not named in the question. The questions are easier and more uniform than MuSiQue
+and do not replace it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from vf_musique.synthetic_world import JOINS, RELATIONS, Relation, Split, aliases_of, draw_name
 
 ROOT = -1
-"""An input that the question names; any other input is the answer of that step."""
+"""Marks an input of a step that the question names; any other number is the step whose answer is the input."""
 
 GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
     "2hop": ((ROOT,), (0,)),
@@ -29,17 +30,17 @@ GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
     "4hop2": ((ROOT,), (ROOT,), (0, 1), (2,)),
     "4hop3": ((ROOT,), (0,), (ROOT,), (1, 2)),
 }
-"""Each graph type's steps, and what each step asks about."""
+"""For each graph type, the inputs of each of its steps."""
 
 _DECOY_CHAINS = 3
-"""How many chains of a question's relations end in a wrong answer, where there is room for them."""
+"""Number of decoy chains, which use the question's relations and end in a wrong answer, if there is room for them."""
 
 _KINDS_BY_HOPS = [[kind for kind in GRAPHS if kind[0] == hops] for hops in "234"]
 
 
 @dataclass
 class _World:
-    """The facts of one question; a relation has one object for its subjects, and a name one entity."""
+    """The facts of one question. A relation has only one object for its subjects, and a name belongs to one entity."""
 
     split: Split
     rng: random.Random
@@ -47,6 +48,7 @@ class _World:
     facts: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def new(self, kind: str) -> str:
+        """Return a random name of this kind that is not yet used in this world; values may repeat."""
         while True:
             name = draw_name(kind, self.split, self.rng)
             if name not in self.names or kind in ("year", "number", "colour"):
@@ -54,7 +56,7 @@ class _World:
                 return name
 
     def state(self, relation: Relation, subjects: tuple[str, ...], obj: str) -> str | None:
-        """The fact as a sentence; None if the relation has an object for these subjects already."""
+        """Return the fact as a sentence; None if the relation already has an object for these subjects."""
         if (relation.fact, subjects) in self.facts:
             return None
         self.facts.add((relation.fact, subjects))
@@ -63,6 +65,8 @@ class _World:
 
 @dataclass(frozen=True)
 class _Step:
+    """One hop of a chain. Each input is `ROOT` or the number of the step whose object is the subject."""
+
     relation: Relation
     inputs: tuple[int, ...]
     subjects: tuple[str, ...]
@@ -70,10 +74,10 @@ class _Step:
 
 
 def generate(split: Split, *, seed: int, paragraphs: int = 20, unanswerable: bool = False) -> Iterator[dict[str, Any]]:
-    """Endless records in the official schema; the i-th depends on (split, seed, paragraphs, i) alone.
+    """Yield records in the official schema without end; record i depends only on (split, seed, paragraphs, i).
 
     `unanswerable`: each record is followed by its twin, which has the same id and question but lacks a paragraph that
-    the answer needs. A third of the questions have 2 hops, a third 3, a third 4.
+    the answer needs. A third of the questions have 2 hops, a third 3 and a third 4.
     """
     for index in itertools.count():
         rng = random.Random(f"vf-musique/{split}/{seed}/{index}")
@@ -88,7 +92,7 @@ def generate(split: Split, *, seed: int, paragraphs: int = 20, unanswerable: boo
 def make_question(
     kind: str, split: Split, rng: random.Random, paragraphs: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A record without its id, and its unanswerable twin."""
+    """Return a record without its id, and its unanswerable twin."""
     world = _World(split, rng)
     steps = _make_steps(kind, world)
     support = [_paragraph(world, step.relation, step.subjects, step.object) for step in steps]
@@ -96,7 +100,7 @@ def make_question(
     room = max(0, paragraphs - len(steps))
     decoys = [step for _ in range(_DECOY_CHAINS) for step in _decoy_chain(kind, steps, world)][:room]
     others = [_paragraph(world, step.relation, step.subjects, step.object) for step in decoys]
-    assert all(others), "and so do the decoys"
+    assert all(others), "the decoys state different facts"
     distractors = _distractors([*steps, *decoys], world)
     extra = next(distractors)
     others += itertools.islice(distractors, room - len(decoys))
@@ -112,7 +116,7 @@ def make_question(
 
 
 def _make_steps(kind: str, world: _World) -> list[_Step]:
-    """Random relations along the graph, each used once; starts anew when no relation fits."""
+    """Choose random relations along the graph, each at most once; starts again if no relation fits."""
     graph = GRAPHS[kind]
     while True:
         relations: list[Relation] = []
@@ -141,7 +145,7 @@ def _make_steps(kind: str, world: _World) -> list[_Step]:
 
 
 def _paragraph(world: _World, relation: Relation, subjects: tuple[str, ...], obj: str) -> dict[str, str] | None:
-    """One fact, and at times a second one about the same subject; None if the first would contradict another."""
+    """Return a paragraph with a fact, sometimes also a second one about its subject; None if it contradicts another."""
     fact = world.state(relation, subjects, obj)
     if fact is None:
         return None
@@ -149,7 +153,7 @@ def _paragraph(world: _World, relation: Relation, subjects: tuple[str, ...], obj
     more = [other for other in RELATIONS if other.subjects == (kind,) and other is not relation]
     aside = world.rng.choice(more)
     sentences = [fact]
-    # Values only: a second entity would be one more thing that a paragraph could be found by.
+    # The second fact has a value as its object, because a second entity would let other searches find the paragraph.
     if (
         not aside.phrase
         and world.rng.random() < 0.5
@@ -160,9 +164,10 @@ def _paragraph(world: _World, relation: Relation, subjects: tuple[str, ...], obj
 
 
 def _decoy_chain(kind: str, steps: list[_Step], world: _World) -> list[_Step]:
-    """The question's relations in its order, last first, from other starts; of several starts some may stay.
+    """Return the steps of a decoy chain, last one first: the question's relations in its order, from other starts.
 
-    Where it does not depend on a new start, it is the question's own chain, which it leaves out.
+    If the question has several starts, some of them may be kept. Steps that do not depend on a new start are the
+    question's own steps and are left out.
     """
     graph = GRAPHS[kind]
     starts = [number for number, inputs in enumerate(graph) if ROOT in inputs]
@@ -181,15 +186,16 @@ def _decoy_chain(kind: str, steps: list[_Step], world: _World) -> list[_Step]:
 
 
 def _another(taken: str, kind: str, world: _World) -> str:
+    """Return a new name or value of this kind that is not `taken`."""
     while (name := world.new(kind)) == taken:
         pass
     return name
 
 
 def _distractors(steps: list[_Step], world: _World) -> Iterator[dict[str, str]]:
-    """Endless paragraphs that look like the steps' own; none states a step's fact or contradicts it.
+    """Yield paragraphs without end that resemble those of the steps; none states a step's fact or contradicts it.
 
-    `steps`: the question's and the decoys', so that no chain stands out by how often its entities are named.
+    `steps`: those of the question and of the decoys, so that the entities of no chain are named more often than others.
     """
     while True:
         pairs = list(itertools.product((_same_relation, _same_subject, _same_object), steps))
@@ -200,7 +206,7 @@ def _distractors(steps: list[_Step], world: _World) -> Iterator[dict[str, str]]:
 
 
 def _same_relation(step: _Step, world: _World) -> dict[str, str] | None:
-    """Another subject of the step's relation; of two subjects one stays."""
+    """Return a fact with the step's relation and another subject; of two subjects one is kept."""
     subjects = [world.new(kind) for kind in step.relation.subjects]
     if len(subjects) == 2:
         kept = world.rng.randrange(2)
@@ -209,7 +215,7 @@ def _same_relation(step: _Step, world: _World) -> dict[str, str] | None:
 
 
 def _same_subject(step: _Step, world: _World) -> dict[str, str] | None:
-    """Something else about what the step asks about."""
+    """Return a fact about one of the step's subjects, with another relation."""
     place = world.rng.randrange(len(step.subjects))
     kind = step.relation.subjects[place]
     relation = world.rng.choice([other for other in RELATIONS if other.subjects == (kind,) and other != step.relation])
@@ -217,7 +223,7 @@ def _same_subject(step: _Step, world: _World) -> dict[str, str] | None:
 
 
 def _same_object(step: _Step, world: _World) -> dict[str, str] | None:
-    """Something else that has the step's answer as its object; None if only one relation has such objects."""
+    """Return a fact with the step's object and another relation; None if no other relation has objects of this kind."""
     fitting = [other for other in RELATIONS if other.object == step.relation.object and other != step.relation]
     if not fitting:
         return None

@@ -1,4 +1,4 @@
-"""The closed vocabulary of the synthetic questions: kinds of entities, their names, and what relates them."""
+"""The fixed vocabulary of the synthetic questions: kinds of entities, their names, and the relations between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 Split = Literal["train", "validation"]
 
-_VALIDATION_SHARE = 4  # one name in four
+_VALIDATION_SHARE = 4  # one in this many names is a validation name
 
 
 def _words(text: str) -> list[str]:
@@ -56,12 +56,15 @@ def _halves(kind: str) -> tuple[list[str], list[str]]:
 
 
 def split_of(first: int, second: int) -> Split:
-    """Which split the name of these two halves belongs to: names are parted, so no question is in both splits."""
+    """Return the split of the name with these two halves.
+
+    Each name is in one split, so no question is in both splits.
+    """
     return "validation" if (first + second) % _VALIDATION_SHARE == 0 else "train"
 
 
 def draw_name(kind: str, split: Split, rng: random.Random) -> str:
-    """A name of the kind that only this split uses, or a value (a year, a number, a colour), which both use."""
+    """Return a random name of this kind that only this split uses, or a value (year, number, colour) that both use."""
     if kind == "year":
         return str(rng.randint(1801, 1999))
     if kind == "number":
@@ -77,17 +80,17 @@ def draw_name(kind: str, split: Split, rng: random.Random) -> str:
 
 
 def aliases_of(value: str) -> list[str]:
-    """Other ways to give the answer: a number word's digits, a company's or club's name without its suffix."""
+    """Return other spellings of an answer: a number word's digits, a company's or club's name without its suffix."""
     digits = [digit for digit, word in _NUMBERS.items() if word == value]
     return digits or [value.removesuffix(suffix) for suffix in _SUFFIX.values() if value.endswith(suffix)]
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What holds between one or two subjects and one object; each has one object for its subjects.
+    """A relation between one or two subjects and one object. For given subjects there is only one object.
 
-    Templates: {a} and {b} are the subjects, {o} the object. `question` asks for the object, `phrase` stands for it
-    inside a longer question.
+    In the templates, {a} and {b} are the subjects and {o} is the object. `fact` states the relation, `question` asks
+    for the object, and `phrase` stands for the object inside a longer question.
     """
 
     subjects: tuple[str, ...]
@@ -95,7 +98,7 @@ class Relation:
     fact: str
     question: str
     phrase: str = ""
-    """Empty for values: nothing more can be asked of them."""
+    """Empty if the object is a value (year, number, colour), because no further question can be asked about it."""
 
 
 RELATIONS = (

@@ -1,4 +1,4 @@
-"""The taskset: official records in, multi-step retrieval tasks out."""
+"""The MuSiQue taskset: turns official records into multi-step retrieval tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RewardName = Literal["shaped", "original"]
 
 
 class Scoring(BaseModel):
-    """How a rollout is scored; see `rewards`."""
+    """How a rollout is scored; the module `rewards` defines the terms."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ class Scoring(BaseModel):
 
 
 class MusiqueTaskConfig(vf.TaskConfig):
-    """Filled in from the taskset's settings; only the placement of `tools` is set here."""
+    """The task's settings, copied from the taskset's by `make_task_config`, except the placement of `tools`."""
 
     tools: MusiqueToolsetConfig = MusiqueToolsetConfig()
     answer_style: AnswerStyle = "tags"
@@ -43,7 +43,7 @@ class MusiqueTaskConfig(vf.TaskConfig):
 
 
 def _read_hops(value: Any) -> Any:
-    """As text "2,3", as a number, or as a list."""
+    """Parse hop counts, given as text "2,3", as a number, or as a list. Raises ValueError for other values."""
     if isinstance(value, str):
         value = [piece.strip() for piece in value.split(",") if piece.strip()]
     values = value if isinstance(value, list | tuple) else [value]
@@ -56,39 +56,43 @@ class MusiqueConfig(vf.TasksetConfig):
     task: MusiqueTaskConfig = MusiqueTaskConfig()  # ty: ignore[incompatible-mutable-override]
     datasets: str = "bdsaglam/musique,answerable"
     """Parts `path,name,split` joined by ";". Path: a hub dataset, a .jsonl or .parquet file, a directory with the
-    official files, or "synthetic". Name: answerable (if left out) or full. Split: as train[:100] or train+validation."""
+    official files, or "synthetic". Name: answerable (default) or full. Split: for example train[:100], or
+    train+validation."""
     split: Literal["train", "validation"] = "train"
-    """For parts that name no split. A file is used whole, whatever this says."""
+    """The split of parts that name none. It is ignored for a file, which is used whole."""
     seed: int = 0
-    """Of the order, the noise and the synthetic questions."""
+    """Seed of the order, of the noise and of the synthetic questions."""
     shuffle: bool = True
-    """Off keeps the source's order, which official scoring of predictions needs."""
+    """Whether to shuffle. False keeps the source's order, which official scoring of predictions needs."""
     curriculum: bool = False
-    """Few hops first."""
+    """Sort the tasks by their number of hops, fewest first."""
     hops: Annotated[tuple[int, ...], BeforeValidator(_read_hops)] = ()
-    """Only questions with so many hops, as "2" or "2,3"; empty for all."""
+    """Use only questions with these numbers of hops, such as "2" or "2,3"; empty for all."""
     noise: float = Field(1.0, ge=0, le=1)
-    """Each non-supporting paragraph is kept with this probability."""
+    """Probability with which each non-supporting paragraph is kept."""
     num_examples: int = -1
-    """How many tasks, picked after shuffling and before the curriculum's order; -1 for all. A synthetic split has 1000
-    rows, or as many as this or a slice's bound asks for."""
+    """Number of tasks, selected after shuffling and before sorting by `curriculum`; -1 for all. A synthetic split has
+    1000 rows, or as many as this setting or the bound of a slice requests, if that is more."""
     retriever: str = "bm25"
+    """Name of the retriever: bm25, semantic, hybrid or golden, with the options that `plumbob.retrieval` defines."""
     max_top_k: int = Field(5, ge=1)
-    """The most documents of one search."""
+    """Largest number of documents that one search returns."""
     rerank_url: str | None = None
-    """A Cohere-style rerank service that orders what the retriever finds; its token is in $RERANK_API_KEY."""
+    """URL of a Cohere-style rerank service that reorders the retriever's results; $RERANK_API_KEY holds its token."""
     rerank_model: str | None = None
-    """The service's model, if it has several."""
+    """Model of the rerank service, if it has several."""
     answer_style: AnswerStyle = "tags"
+    """How the model submits its answer: "tags" in its last message, or "complete" by calling that tool."""
     reward: RewardName = "shaped"
+    """The reward: "shaped", or "original" (the predecessor's) for comparison."""
     weights: Weights = Weights()
-    """Of the shaped reward, as "f1=0.5,format=0"; components not named keep their default."""
+    """Weights of the shaped reward, such as "f1=0.5,format=0"; components that are not named keep their default."""
     grounding: float = Field(0.5, ge=0, le=1)
-    """The share of a right answer's credit that its citations must earn."""
+    """Share of a correct answer's credit that depends on its citations, in [0, 1]."""
     hop_factor: bool = False
     """Multiply the shaped reward by hops / 4."""
     synthetic_paragraphs: int = Field(20, ge=4, le=200)
-    """Paragraphs of a synthetic question."""
+    """Number of paragraphs of a synthetic question."""
 
     @field_validator("datasets")
     @classmethod
@@ -111,7 +115,7 @@ class MusiqueConfig(vf.TasksetConfig):
 
 
 class Passage(BaseModel):
-    """One document. Its id is the paragraph's official idx, so that dropping others does not change it."""
+    """One document. Its id is the paragraph's official idx, so that removing other paragraphs does not change it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -133,13 +137,13 @@ class Hop(BaseModel):
 
 class MusiqueData(vf.TaskData):
     question_id: str
-    """The official id; an unanswerable twin has the same."""
+    """The official id, which an unanswerable twin shares."""
     kind: str
-    """The graph type, as 3hop2."""
+    """The graph type, such as 3hop2."""
     hops: int
     answerable: bool
     answers: list[str]
-    """The answer, then its aliases."""
+    """The gold answer, followed by its aliases."""
     documents: list[Passage]
     decomposition: list[Hop]
 
@@ -164,15 +168,16 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
 
     @vf.stop
     async def completed(self, trace: vf.Trace) -> bool:
-        """`complete` was called."""
+        """Stop the rollout when `complete` has been called."""
         return cast(MusiqueState, trace.state).completion is not None
 
     async def finalize(self, trace: vf.Trace, runtime: Any) -> None:
-        """Keep what the tools did on the record: the state is not written to it, and scoring a record needs it."""
+        """Copy the tools' record into `trace.info`: stored traces do not include the state, and scoring needs it."""
         trace.info["musique"] = cast(MusiqueState, trace.state).model_dump(mode="json", exclude={"artifacts"})
 
     @vf.reward(weight=1.0)
     async def musique_reward(self, trace: vf.Trace) -> float:
+        """The reward that the setting `reward` selects."""
         scoring, gold, uses = self.config.scoring, self.data.gold, tool_uses(trace)
         found = retrieved(uses)
         if scoring.reward == "original":
@@ -190,11 +195,11 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
 
     @vf.metric
     async def scores(self, trace: vf.Trace) -> dict[str, float]:
-        """Every component of the reward, the official metrics, and what the tools were used for."""
+        """Every component of the reward, the official metrics, and counts of tool use."""
         submission, uses = self.submission(trace), tool_uses(trace)
         gold, found = self.data.gold, retrieved(uses)
         metrics = vars(components(gold, submission, found))
-        if not gold.answerable:  # the official metrics leave these questions out, and no evidence for them is right
+        if not gold.answerable:  # no evidence is correct for these, and the official metrics exclude them
             metrics = {name: metrics[name] for name in ("format", "sufficiency")}
         queries = [" ".join(use.asked.lower().split()) for use in uses if use.tool == "retrieve_documents"]
         return {
@@ -210,10 +215,10 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
         }
 
     def submission(self, trace: vf.Trace, *, even_if_it_calls: bool = False) -> Submission:
-        """What the model handed in, in the configured style.
+        """Return the model's submission, read in the configured answer style.
 
-        A last message that calls a tool is not the last word, even if the rollout ended there; the predecessor read it
-        (`even_if_it_calls`).
+        A last message that calls a tool is not a submission, even if the rollout ended there. `even_if_it_calls`: read
+        it nevertheless, as the predecessor environment did.
         """
         if self.config.answer_style == "complete":
             done = tool_state(trace).completion
@@ -224,7 +229,7 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
         return read_tags(turns[-1].content or "", reasoned=bool(turns[-1].reasoning_content))
 
     def prediction(self, trace: vf.Trace) -> dict[str, Any]:
-        """The official submission row: {id, predicted_answer, predicted_support_idxs, predicted_answerable}."""
+        """Return the official submission row: {id, predicted_answer, predicted_support_idxs, predicted_answerable}."""
         submission = self.submission(trace)
         return {
             "id": self.data.question_id,
@@ -234,14 +239,14 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
         }
 
     def oracle(self) -> list[vf.AssistantMessage]:
-        """A perfect transcript's assistant turns, in the configured style; perfect with the golden retriever."""
+        """Return the assistant turns of a perfect transcript, which scores 1 with the golden retriever."""
         return oracle_messages(self.data, self.config.answer_style)
 
 
 def tool_state(trace: vf.Trace) -> MusiqueState:
-    """What the tools recorded: of a live rollout its state, of one read back from a file what `finalize` kept.
+    """Return what the tools recorded: for a stored trace what `finalize` kept, for a running rollout its state.
 
-    Nothing of a rollout that failed before that, whose state reads back as one without fields.
+    For a stored trace of a rollout that failed before `finalize`, it is empty.
     """
     kept = trace.info.get("musique")
     if kept is not None:
@@ -250,24 +255,25 @@ def tool_state(trace: vf.Trace) -> MusiqueState:
 
 
 def tool_uses(trace: vf.Trace) -> list[ToolUse]:
-    """The calls that came before the answer."""
+    """Return the recorded calls that were made before the first call of `complete`."""
     return list(takewhile(lambda use: use.tool != "complete", tool_state(trace).uses))
 
 
 def retrieved(uses: list[ToolUse]) -> frozenset[str]:
+    """Return the ids of all documents that these calls returned."""
     return frozenset(doc_id for use in uses for doc_id in use.found)
 
 
 class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[invalid-type-arguments]
     oracle_settings = {"retriever": "golden"}  # noqa: RUF012
-    """Settings under which `oracle()` is perfect."""
+    """Settings with which the transcripts of `oracle()` score 1."""
     check_settings = {"datasets": "synthetic"}  # noqa: RUF012
-    """Settings that need no network; `hub check` has none."""
+    """Settings with which `hub check`, which has no network, loads the taskset."""
 
     def load(self) -> Iterator[MusiqueTask]:
-        """Every row is read and checked before the first task comes out; ValueError names the first bad one.
+        """Yield the tasks. All rows are read and checked first; raises ValueError that names the first invalid row.
 
-        A retriever's model is loaded here too, so that a wrong one fails now and not within every rollout.
+        The retriever's model is loaded here too, so that an invalid one fails now instead of in every rollout.
         """
         config = self.config
         check_name(config.retriever, load_model=True)
@@ -277,11 +283,17 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[inva
 
 
 def select_records(config: MusiqueConfig) -> list[Record]:
+    """Load the records and apply the settings hops, shuffle, num_examples and curriculum, in this order.
+
+    Raises ValueError if no record is left, or if reward=original is set for a set with unanswerable questions.
+    """
     rows = max(SYNTHETIC_ROWS, config.num_examples)
     synthetic = Synthetic(config.seed, rows, config.synthetic_paragraphs, config.hops)
     records = load_records(config.datasets, config.split, synthetic)
     if config.reward == "original" and not all(record.answerable for record in records):
-        raise ValueError("reward=original knows no unanswerable questions; use the answerable set, or reward=shaped")
+        raise ValueError(
+            "reward=original is not defined for unanswerable questions; use the answerable set or reward=shaped"
+        )
     if config.hops:
         records = [record for record in records if record.hops in config.hops]
     if not records:
@@ -294,7 +306,7 @@ def select_records(config: MusiqueConfig) -> list[Record]:
 
 
 def make_task_config(config: MusiqueConfig) -> MusiqueTaskConfig:
-    """The task's own config, with the taskset's settings in it."""
+    """Return the task's config with the taskset's settings copied into it."""
     names = ("reward", "weights", "grounding", "hop_factor")
     tools = {name: getattr(config, name) for name in ("retriever", "max_top_k", "rerank_url", "rerank_model")}
     return config.task.model_copy(
@@ -307,6 +319,7 @@ def make_task_config(config: MusiqueConfig) -> MusiqueTaskConfig:
 
 
 def make_data(record: Record, config: MusiqueConfig) -> MusiqueData:
+    """Return a task's data, after removing paragraphs by the setting `noise`."""
     paragraphs = record.with_noise(config.noise, config.seed).paragraphs
     return MusiqueData(
         id=record.key,

@@ -1,6 +1,7 @@
-"""The retrieval tools. Upstream serves this module as an MCP server; plumbob calls the methods directly.
+"""The retrieval tools. verifiers can run this module as an MCP server; plumbob calls the methods directly.
 
-No `from __future__ import annotations` here: upstream's server reads the tools' annotations as they stand.
+This module must not have `from __future__ import annotations`: it turns annotations into strings, and the MCP server
+needs the types themselves.
 """
 
 from functools import cache
@@ -16,7 +17,7 @@ DEFAULT_TOP_K = 2
 
 
 def _as_id(value: Any) -> Any:
-    """The id meant by 3, "[3]" or "Document 3"; anything else stays, for the model to see what it asked for."""
+    """Return the id meant by 3, "[3]" or "Document 3"; other values are kept, so that the tool's reply shows them."""
     ids = parse_ids(value)
     return ids[0] if len(ids) == 1 else str(value)
 
@@ -29,24 +30,24 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-# What a model may write for a string, an id and a number, beside the things themselves.
+# Argument types that also accept other ways in which models write a string, an id or a number.
 Text = Annotated[str, BeforeValidator(_as_text)]
 DocumentId = Annotated[str, BeforeValidator(_as_id)]
 TopK = Annotated[int, BeforeValidator(_as_count)]
 
 
 class ToolUse(BaseModel):
-    """One call that a tool answered, as the tool saw it."""
+    """One call that a tool answered, as recorded by the tool."""
 
     tool: str
     asked: str
     """The query or the document id."""
     found: list[str]
-    """Ids of the documents that it returned, best first."""
+    """Ids of the documents that the call returned, best first."""
 
 
 class Completion(BaseModel):
-    """The first call of `complete`."""
+    """The arguments of the first call of `complete`."""
 
     reasoning: str
     final_answer: str
@@ -54,14 +55,17 @@ class Completion(BaseModel):
 
 
 class MusiqueState(vf.State):
-    """What the tools did during one rollout. Recorded here and not read from their texts, which a document can imitate."""
+    """What the tools did during one rollout.
+
+    It is recorded here and not parsed from the tools' replies, because a document's text could imitate a reply.
+    """
 
     uses: list[ToolUse] = Field(default_factory=list)
     completion: Completion | None = None
 
 
 class MusiqueToolsetConfig(vf.ToolsetConfig):
-    """Filled in from the taskset's settings of the same names."""
+    """Settings of the tools, copied from the taskset's settings of the same names."""
 
     retriever: str = "bm25"
     max_top_k: int = Field(5, ge=1)
@@ -71,7 +75,7 @@ class MusiqueToolsetConfig(vf.ToolsetConfig):
 
 @cache
 def _rerank_client(url: str, model: str | None) -> RerankClient:
-    """One for all rollouts: they share its connections and what it has scored."""
+    """Return the client that all rollouts share, with its connections and its cache of scores."""
     return RerankClient(url, model=model)
 
 
@@ -81,16 +85,18 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
     async def setup_task(self, task: Any) -> None:
         documents = [Document(id=d.id, title=d.title, text=d.text) for d in task.documents]
         self.documents = {document.id: document for document in documents}
-        # `build` gives all rollouts of a question the same retriever, which indexes at its first search.
+        # `build` returns the same retriever for all rollouts of a question; it builds its index at the first search.
         self.retriever: Retriever = build(self.config.retriever, documents, golden=task.supporting)
         if self.config.rerank_url is not None:
             self.retriever = Reranked(self.retriever, _rerank_client(self.config.rerank_url, self.config.rerank_model))
-        # One instance serves one rollout. Its own record is what counts: under upstream, calls made at the same time
-        # each bring a copy of the state, and the last to end would undo what the others wrote.
+        # One instance serves one rollout, so its own record is complete. The state may not be: verifiers' MCP server
+        # gives concurrent calls a copy of the state each, and the last one to end would overwrite what the others
+        # recorded.
         self.uses: list[ToolUse] = []
         self.completion: Completion | None = None
 
     def record(self, tool: str, asked: str, found: list[str]) -> None:
+        """Record one call, and copy the whole record into the rollout's state."""
         self.uses.append(ToolUse(tool=tool, asked=asked, found=found))
         self.state.uses = self.uses
         self.state.completion = self.completion
@@ -105,7 +111,10 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
         return "\n\n".join(map(self.render, found)) or "No documents found."
 
     async def search(self, query: str, top_k: int) -> list[str]:
-        """Ids, best first. A retriever that is down is nothing for the model to see: it fails the rollout."""
+        """Return document ids, best first.
+
+        If the retriever fails, the rollout fails, and the model does not see the error.
+        """
         try:
             return [hit.doc_id for hit in await self.retriever.asearch(query, top_k)]
         except (RerankError, ModelError) as error:
@@ -121,7 +130,7 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
         return self.render(doc_id)
 
     def render(self, doc_id: str) -> str:
-        """A document as the model sees it."""
+        """Return a document as text for the model."""
         document = self.documents[doc_id]
         return f"Document ID: {document.id}\n# {document.title}\n{document.text}"
 

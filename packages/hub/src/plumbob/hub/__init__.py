@@ -1,6 +1,5 @@
 """Find environments by name."""
 
-from plumbob.hub.errors import UserError
-from plumbob.hub.registry import GROUP, Environment, find, installed
+from plumbob.hub.installed.registry import GROUP, Environment, find, installed
 
-__all__ = ["GROUP", "Environment", "UserError", "find", "installed"]
+__all__ = ["GROUP", "Environment", "find", "installed"]

@@ -5,10 +5,10 @@
     bm25(d, q) = sum over distinct terms t of q in d of  idf(t) * tf(t, d) / (tf(t, d) + K1 (1 - B + B |d| / avgdl))
     idf(t) = ln(1 + (N - df(t) + 1/2) / (df(t) + 1/2))
 
-That is Robertson's BM25 with Lucene's idf, which is never negative, and without the constant factor k1 + 1 (Kamphuis et
-al., "Which BM25 do you mean?", ECIR 2020, table 1, "Lucene (accurate)"). The words of the title count TITLE_WEIGHT times
-(Robertson, Zaragoza and Taylor, CIKM 2004: weight the fields' frequencies, not their scores). A pair is two neighbouring
-words, stop words left out (the ordered windows of Metzler and Croft, SIGIR 2005).
+This is Robertson's BM25 with Lucene's idf, which is never negative, and without the constant factor k1 + 1 (Kamphuis et
+al., "Which BM25 do you mean?", ECIR 2020, table 1, "Lucene (accurate)"). The words of the title count TITLE_WEIGHT
+times (Robertson, Zaragoza and Taylor, CIKM 2004: weight the fields' frequencies, not their scores). A pair is two
+neighbouring words, stop words left out (the ordered windows of Metzler and Croft, SIGIR 2005).
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ K1 = 1.2
 B = 0.5
 TITLE_WEIGHT = 3
 PAIR_WEIGHT = 0.5
-# Indexing takes rank-bm25 a third of bm25s's time, but its queries take time linear in the corpus: at 64 documents 0.08 ms
-# against 0.02 ms.
 SMALL = 64
+"""Most documents for which rank-bm25 is used.
+
+Indexing with rank-bm25 takes a third of bm25s's time, but the time of its queries is linear in the corpus: at 64
+documents a query takes 0.08 ms against 0.02 ms.
+"""
 
 
 def _fields(document: Document) -> tuple[list[str], list[str]]:
@@ -44,13 +47,16 @@ def _word_terms(title: list[str], body: list[str]) -> Iterable[Hashable]:
 
 
 def _pair_terms(title: list[str], body: list[str]) -> Iterable[Hashable]:
-    """Pairs do not reach across the seam between title and body."""
+    """Word pairs of a document; no pair consists of the title's last and the body's first word."""
     titles = list(pairwise(title))
     return chain(pairwise(body), *repeat(titles, TITLE_WEIGHT))
 
 
 class _Idf:
-    """idf(t) on demand: a query asks for ten terms of a thousand. Divided by K1 + 1, by which rank-bm25 multiplies."""
+    """idf(t) / (K1 + 1), because rank-bm25 multiplies by K1 + 1.
+
+    Computed on demand, because a query needs ten terms of a thousand.
+    """
 
     def __init__(self, doc_freqs: list[Counter]) -> None:
         self._doc_freqs = doc_freqs
@@ -66,7 +72,7 @@ class _Idf:
 
 
 class _Small(BM25Okapi):
-    """rank-bm25's scoring over a leaner index: C-speed counting, and the idf above instead of Okapi's."""
+    """rank-bm25's scoring with a faster index: `Counter` counts terms, and `_Idf` replaces Okapi's idf."""
 
     def __init__(self, corpus: list[Iterable[Hashable]]) -> None:
         self._columns: dict[Hashable, np.ndarray] = {}
@@ -82,12 +88,12 @@ class _Small(BM25Okapi):
         self.idf = _Idf(self.doc_freqs)
 
     def scores(self, terms: Iterable[Hashable]) -> np.ndarray:
-        """The sum of rank-bm25's scores of single terms, each computed once: a group's rollouts ask alike."""
+        """The sum of rank-bm25's scores of single terms, which are kept for similar queries of the same group."""
         scores = np.zeros(self.corpus_size)
         for term in dict.fromkeys(terms):
             column = self._columns.get(term)
             if column is None:
-                if not self.idf.get(term):  # it occurs nowhere; so what is kept is bounded by the corpus's vocabulary
+                if not self.idf.get(term):  # only terms of the corpus are kept, so that memory is bounded
                     continue
                 column = self._columns[term] = self.get_scores([term])
             scores += column
@@ -95,7 +101,7 @@ class _Small(BM25Okapi):
 
 
 class _SmallPairs:
-    """Word pairs of a small corpus, counted when a query asks: most occur nowhere, and an index of all costs more."""
+    """Word pairs of a small corpus, counted for each query, because an index of all pairs would take longer."""
 
     def __init__(self, fields: list[tuple[list[str], list[str]]], words_of: list[Counter]) -> None:
         self._documents = list(zip(words_of, fields, strict=True))
@@ -118,7 +124,7 @@ class _SmallPairs:
 
 
 def _count(field: tuple[list[str], list[str]], first: str, second: str) -> int:
-    """How often the pair occurs in a document, the title's weighted."""
+    """Number of times that the pair occurs in a document; each time in the title counts TITLE_WEIGHT times."""
     title, body = (sum(a == first and b == second for a, b in pairwise(part)) for part in field)
     return body + TITLE_WEIGHT * title
 
@@ -128,10 +134,10 @@ def _idf(df: int, size: int) -> float:
 
 
 class _Large:
-    """bm25s: each term's scores are computed when indexed, a query adds up a few sparse columns."""
+    """bm25s, which computes each term's scores when it indexes; a query then adds a few sparse columns."""
 
     def __init__(self, corpus: list[Iterable[Hashable]]) -> None:
-        import bm25s  # imports scipy where it is installed: half a second that small corpora need not pay
+        import bm25s  # takes half a second if scipy is installed, so small corpora do not import it
 
         self._size = len(corpus)
         ids: dict[Hashable, int] = {}
@@ -147,7 +153,10 @@ class _Large:
 
 
 class Lexical(Retriever):
-    """BM25. The index is made by the first search; scores are at least 0, and 0 means that no word matched."""
+    """BM25 over words and word pairs.
+
+    The first search makes the index. Scores are at least 0; 0 means that no word matched.
+    """
 
     def __init__(self, name: str, documents: Sequence[Document]) -> None:
         super().__init__(name, documents)

@@ -1,4 +1,4 @@
-"""What goes into a retriever, what comes out, and the order in which it comes."""
+"""The documents and hits of a retriever, and its interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Document:
-    """A titled paragraph. Example: id "7", title "Green", text "Green is an album by ..."."""
+    """A paragraph with a title. Example: id "7", title "Green", text "Green is an album by ..."."""
 
     id: str
     title: str
@@ -30,7 +30,7 @@ class Hit(NamedTuple):
 
 
 class Retriever(ABC):
-    """A ranking of fixed documents. Make one with `plumbob.retrieval.build`; all rollouts of a task can share it."""
+    """Ranks a fixed set of documents. Make one with `plumbob.retrieval.build`; all rollouts of a task can share it."""
 
     def __init__(self, name: str, documents: Sequence[Document]) -> None:
         self.name = name
@@ -43,18 +43,18 @@ class Retriever(ABC):
 
     @abstractmethod
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """The best `top_k` documents, best first, ties in document order; all of them if `top_k` is larger.
+        """The best `top_k` documents, best first, with ties in document order; all documents if `top_k` is larger.
 
-        `search(q, k)` is a prefix of `search(q, k + 1)`. Raises ValueError for a `top_k` that is no integer of at least 1.
+        `search(q, k)` is a prefix of `search(q, k + 1)`. Raises ValueError if `top_k` is not an integer of at least 1.
         """
 
     async def asearch(self, query: str, top_k: int) -> list[Hit]:
-        """As `search`, for use on the event loop: never computes there for longer than microseconds."""
+        """Like `search`, for use in an event loop, which it does not block for longer than microseconds."""
         return self.search(query, top_k)
 
     def _hits(self, scores: np.ndarray, top_k: int) -> list[Hit]:
-        """The hits of `scores` [number of documents]."""
-        from plumbob.retrieval.order import best  # numpy, which importing this package need not wait for
+        """The best `top_k` hits by `scores`, [number of documents]."""
+        from plumbob.retrieval.order import best  # imports numpy, which importing this package should not
 
         return [
             Hit(self.documents[index].id, float(scores[index]), rank)
@@ -63,7 +63,7 @@ class Retriever(ABC):
 
 
 def check_top_k(top_k: int) -> None:
-    """Raises ValueError for what is not an integer (numpy's are) of at least 1."""
+    """Raise ValueError unless `top_k` is an integer, which may be numpy's, of at least 1."""
     if isinstance(top_k, bool) or not isinstance(top_k, Integral):
         raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
     if top_k < 1:

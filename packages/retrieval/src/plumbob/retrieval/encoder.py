@@ -1,7 +1,7 @@
-"""One worker thread per model: it loads the model, embeds documents and queries, and scores.
+"""One worker thread per model, which loads the model, embeds documents and queries, and scores.
 
-Queries that arrive while it works are encoded together as the next batch, so no timer and no delay: an idle worker
-takes a query at once.
+Queries that arrive while the thread is busy are encoded together as the next batch. There is no timer, so an idle
+thread encodes a query without delay.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from plumbob.retrieval.models import load
 from plumbob.retrieval.store import VectorStore, cache_directory, key_of
 
 QUERY_BATCH = 64
+"""Most jobs whose queries are encoded together."""
 TEXT_BATCH = 32
+"""Texts of one forward pass of the model."""
 QUERIES_KEPT = 4096
+"""Number of query vectors that an encoder remembers."""
 
 
 @dataclass
 class _Job:
-    """Work of the worker: `prepare`, then encode `query` (None: nothing to encode), then `finish` its vector."""
+    """A job of the worker thread: call `prepare`, encode `query` unless it is None, and pass its vector to `finish`."""
 
     query: str | None
     prepare: Callable[[], object]
@@ -36,7 +39,7 @@ class _Job:
 
 
 class Encoder:
-    """A sentence-transformers model behind a queue. All methods but `submit` are for the worker thread."""
+    """A sentence-transformers model with a queue of jobs. Only `submit` may be called outside of the worker thread."""
 
     def __init__(self, model: str, cache: Path) -> None:
         self.model = model
@@ -47,14 +50,14 @@ class Encoder:
         self._loaded: Any = None
         self._store: VectorStore | None = None
         self._queries: OrderedDict[str, np.ndarray] = OrderedDict()
-        self.batches: list[int] = []  # sizes of the last query batches, for tests and diagnosis
+        self.batches: list[int] = []  # sizes of the last 1000 query batches, for tests and diagnosis
 
     def submit(
         self, query: str | None, finish: Callable[[np.ndarray], Any], prepare: Callable[[], object] = lambda: None
     ) -> Future:
-        """Have the worker run `prepare()` and `finish(vector of query)`; the future has the latter's result."""
+        """Have the worker thread run `prepare()` and then `finish(vector of query)`, whose result the future gets."""
         with self._starting:
-            if self._thread is None or not self._thread.is_alive():  # also dead after a fork
+            if self._thread is None or not self._thread.is_alive():  # a fork does not copy the thread
                 self._thread = threading.Thread(target=self._serve, name=f"encoder {self.model}", daemon=True)
                 self._thread.start()
         job = _Job(query, prepare, finish)
@@ -62,14 +65,14 @@ class Encoder:
         return job.future
 
     def load(self) -> VectorStore:
-        """Load the model if that has not happened. Raises ModelError."""
+        """Load the model if it is not loaded yet; returns the store of its vectors. Raises ModelError."""
         if self._store is None:
             self._loaded, identity = load(self.model)
             self._store = VectorStore(self._cache / "embeddings" / identity)
         return self._store
 
     def embed(self, texts: Sequence[str]) -> int:
-        """Embed those of `texts` that are neither in memory nor on disk. Returns how many that were."""
+        """Embed the `texts` that are neither in memory nor on disk; returns their number."""
         store = self.load()
         by_key = {key_of(text): text for text in texts}
         new = store.missing(by_key)
@@ -116,7 +119,7 @@ class Encoder:
                 job.future.set_exception(error)
 
     def _query_vectors(self, queries: list[str]) -> dict[str, np.ndarray]:
-        """Unit vectors, float32 [dimension], by query; those asked for lately are remembered."""
+        """Unit vectors, float32 [dimension], by query. The most recently used ones are remembered."""
         found = {query: self._queries[query] for query in dict.fromkeys(queries) if query in self._queries}
         new = [query for query in dict.fromkeys(queries) if query not in found]
         if new:
@@ -137,5 +140,5 @@ def _encoder(model: str, directory: Path) -> Encoder:
 
 
 def encoder_for(model: str, cache: str | Path | None = None) -> Encoder:
-    """The process's one encoder of `model` that keeps its embeddings under `cache` (default: the user's cache)."""
+    """The process's only encoder of `model` with its embeddings under `cache` (default: the user's cache directory)."""
     return _encoder(model, Path(cache) if cache is not None else cache_directory())

@@ -1,4 +1,4 @@
-"""From a name to a retriever. What computes is imported when it is first needed: the names come without numpy."""
+"""Build a retriever from its name. numpy and models are imported on first use, so checking a name is cheap."""
 
 from __future__ import annotations
 
@@ -6,37 +6,25 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from plumbob.retrieval.documents import Document, Hit, Retriever, check_top_k
+from plumbob.retrieval.documents import Document, Retriever
+from plumbob.retrieval.kinds import Request, kinds
 from plumbob.retrieval.models import check_extra
-from plumbob.retrieval.names import Spec, parse_name
+from plumbob.retrieval.names import parse_name
 
-# Retrievers that `build` remembers, so that a group's rollouts share one. Larger corpora are not remembered.
 SHARED = 256
+"""Number of retrievers that `build` keeps, so that the rollouts of a group share one."""
 SHARED_DOCUMENTS = 256
+"""A retriever over more documents than this is not kept."""
 EMBED_AT_ONCE = 256
-
-
-class Golden(Retriever):
-    """The oracle: the golden documents, in document order, and nothing else, whatever the query and `top_k`."""
-
-    def __init__(self, name: str, documents: Sequence[Document], golden: Collection[str]) -> None:
-        super().__init__(name, documents)
-        unknown = sorted(set(golden) - {document.id for document in self.documents})
-        if unknown:
-            raise ValueError(f"the golden ids {unknown} are not among the documents")
-        ids = [document.id for document in self.documents if document.id in set(golden)]
-        self._found = [Hit(doc_id, 1.0, rank) for rank, doc_id in enumerate(ids, start=1)]
-
-    def search(self, query: str, top_k: int) -> list[Hit]:
-        check_top_k(top_k)
-        return list(self._found)
+"""Texts that `prefetch` embeds between two calls of `progress`."""
 
 
 def check_name(name: str, *, load_model: bool = False, cache: str | Path | None = None) -> None:
-    """Raise ValueError, in one sentence, if `name` is no retriever that can be built here.
+    """Raise ValueError, with one sentence, if the retriever `name` cannot be built in this installation.
 
-    For environments to call when they load. Looks only at the name and at what is installed, unless `load_model`, which
-    also loads the name's model (seconds, once per process), so that a wrong id fails here and not within a rollout.
+    Environments call this when they load. By default only the name and the installed packages are checked. With
+    `load_model`, the name's model is also loaded, which takes seconds once per process, so that a wrong id fails here
+    and not during a rollout.
     """
     spec = parse_name(name)
     if spec.model is not None:
@@ -55,24 +43,22 @@ def build(
     *,
     cache: str | Path | None = None,
 ) -> Retriever:
-    """The retriever `name` over `documents`: bm25, semantic[/MODEL], hybrid[/minmax|/rrf][/MODEL] or golden.
+    """Build the retriever `name` over `documents`: bm25, semantic[/MODEL], hybrid[/minmax|/rrf][/MODEL] or golden.
 
-    Indexing waits for the first search. The same name and documents give the same retriever again, so that rollouts
-    share its index. `golden` are the ids that the retriever golden returns; `cache` is where embeddings are kept
-    (default: $PLUMBOB_CACHE, else plumbob/ in the user's cache directory).
+    The index is made by the first search. The same name and documents return the same retriever again, so that rollouts
+    share its index. `golden`: the document ids that the retriever golden returns. `cache`: the directory in which
+    embeddings are cached (default: $PLUMBOB_CACHE, else plumbob/ in the user's cache directory).
 
-    Raises ValueError for an unknown name, for ids that repeat, and for golden without golden ids.
+    Raises ValueError for an unknown name, for repeated document ids, and for the retriever golden without golden ids.
     """
     spec = parse_name(name)
-    if spec.kind == "golden":
-        if golden is None:
-            raise ValueError("the retriever 'golden' needs golden ids: build('golden', documents, golden=[...])")
-        return Golden(name, documents, golden)
+    kind = kinds()[spec.kind]
     if spec.model is not None:
         check_extra()
-    if len(documents) > SHARED_DOCUMENTS:
-        return _make(spec, name, documents, cache)
-    return _shared(spec, name, tuple(documents), cache)
+    if not kind.shared:
+        return kind.build(Request(name, documents, spec.fusion, spec.model, golden, cache))
+    request = Request(name, tuple(documents), spec.fusion, spec.model, cache=cache)
+    return _shared(request) if len(documents) <= SHARED_DOCUMENTS else kind.build(request)
 
 
 def prefetch(
@@ -82,9 +68,10 @@ def prefetch(
     progress: Callable[[int, int], None] | None = None,
     cache: str | Path | None = None,
 ) -> int:
-    """Embed the documents of a whole data set ahead, if retriever `name` embeds. Returns how many texts were new.
+    """Embed the documents of a whole data set in advance, if the retriever `name` uses embeddings.
 
-    `progress(done, total)` is called in this thread after each batch, with counts of distinct texts.
+    Returns the number of texts that were not cached yet. `progress(done, total)` is called in this thread after each
+    batch, with numbers of distinct texts.
     """
     spec = parse_name(name)
     if spec.model is None:
@@ -95,7 +82,7 @@ def prefetch(
 
     encoder = encoder_for(spec.model, cache)
     texts = list(dict.fromkeys(passage for document in documents for passage in passages(document)))
-    texts.sort(key=len)  # texts of a batch are padded to the longest
+    texts.sort(key=len)  # a batch is padded to its longest text
     new = 0
     for start in range(0, len(texts), EMBED_AT_ONCE):
         batch = texts[start : start + EMBED_AT_ONCE]
@@ -106,19 +93,5 @@ def prefetch(
 
 
 @lru_cache(maxsize=SHARED)
-def _shared(spec: Spec, name: str, documents: tuple[Document, ...], cache: str | Path | None) -> Retriever:
-    return _make(spec, name, documents, cache)
-
-
-def _make(spec: Spec, name: str, documents: Sequence[Document], cache: str | Path | None) -> Retriever:
-    if spec.model is None:
-        from plumbob.retrieval.bm25 import Lexical
-
-        return Lexical(name, documents)
-    from plumbob.retrieval.encoder import encoder_for
-    from plumbob.retrieval.semantic import Hybrid, Semantic
-
-    encoder = encoder_for(spec.model, cache)
-    if spec.kind == "hybrid":
-        return Hybrid(name, documents, encoder, spec.fusion or "minmax")
-    return Semantic(name, documents, encoder)
+def _shared(request: Request) -> Retriever:
+    return kinds()[parse_name(request.name).kind].build(request)

@@ -1,4 +1,4 @@
-"""Finding and loading a sentence-transformers model, and saying in one sentence why it cannot be had."""
+"""Find and load a sentence-transformers model, or say in one sentence why that fails."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model"}
 
 
 class ModelError(ValueError):
-    """A model that cannot be had. The message is one sentence that says what to do."""
+    """A model cannot be loaded. The message is one sentence that says what to do."""
 
 
 def check_extra() -> None:
-    """Raises ModelError if the semantic extra is not installed. Imports nothing."""
+    """Raise ModelError if the semantic extra is not installed, without importing it."""
     if importlib.util.find_spec("sentence_transformers") is None:
         raise ModelError(
             "semantic and hybrid retrieval need sentence-transformers: pip install 'plumbob-retrieval[semantic]', "
@@ -29,7 +29,7 @@ def check_extra() -> None:
 
 
 def locate(model: str) -> str:
-    """The directory to load `model` from, or its id if the hub has to provide it."""
+    """The directory from which to load `model`, or its id if it must be loaded from the hub."""
     packaged = importlib.util.find_spec(PACKAGED.replace("-", "_")) if model == DEFAULT_MODEL else None
     if packaged and packaged.origin:
         directory = Path(packaged.origin).parent / "model"
@@ -39,9 +39,9 @@ def locate(model: str) -> str:
 
 
 def load(model: str) -> tuple[Any, str]:
-    """The SentenceTransformer `model` on PLUMBOB_EMBEDDING_DEVICE (default: cpu), and the identity of its weights.
+    """Load the SentenceTransformer `model`; returns it, and a name that identifies its weights. Raises ModelError.
 
-    On the CPU by default, because the GPUs of a training run are full. Raises ModelError.
+    The device is $PLUMBOB_EMBEDDING_DEVICE, by default the CPU, because the GPUs of a training run are full.
     """
     check_extra()
     from sentence_transformers import SentenceTransformer
@@ -54,7 +54,7 @@ def load(model: str) -> tuple[Any, str]:
         loaded = _load(SentenceTransformer, source, os.environ.get(DEVICE_VARIABLE, "cpu"))
     except (
         Exception
-    ) as error:  # the hub, the files and torch fail in many ways; the user needs the name and the way out
+    ) as error:  # the hub, files and torch raise many types; the user needs the model's name and a remedy
         raise ModelError(_why_not(model, source, error)) from error
     finally:
         if bars:
@@ -63,7 +63,10 @@ def load(model: str) -> tuple[Any, str]:
 
 
 def _load(make: Any, source: str, device: str) -> Any:
-    """From this machine if it is here, else from the hub, which is asked once first: its own retries take minutes."""
+    """Load a model from this machine if it is there, else from the hub.
+
+    The hub is asked once about the model before it is loaded, because the loader's own retries take minutes.
+    """
     try:
         return make(source, device=device, local_files_only=True)
     except Exception:
@@ -76,18 +79,19 @@ def _load(make: Any, source: str, device: str) -> Any:
 
 
 def _why_not(model: str, source: str, error: Exception) -> str:
+    """The message of a ModelError."""
     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if Path(source).is_dir():
         return f"{source} does not load as a sentence-transformers model ({reason}); give another directory or use bm25"
     install = f"install the package {PACKAGED}, " if model == DEFAULT_MODEL else "check the id, "
     return (
-        f"the model {model!r} is neither on this machine nor to be had from the hub ({reason}); {install}"
+        f"the model {model!r} is not on this machine and cannot be loaded from the hub ({reason}); {install}"
         "name a local directory (semantic//path/to/model) or use bm25"
     )
 
 
 def _identity(source: str, loaded: Any) -> str:
-    """Distinguishes weights: the digest of a directory's model files, or the hub's commit."""
+    """A digest that tells weights apart: of a directory's model files, or of the model's id and commit on the hub."""
     digest = hashlib.blake2b(digest_size=8)
     root = Path(source)
     if root.is_dir():
@@ -102,4 +106,5 @@ def _identity(source: str, loaded: Any) -> str:
 
 
 def _slug(model: str) -> str:
+    """The model's name with only letters, digits and hyphens, for a directory name."""
     return "".join(letter if letter.isalnum() else "-" for letter in Path(model).name)[:40] or "model"

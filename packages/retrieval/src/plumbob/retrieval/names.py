@@ -1,4 +1,4 @@
-"""What a retriever's name says, read without loading anything."""
+"""Parse a retriever's name, without loading a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from plumbob.retrieval.kinds import Kind, kinds
+
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-KINDS = ("bm25", "lexical", "semantic", "hybrid", "golden")
-FUSIONS = ("minmax", "rrf")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_NAMES = "bm25 (or lexical), semantic[/MODEL], hybrid[/minmax|/rrf][/MODEL], golden"
 
 
 @dataclass(frozen=True)
@@ -20,42 +19,52 @@ class Spec:
 
     kind: str
     fusion: str | None = None
+    """The kind's variant: how hybrid fuses its two rankings."""
     model: str | None = None
+    """Id or directory of the embedding model; None for a kind that takes none."""
 
 
 def parse_name(name: str) -> Spec:
-    """The parts of a retriever's name. Raises ValueError with one sentence for a name that means nothing.
+    """Parse a retriever's name, KIND[/VARIANT][/MODEL]. Raises ValueError, with one sentence, for a wrong name.
 
-    Reads no model: a hub id is only checked for its form, a path for being a directory.
+    A model is not loaded: of a hub id only the form is checked, and of a path only that it is a directory.
     """
-    kind, slash, rest = name.partition("/")
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind.lower(), KINDS, n=1)
+    first, slash, rest = name.partition("/")
+    syntax = ", ".join(dict.fromkeys(kind.syntax for kind in kinds().values()))
+    if first not in kinds():
+        near = difflib.get_close_matches(first.lower(), kinds(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no retriever {name!r}; {hint}The names are {_NAMES}")
-    if kind in ("bm25", "lexical", "golden"):
-        if slash:
-            raise ValueError(
-                f"the retriever {kind!r} takes nothing after its name, got {name!r}; the names are {_NAMES}"
-            )
-        return Spec("bm25" if kind == "lexical" else kind)
+        raise ValueError(f"there is no retriever {name!r}; {hint}The names are {syntax}")
+    kind = kinds()[first]
+    if slash and not (kind.takes_model or kind.variants):
+        raise ValueError(f"the retriever {first!r} takes nothing after its name, got {name!r}; the names are {syntax}")
     if slash and not rest:
-        raise ValueError(f"the retriever name {name!r} ends in a slash; give a model after it or write {kind!r}")
-    fusion = None
-    if kind == "hybrid":
-        first, _, after = rest.partition("/")
-        fusion = first if first in FUSIONS else "minmax"
-        near = difflib.get_close_matches(first.lower(), FUSIONS, n=1, cutoff=0.5)
-        if first in FUSIONS:
-            if rest != first and not after:
-                raise ValueError(f"the retriever name {name!r} ends in a slash; give a model after it or leave it out")
-            rest = after
-        elif near and rest == first:
-            raise ValueError(f"there is no retriever {name!r}; did you mean 'hybrid/{near[0]}'? The names are {_NAMES}")
-    return Spec(kind, fusion, _checked_model(name, rest) if rest else DEFAULT_MODEL)
+        raise ValueError(f"the retriever name {name!r} ends in a slash; give a model after it or write {first!r}")
+    variant, rest = _variant(name, kind, rest, syntax)
+    if not kind.takes_model:
+        return Spec(kind.name, variant)
+    return Spec(kind.name, variant, _checked_model(name, rest) if rest else DEFAULT_MODEL)
+
+
+def _variant(name: str, kind: Kind, rest: str, syntax: str) -> tuple[str | None, str]:
+    """The variant that `rest` begins with, or the kind's default, and the remaining text."""
+    if not kind.variants:
+        return None, rest
+    first, slash, after = rest.partition("/")
+    if first in kind.variants:
+        if slash and not after:
+            raise ValueError(f"the retriever name {name!r} ends in a slash; give a model after it or leave it out")
+        return first, after
+    near = difflib.get_close_matches(first.lower(), kind.variants, n=1, cutoff=0.5)
+    if near and not slash:
+        raise ValueError(
+            f"there is no retriever {name!r}; did you mean '{kind.name}/{near[0]}'? The names are {syntax}"
+        )
+    return kind.variants[0], rest
 
 
 def _checked_model(name: str, model: str) -> str:
+    """The model's full id, or its absolute directory. Raises ValueError."""
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.absolute())

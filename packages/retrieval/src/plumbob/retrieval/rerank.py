@@ -1,4 +1,4 @@
-"""A remote reranker behind any retriever: Cohere-style `POST {url}/rerank`, asynchronous, cached, retried."""
+"""Rerank the hits of any retriever with a remote, Cohere-style service (`POST {url}/rerank`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 SCORES_KEPT = 100_000
-LONGEST_WAIT = 30.0  # seconds, also for a server that asks for more in Retry-After
+"""Number of scores that a client remembers."""
+LONGEST_WAIT = 30.0
+"""Longest wait between two attempts, in seconds, even if Retry-After asks for more."""
 
 
 class RerankError(RuntimeError):
-    """The service gave no usable answer. The message is one sentence with its address and what it said."""
+    """The service gave no usable answer. The message is one sentence with the service's URL and its answer."""
 
 
 class _Transient(Exception):
-    """What another attempt may mend: status 429 or 5xx, a timeout, no connection."""
+    """A failure after which another attempt may succeed: status 429 or 5xx, a timeout, no connection."""
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
@@ -34,12 +36,13 @@ class _Transient(Exception):
 
 
 class RerankClient:
-    """A rerank service. Example: RerankClient("http://localhost:8931", model="tei").
+    """Client of a rerank service. Example: RerankClient("http://localhost:8931", model="tei").
 
-    Sends {query, documents, model} and expects {results: [{index, relevance_score}, ...]} with every document once.
-    `token_variable` names the environment variable whose value, if set, is sent as bearer token. `timeout` (seconds) is
-    per attempt; `attempts` counts the first; the wait between them doubles from `first_wait` seconds. At most
-    `concurrency` requests are under way at a time. Scores are remembered by model, query and content of the document.
+    A request is {query, documents, model}; the answer must be {results: [{index, relevance_score}, ...]} with every
+    document once. `token_variable`: name of the environment variable whose value, if set, is sent as bearer token.
+    `timeout`: seconds for each attempt. `attempts`: most attempts, including the first. `first_wait`: seconds between
+    the first two attempts, doubled after each further one. `concurrency`: most requests at a time. Scores are
+    remembered by model, query and document text.
     """
 
     def __init__(
@@ -61,14 +64,14 @@ class RerankClient:
         self.first_wait = first_wait
         self.concurrency = concurrency
         self._scores: OrderedDict[bytes, float] = OrderedDict()
-        # Connections and semaphores belong to an event loop.
+        # httpx connections and asyncio semaphores cannot be used from another event loop than their own.
         self._loops: WeakKeyDictionary[Any, tuple[httpx.AsyncClient, asyncio.Semaphore]] = WeakKeyDictionary()
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The relevance of each of `texts`. Raises RerankError."""
+        """The relevance score of each of `texts` for `query`. Raises RerankError."""
         keys = [self._key(query, text) for text in texts]
         client, slots = self._of_this_loop()
-        async with slots:  # looked up within, so that who waited for the same question finds its answer
+        async with slots:  # look up scores after waiting, because an earlier request may have fetched them meanwhile
             new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._scores}
             found = await self._post(client, query, list(new.values())) if new else []
         known = dict(zip(new, found, strict=True))
@@ -133,6 +136,7 @@ class RerankClient:
         return self._read(reply, len(body["documents"]))
 
     def _read(self, reply: httpx.Response, count: int) -> list[float]:
+        """The scores in a reply, in the order of the documents. Raises RerankError unless there is one for each."""
         scores: dict[int, float] = {}
         try:
             for result in reply.json()["results"]:
@@ -144,13 +148,14 @@ class RerankClient:
         return [scores[index] for index in range(count)]
 
     def _wait(self, state: RetryCallState) -> float:
+        """Seconds until the next attempt."""
         error = state.outcome.exception() if state.outcome else None
         asked = error.retry_after if isinstance(error, _Transient) else 0.0
         return min(max(self.first_wait * 2 ** (state.attempt_number - 1), asked), LONGEST_WAIT)
 
 
 def _seconds(retry_after: str | None) -> float:
-    """The seconds of a Retry-After header; its other form, a date, counts as none."""
+    """The seconds of a Retry-After header; 0 if it holds a date instead."""
     try:
         return max(float(retry_after or 0), 0.0)
     except ValueError:
@@ -158,9 +163,10 @@ def _seconds(retry_after: str | None) -> float:
 
 
 class Reranked(Retriever):
-    """The best `candidates` of another retriever in the order of a remote reranker, the others after them.
+    """Reorders the best `candidates` documents of another retriever with a remote reranker.
 
-    Documents beyond the candidates keep their order and get the lowest candidate's score, for they have none of their own.
+    Documents beyond the candidates follow in their previous order. They are not scored by the reranker, so they get the
+    lowest candidate's score.
     """
 
     def __init__(self, retriever: Retriever, client: RerankClient, candidates: int = 20) -> None:
@@ -172,7 +178,7 @@ class Reranked(Retriever):
         self._by_id = {document.id: document for document in retriever.documents}
 
     async def asearch(self, query: str, top_k: int) -> list[Hit]:
-        """As `search`. Raises RerankError."""
+        """Like `search`. Raises RerankError."""
         check_top_k(top_k)
         found = await self._retriever.asearch(query, max(top_k, self._candidates))
         first, others = found[: self._candidates], found[self._candidates :]
@@ -184,7 +190,10 @@ class Reranked(Retriever):
         return [Hit(hit.doc_id, score, rank) for rank, (hit, score) in enumerate(ranked[:top_k], start=1)]
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """`asearch` on an event loop of its own. Raises RuntimeError where one is running: await `asearch` there."""
+        """Run `asearch` in a new event loop.
+
+        Raises RuntimeError inside a running event loop, where `asearch` must be awaited.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:

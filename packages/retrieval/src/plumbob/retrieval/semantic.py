@@ -1,4 +1,4 @@
-"""Semantic ranking by sentence embeddings, and its blends with BM25."""
+"""Semantic ranking by sentence embeddings, and its fusion with BM25."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from plumbob.retrieval.bm25 import Lexical
 from plumbob.retrieval.documents import Document, Hit, Retriever, check_top_k
 from plumbob.retrieval.encoder import Encoder
 
-# Share of the corpus mean that is taken off (see `Semantic`); measured gains are flat between 0.2 and 0.5.
 CENTRING = 0.3
-# Weight of the semantic arm in the min-max blend, and the constant of reciprocal rank fusion. The customary 60 is for
-# lists of a thousand: over 20 documents it makes the first rank worth hardly more than the tenth.
+"""Share of the similarity to the corpus mean that is subtracted (see `Semantic`); 0.2 to 0.5 gain the same."""
 SEMANTIC_SHARE = 0.55
+"""Weight of the semantic scores in `minmax`."""
 RRF_K = 1
-# MiniLM reads 256 tokens: of a longer text it would see only the beginning.
+"""The constant of `rrf`.
+
+The usual 60 suits lists of a thousand; over 20 documents it makes the first rank worth hardly more than the tenth.
+"""
 WINDOW_WORDS = 150
+"""Length of a window of a long text, in words, because MiniLM reads only the first 256 tokens of a text."""
 STEP_WORDS = 100
+"""Distance between the starts of two windows, in words."""
 
 
 def passages(document: Document) -> list[str]:
-    """What is embedded for a document: title and text, in overlapping windows of WINDOW_WORDS words if it is long."""
+    """The texts that are embedded for a document: title and text, or title and overlapping windows of a long text."""
     body = document.text.split()
     if len(body) <= WINDOW_WORDS + WINDOW_WORDS // 5:
         return [f"{document.title}\n{document.text}"]
@@ -31,13 +35,15 @@ def passages(document: Document) -> list[str]:
 
 
 class Semantic(Retriever):
-    """Cosine similarity of the query with a document's best passage, less hubness.
+    """Cosine similarity of the query with a document's best passage, with reduced hubness.
 
         score(d, q) = max over passages p of d of  p.q - CENTRING * p.mean
 
-    for unit vectors p and q, `mean` being the mean passage vector of the corpus. What resembles everything in the corpus
-    resembles every query: this is to embeddings what idf is to words (Suzuki et al., "Centering Similarity Measures to
-    Reduce Hubs", EMNLP 2013, which takes off the whole mean). Scores are in [-1.3, 1.3].
+    for unit vectors p and q, where `mean` is the mean passage vector of the corpus. A passage that is similar to the
+    whole corpus is similar to every query, so its similarity says little, as with words of low idf (Suzuki et al.,
+    "Centering Similarity Measures to Reduce Hubs", EMNLP 2013, which subtracts the whole mean).
+
+    Scores are in [-1.3, 1.3].
     """
 
     def __init__(self, name: str, documents: Sequence[Document], encoder: Encoder) -> None:
@@ -55,7 +61,10 @@ class Semantic(Retriever):
         return await asyncio.wrap_future(job)
 
     def _prepare(self) -> None:
-        """Embed the documents, or find their vectors. In the worker thread, as all that follows."""
+        """Embed the documents, or read their cached vectors.
+
+        Like `_scores` and `_rank`, it runs in the encoder's worker thread.
+        """
         if self._index is None and self.documents:
             parts = [passages(document) for document in self.documents]
             vectors = self.encoder.vectors([passage for part in parts for passage in part])
@@ -63,7 +72,7 @@ class Semantic(Retriever):
             self._index = vectors, CENTRING * (vectors @ vectors.mean(axis=0)), first_of_document
 
     def _scores(self, vector: np.ndarray) -> np.ndarray:
-        """The score of each document, float64 [N], to 6 digits: how a batch was padded shows in the seventh."""
+        """The score of each document, float64 [N], rounded to 6 digits, because padding changes the seventh."""
         if self._index is None:
             return np.zeros(0)
         vectors, hubness, first_of_document = self._index
@@ -89,8 +98,9 @@ class Hybrid(Semantic):
 def minmax(lexical: np.ndarray, semantic: np.ndarray) -> np.ndarray:
     """(1 - SEMANTIC_SHARE) * scaled(lexical) + SEMANTIC_SHARE * scaled(semantic), each [N].
 
-    scaled(s) = (s - min s) / (max s - min s), and 0 throughout if all are equal: an arm that cannot tell the documents
-    apart has no say. (TM2C2 of Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", TOIS 2023.)
+    scaled(s) = (s - min s) / (max s - min s). If all scores are equal, scaled(s) is 0, so that a ranking that cannot
+    tell the documents apart has no influence. (TM2C2 of Bruch, Gai and Ingber, "An Analysis of Fusion Functions for
+    Hybrid Retrieval", TOIS 2023.)
     """
     return (1 - SEMANTIC_SHARE) * _scaled(lexical) + SEMANTIC_SHARE * _scaled(semantic)
 
@@ -101,13 +111,14 @@ def _scaled(scores: np.ndarray) -> np.ndarray:
 
 
 def rrf(lexical: np.ndarray, semantic: np.ndarray) -> np.ndarray:
-    """The sum over both arms of 1 / (RRF_K + rank), ranks from 1, equal scores sharing the best of their ranks.
+    """The sum over both rankings of 1 / (RRF_K + rank), [N].
 
-    Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009).
+    Ranks count from 1, and equal scores share the best of their ranks. This is reciprocal rank fusion
+    (Cormack, Clarke and Buettcher, SIGIR 2009).
     """
     return 1 / (RRF_K + _ranks(lexical)) + 1 / (RRF_K + _ranks(semantic))
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
-    """1 + how many are better: what does not depend on the order of the documents."""
+    """1 + the number of higher scores, [N], which does not depend on the order of the documents."""
     return 1 + len(scores) - np.searchsorted(np.sort(scores), scores, side="right")

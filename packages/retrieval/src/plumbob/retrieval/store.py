@@ -1,12 +1,12 @@
 """Embeddings on disk: immutable shard files, each written under a temporary name and renamed into place.
 
-Why not SQLite: its WAL does not work on network file systems, where home directories of clusters lie, a WAL database
-cannot be opened from a read-only directory, and one damaged page can take the whole file along. Here a reader sees a
-shard complete or not at all, writers never wait for each other, a shard with a wrong checksum is ignored, and two writers
-of the same vector do no harm.
+SQLite is not used for three reasons: its WAL does not work on network file systems, on which clusters have home
+directories; a WAL database cannot be opened from a read-only directory; and one damaged page can make the whole file
+unreadable. With shards, a reader sees a shard complete or not at all, writers never wait for each other, a shard with a
+wrong checksum is ignored, and two processes may write the same vector.
 
-A shard is MAGIC, a 16-byte digest of the rest, count and dimension (little-endian uint32), then count keys of 16 bytes,
-then count vectors (float32).
+A shard consists of MAGIC, a 16-byte digest of the rest, count and dimension (little-endian uint32), `count` keys of 16
+bytes, and `count` vectors (float32).
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ MAGIC = b"PLUMBOBV"
 KEY_BYTES = 16
 _SIZES = struct.Struct("<II")
 _HEAD = len(MAGIC) + KEY_BYTES + _SIZES.size
-# So many files are merged when the store is next opened; one per question of a data set adds up.
 MERGE_ABOVE = 256
+"""When a store with more shards than this is opened, they are merged: each question of a data set may add one."""
 
 log = logging.getLogger(__name__)
 
 
 def cache_directory() -> Path:
-    """$PLUMBOB_CACHE, else plumbob/ in $XDG_CACHE_HOME or ~/.cache."""
+    """The directory for cached embeddings: $PLUMBOB_CACHE, else plumbob/ in $XDG_CACHE_HOME or ~/.cache."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "plumbob"
 
 
 def key_of(text: str) -> bytes:
+    """The key of a text's vector: a digest of 16 bytes."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 
 
 class VectorStore:
-    """The vectors of one model: a directory of shards, each read once, and what this process added.
+    """The vectors of one model: those in a directory of shards, and those that this process added.
 
-    Not locked: the encoder's one worker thread is its only user in a process.
+    There is no lock, because in each process only the encoder's worker thread uses the store.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -64,30 +65,34 @@ class VectorStore:
         return len(self._place)
 
     def get(self, key: bytes) -> np.ndarray | None:
-        """The vector of `key`, float32 [dimension], or None."""
+        """The vector of `key`, float32 [dimension]; None if there is none."""
         found = self._place.get(key)
         return None if found is None else found[0][found[1]]
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """The distinct keys that have no vector, after a look at what other processes wrote meanwhile."""
+        """The distinct keys that have no vector, after reading the shards that other processes have added."""
         wanted = list(dict.fromkeys(keys))
         if any(key not in self._place for key in wanted):
             self.refresh()
         return [key for key in wanted if key not in self._place]
 
     def add(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
-        """Keep `vectors` (float32 [len(keys), dimension]), on disk too if the directory can be written."""
+        """Keep `vectors`, float32 [len(keys), dimension], in memory, and on disk if the directory is writable."""
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         self._remember(keys, vectors)
         try:
             self._write(keys, vectors)
         except OSError as error:
             if not self._warned:
-                log.warning("embeddings stay in memory: %s cannot be written (%s)", self.directory, error)
+                log.warning(
+                    "embeddings stay in memory: %s cannot be written (%s); set PLUMBOB_CACHE to a writable directory",
+                    self.directory,
+                    error,
+                )
             self._warned = True
 
     def refresh(self) -> None:
-        """Read the shards that are new in the directory."""
+        """Read the shards that have been added to the directory since the last call."""
         try:
             names = sorted(name for name in os.listdir(self.directory) if name.endswith(".shard"))
         except OSError:
@@ -108,7 +113,7 @@ class VectorStore:
         digest = hashlib.blake2b(body, digest_size=KEY_BYTES).digest()
         name = f"{digest.hex()}.shard"
         self.directory.mkdir(parents=True, exist_ok=True)
-        # Not tempfile.mkstemp, whose files nobody else may read: a cache may be shared by a team.
+        # tempfile.mkstemp makes files that only their owner can read, but several users may share a cache.
         temporary = self.directory / f".writing-{uuid.uuid4().hex}"
         try:
             with temporary.open("xb") as stream:
@@ -122,7 +127,11 @@ class VectorStore:
         return name
 
     def _merge(self) -> None:
-        """One shard of all. A process that listed the small ones and finds them gone embeds again: slower, never wrong."""
+        """Merge all shards into one.
+
+        A process that has listed the small shards and finds them deleted embeds their texts again, which is slower but
+        correct.
+        """
         keys = list(self._place)
         dimensions = {self._place[key][0].shape[1] for key in keys}
         if len(dimensions) != 1:
@@ -135,7 +144,10 @@ class VectorStore:
 
 
 def read_shard(path: Path) -> tuple[list[bytes], np.ndarray] | None:
-    """Keys and vectors (float32 [count, dimension], mapped, not read) of a shard; None if it is damaged or gone."""
+    """Keys and vectors, float32 [count, dimension], of a shard; None if it is damaged or missing.
+
+    The vectors are memory-mapped.
+    """
     try:
         with path.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

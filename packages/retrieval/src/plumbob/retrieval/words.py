@@ -1,8 +1,8 @@
-"""How lexical retrieval cuts text into words.
+"""How lexical retrieval splits text into words.
 
-Lower case, accents removed, runs of letters and digits, English function words dropped, no stemming: on MuSiQue,
-stemming costs recall and a long stop list gains it (README.md has the numbers). Text of a language that writes without
-spaces is one word per run of letters, so use a semantic retriever there.
+Text is lowercased, accents are removed, words are runs of letters and digits, and English function words are dropped.
+There is no stemming: on MuSiQue, stemming lowers recall and a long stop list raises it (README.md has the numbers). In
+a language that is written without spaces, a whole run of letters is one word, so use a semantic retriever there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# English function words, by class. Not among them: adverbs with content ("first", "last"), numbers, "may", and single letters
-# such as the s of "it's", which are names as well (vitamin D, the film M).
+# English function words, by class. The list leaves out adverbs with content ("first", "last"), numbers, "may", and
+# single letters such as the s of "it's", which are also names (vitamin D, the film M).
 _CLASSES = """
 articles, demonstratives: a an the this that these those such same other another
 pronouns: i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers
@@ -40,14 +40,17 @@ STOP_WORDS = frozenset(word for part in re.split(r"^.*?:", _CLASSES, flags=re.MU
 
 _WORD = re.compile(r"\w+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# ASCII text is lowered, and blanked where it is no word character, by one table: a quarter of the regex's time.
+# For ASCII text, one table lowercases letters and blanks what is not in a word, in a quarter of the regex's time.
 _ASCII = bytes(
     ord(chr(code).lower() if chr(code).isalnum() or chr(code) == "_" else " ") for code in range(128)
 ) + bytes(128)
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in order. If all are stop words ("The Who"), they stay: there is nothing else to find it by."""
+    """The words of `text` in order, without stop words.
+
+    If all are stop words ("The Who"), they are kept, as there are no others.
+    """
     if text.isascii():
         found = text.encode("ascii").translate(_ASCII).decode("ascii").split()
     else:

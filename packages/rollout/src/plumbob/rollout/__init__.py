@@ -1,8 +1,9 @@
-"""Token-exact rollouts of any verifiers taskset, in this process, against any engine."""
+"""Token-exact rollouts of verifiers tasksets, in the calling process, against any engine."""
 
 from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
 from plumbob.rollout.dialogue import EndOfScript, derive_seed
-from plumbob.rollout.runner import run_group, run_rollout, to_sample
+from plumbob.rollout.rows import to_sample
+from plumbob.rollout.runner import run_group, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply, read_arguments
 from plumbob.rollout.types import (

@@ -1,9 +1,10 @@
-"""Token in, token out: how a conversation becomes ids without ever tokenising a sampled turn again.
+"""Turn a conversation into token ids without ever tokenising a sampled turn again.
 
-The first prompt is the chat template's rendering, tokenised once. Every later prompt is the ids so far (prompt plus
-completion, verbatim) plus a suffix: what the template puts between the end of an assistant turn and the start of the
-next one. The suffix is found by rendering a dummy conversation whose assistant turn is a sentinel and taking what
-stands behind the sentinel, so the next assistant header is always there and no sampled text is ever rendered.
+The first prompt is the chat template's rendering, tokenised once. Every later prompt is the ids so far (prompt and
+completion, verbatim) followed by a suffix: what the template puts between the end of an assistant turn and the start of
+the next one. To find the suffix, a dummy conversation whose assistant turn is a sentinel is rendered, and the text
+after the sentinel is taken. The suffix therefore always contains the next assistant header, and sampled text is never
+rendered.
 """
 
 from __future__ import annotations
@@ -18,43 +19,43 @@ from plumbob.rollout.types import Tokenizer
 
 _SENTINEL = "PLUMBOB-SENTINEL-0f6c1d"
 MAX_REMEMBERED = 4096
-"""So many renderings are kept, more than one step needs."""
+"""Most renderings that a `Chat` keeps, which is more than one training step needs."""
 _QUESTION = {"role": "user", "content": "?"}
 
 
 class ChatTemplateError(ValueError):
-    """The tokenizer's chat template cannot carry a token-exact conversation; the message says why."""
+    """The tokenizer's chat template does not allow a token-exact conversation; the message says why."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Ids that the template puts before a turn, and which message each belongs to.
-
-    `ends[i]`: where message i's last id ends. Ids behind the last end are the assistant header. `is_content` is true on
-    ids that carry a message's text and false on the template's own, parallel to `token_ids`.
-    """
+    """The ids that precede a turn of the model, and the message that each of them belongs to."""
 
     token_ids: list[int]
+    """[T] the ids of all messages and of the assistant header after them."""
     is_content: list[bool]
+    """[T] true on ids that carry a message's text, false on ids of the template's own text."""
     ends: list[int]
+    """For each message, the index after its last id in `token_ids`; the remaining ids are the assistant header."""
 
     def spans(self) -> list[slice]:
-        """One slice of `token_ids` per message, each with the template's ids that lead to it."""
+        """One slice of `token_ids` per message; it begins with the template's ids before the message."""
         return [slice(start, end) for start, end in zip([0, *self.ends], self.ends, strict=False)]
 
     @property
     def header_ids(self) -> list[int]:
+        """The ids after the last message: the assistant header."""
         return self.token_ids[self.ends[-1] if self.ends else 0 :]
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer's chat template, read once: use `Chat.of(tokenizer)`.
+    """A tokenizer's chat template and what was read from it. Make one with `Chat.of(tokenizer)`.
 
     Example:
         chat = Chat.of(tokenizer)
         prompt = chat.prompt([{"role": "user", "content": "hi"}], tools=[]).token_ids
-        ...  # the engine draws `completion`, ending with one of chat.stop_token_ids
+        ...  # the engine samples `completion`, which ends with one of chat.stop_token_ids
         prompt2 = prompt + completion + chat.suffix([{"role": "tool", "content": "7"}]).token_ids
     """
 
@@ -63,17 +64,21 @@ class Chat:
     closer: str
     """The text of the token that ends an assistant turn in this template, e.g. `<|im_end|>`."""
     stop_token_ids: tuple[int, ...]
+    """The ids that end a completion: the closer's, and those of the generation config."""
     splits_reasoning: bool
-    """The template keeps reasoning apart from content (Qwen3), so `<think>...</think>` is not part of the reply."""
+    """Whether the template separates reasoning from content (Qwen3), so that `<think>...</think>` is not content."""
     _memory: dict[str, Rendered] = field(default_factory=dict, repr=False, compare=False)
+    """Renderings that `_rendered_once` keeps, by the JSON text of their arguments."""
 
     @classmethod
     def of(
         cls, tokenizer: Tokenizer, *, stop_token_ids: Sequence[int] = (), tool_format: ToolFormat | None = None
     ) -> Chat:
-        """Read the template. `stop_token_ids`: the generation config's, which may hold more than the template's own.
+        """Read a tokenizer's chat template.
 
-        Raises ChatTemplateError if there is no template, or no single token ends an assistant turn in it.
+        `stop_token_ids`: stop tokens of the generation config, used in addition to the template's own. `tool_format`:
+        by default detected from the template. Raises ChatTemplateError if there is no template, or if it does not end
+        an assistant turn with one special token.
         """
         template = tokenizer.chat_template
         if not template:
@@ -89,7 +94,10 @@ class Chat:
         )
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
-        """The first prompt: the whole rendering, with tool descriptions and the assistant header."""
+        """The first prompt: `messages` rendered with tool descriptions and the assistant header.
+
+        Raises ChatTemplateError.
+        """
 
         def render(some: list[dict[str, Any]]) -> str:
             return _render(self.tokenizer, some, tools=tools or None, add_generation_prompt=True)
@@ -97,7 +105,10 @@ class Chat:
         return self._rendered_once(["prompt", messages, tools], render, messages)
 
     def suffix(self, messages: list[dict[str, Any]]) -> Rendered:
-        """What follows a sampled turn that ended with a stop token: `messages` and the next assistant header."""
+        """The ids after a sampled turn that ended with a stop token: `messages` and the next assistant header.
+
+        Raises ChatTemplateError.
+        """
 
         def render(some: list[dict[str, Any]]) -> str:
             tail = _after_sentinel(
@@ -114,7 +125,7 @@ class Chat:
     def _rendered_once(
         self, key: list[Any], render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]
     ) -> Rendered:
-        """Remembered: the rollouts of a group share their prompt, and often what the tools say."""
+        """Render and tokenise once: the rollouts of a group share their prompt, and often tool results."""
         text = json.dumps(key)
         if text not in self._memory:
             if len(self._memory) >= MAX_REMEMBERED:
@@ -123,7 +134,7 @@ class Chat:
         return self._memory[text]
 
     def parse(self, completion_ids: Sequence[int], *, has_tools: bool) -> tuple[str | None, ParsedReply]:
-        """(reasoning, reply) of a completion. Without tools nothing is read as a call."""
+        """Split a completion into (reasoning or None, reply). Without tools, no text is parsed as a tool call."""
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -136,7 +147,10 @@ class Chat:
 
 
 def _encode(tokenizer: Tokenizer, text: str, frame: str, messages: list[dict[str, Any]]) -> Rendered:
-    """Tokenise once, and attribute the ids. `frame`: the rendering of the same messages, each content a sentinel."""
+    """Tokenise `text` and assign its ids to messages.
+
+    `frame`: the same messages rendered with a sentinel for each content.
+    """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     is_content, ends = [False] * len(token_ids), []
@@ -150,14 +164,15 @@ def _encode(tokenizer: Tokenizer, text: str, frame: str, messages: list[dict[str
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a sentinel for each content. An assistant's empty one stays: templates look at it."""
+    """The messages with a sentinel for each content, except an assistant's empty one, which templates test for."""
     return [{**m, "content": _SENTINEL} if m["content"] or m["role"] != "assistant" else m for m in messages]
 
 
 def _content_spans(text: str, frame: str, messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Where each message's content stands in `text`. Searching for it would not do: "e" stands in any template.
+    """The (start, end) of each message's content in `text`, in characters.
 
-    If the template leaves a content out, repeats it or looks at it, all of `text` counts as the template's own.
+    A search for the content would find wrong places: "e" occurs in every template. If the template leaves a content
+    out, repeats it or depends on it, all spans are (0, 0), and all of `text` counts as the template's own.
     """
     lead, *pieces = frame.split(_SENTINEL)
     nowhere = [(0, 0)] * len(messages)
@@ -171,7 +186,8 @@ def _content_spans(text: str, frame: str, messages: list[dict[str, Any]]) -> lis
             spans.append(spans[-1] if spans else (0, 0))
             continue
         after = pieces.pop(0)
-        # Verbatim, or trimmed, or rewritten (Llama 3.1 quotes tool results): then it ends where the template goes on.
+        # The template prints the content verbatim or stripped. If it rewrites it (Llama 3.1 quotes tool results), the
+        # content ends where the template's next text begins.
         verbatim = (cursor + len(c) for c in (content, content.strip()) if text.startswith(c + after, cursor))
         end = next(verbatim, text.find(after, cursor))
         spans.append((cursor, end))
@@ -186,21 +202,25 @@ def _assistant() -> dict[str, Any]:
 def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any) -> str:
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-    except Exception as error:  # a template raises whatever it likes
+    except Exception as error:  # a template may raise any exception
         raise ChatTemplateError(f"the chat template refuses the conversation: {error}") from error
 
 
 def _after_sentinel(text: str) -> str:
-    # The first occurrence: a tool result behind it may hold the sentinel too, the dummy question before it does not.
+    # Split at the first occurrence: a tool result after the sentinel may hold it too, the dummy question does not.
     _, found, tail = text.partition(_SENTINEL)
     if not found:
         raise ChatTemplateError("the chat template drops an assistant message's content")
-    # Some templates put a space between a reply and its end token; a model draws the token alone.
+    # Some templates put a space between a reply and its end token, which a model does not sample.
     return tail.lstrip()
 
 
 def _leading_token(tokenizer: Tokenizer, tail: str) -> tuple[str, int]:
-    """The added token that `tail` starts with. Its left context cannot change how it is tokenised, nor what follows."""
+    """The added token that `tail` starts with, and its id. Raises ChatTemplateError if it starts with another token.
+
+    Added tokens are split off before tokenisation, so the sampled text before one cannot change how the text after it
+    is tokenised.
+    """
     ids = tokenizer.encode(tail, add_special_tokens=False)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     if not ids or ids[0] not in added:

@@ -1,8 +1,9 @@
-"""The two ways to talk with a model: in tokens, exactly, or in messages through a chat endpoint.
+"""The two ways to hold a conversation with a model: in token ids, or in messages through a chat endpoint.
 
-`TokenDialogue` is what training uses. Its invariant: the prompt of turn k+1 is the prompt of turn k, plus its completion
-verbatim, plus what the environment adds. `ChatDialogue` asks for no tokens and promises none: it evaluates models behind
-any OpenAI-compatible server, and replays transcripts. Both write the same kind of trace.
+Training uses `TokenDialogue`. Its invariant: the prompt of turn k+1 is the prompt of turn k, followed by the completion
+of turn k verbatim, followed by the ids of what the environment adds. `ChatDialogue` exchanges messages without token
+ids; it evaluates models behind any OpenAI-compatible server, and replays transcripts. Both write the same kind of
+trace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EndOfScript(Exception):
-    """A scripted engine has no further turn; the rollout ends as the script says."""
+    """A scripted engine has no further turn, and the rollout ends with the stop reason `stop`."""
 
     def __init__(self, stop: str) -> None:
         super().__init__(stop)
@@ -32,33 +33,40 @@ class EndOfScript(Exception):
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """One turn of the model. `stop`: the turn, or its absence, ends the rollout for this reason."""
+class SampledTurn:
+    """One turn of the model."""
 
     calls: tuple[ParsedCall | MalformedCall, ...] = ()
+    """The turn's tool calls."""
     tool_calls: tuple[Any, ...] = ()
-    """The same calls as verifiers' `ToolCall`s, with ids."""
+    """The calls of `calls` as verifiers' `ToolCall`s, with ids."""
     stop: str | None = None
+    """Reason why the rollout ends with this turn, or ends because no turn could be sampled; None if it continues."""
 
 
 class Dialogue(Protocol):
+    """A conversation between a model and an environment, written to a trace turn by turn."""
+
     limits: Limits
 
     def open(self, messages: list[Any]) -> None:
-        """The task's own messages. They are on the trace at once: a rollout without a turn has a row too."""
+        """Begin with the task's own messages.
+
+        They are added to the trace at once, so a rollout without a turn also has a row.
+        """
         ...
 
-    def hear(self, messages: list[Any]) -> None:
-        """Tool results; they join the trace with the turn that answers them."""
+    def add_messages(self, messages: list[Any]) -> None:
+        """Add tool results. They are added to the trace together with the next turn of the model."""
         ...
 
-    async def speak(self, turn: int) -> Spoken:
-        """Draw turn `turn` (from 0) and append it to the trace. Raises EngineError."""
+    async def sample_turn(self, turn: int) -> SampledTurn:
+        """Sample turn number `turn` (from 0) and append it to the trace. Raises EngineError."""
         ...
 
 
 class TokenDialogue:
-    """Token in, token out."""
+    """A dialogue in token ids, whose trace is an exact training row."""
 
     def __init__(
         self, trace: vf.Trace, box: ToolBox, engine: Engine, chat: Chat, sampling: Sampling, limits: Limits
@@ -66,7 +74,7 @@ class TokenDialogue:
         self.trace, self.box, self.engine, self.chat = trace, box, engine, chat
         self.sampling, self.limits = sampling, limits
         self.ids: list[int] = []
-        """Every id so far, as the engine saw and drew them."""
+        """All ids of the conversation so far, verbatim: the last prompt and its completion."""
 
     def open(self, messages: list[Any]) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
@@ -75,27 +83,29 @@ class TokenDialogue:
         self.rendered = self.chat.prompt([adapter.to_wire(m) for m in messages], self.box.schemas)
         self._add_context(with_tools=True)
 
-    def hear(self, messages: list[Any]) -> None:
+    def add_messages(self, messages: list[Any]) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
 
         self.messages = messages
         self.rendered = self.chat.suffix([adapter.to_wire(m) for m in messages])
 
-    async def speak(self, turn: int) -> Spoken:
+    async def sample_turn(self, turn: int) -> SampledTurn:
         from plumbob.rollout import verifiers_adapter as adapter
 
         chat, rendered = self.chat, self.rendered
         budget = self.limits.max_context - len(self.ids) - len(rendered.token_ids)
         if budget <= 0:
-            return Spoken(stop=StopReason.MAX_CONTEXT)
+            return SampledTurn(stop=StopReason.MAX_CONTEXT)
         ids = self.ids + rendered.token_ids  # a new list: the engine may keep the one it was given
         start = time.time()
         sampling = _of_turn(self.sampling, turn, budget)
         completion = await self.engine.generate(ids, replace(sampling, stop_token_ids=chat.stop_token_ids))
         if not completion.token_ids:
-            raise EngineError("the engine drew no token")
+            raise EngineError("the engine sampled no token")
         if completion.finish_reason == "stop" and completion.token_ids[-1] not in chat.stop_token_ids:
-            raise EngineError("the engine stopped without drawing a stop token")
+            raise EngineError(
+                "the engine reported finish_reason 'stop', but the completion does not end with a stop token"
+            )
         reasoning, reply = chat.parse(completion.token_ids, has_tools=bool(self.box.tools))
         calls = _tool_calls(reply.calls, turn)
         message = adapter.assistant_message(reply.content, reasoning, list(calls))
@@ -105,8 +115,8 @@ class TokenDialogue:
         self.ids = [*ids, *completion.token_ids]
         if completion.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
-            return Spoken(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
-        return Spoken(reply.calls, calls)
+            return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
+        return SampledTurn(reply.calls, calls)
 
     def _add_context(self, with_tools: bool = False) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
@@ -118,7 +128,7 @@ class TokenDialogue:
 
 
 class ChatDialogue:
-    """Messages in, messages out. The trace holds no token ids, so no training row can be made of it."""
+    """A dialogue in messages. Its trace holds no token ids, so it cannot become a training row."""
 
     def __init__(self, trace: vf.Trace, box: ToolBox, engine: ChatEngine, sampling: Sampling, limits: Limits) -> None:
         self.trace, self.box, self.engine = trace, box, engine
@@ -126,7 +136,7 @@ class ChatDialogue:
         self.history: list[dict[str, Any]] = []
         self.unrecorded: list[Any] = []
         self.used = 0
-        """Tokens of the conversation so far, as far as the endpoint reports them."""
+        """Tokens of the conversation so far, as the endpoint reports them; 0 if it does not."""
 
     def open(self, messages: list[Any]) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
@@ -135,37 +145,38 @@ class ChatDialogue:
             adapter.add_context(self.trace, message, [], [], self.box.declared if i == 0 else None)
         self.history = [adapter.to_openai(message) for message in messages]
 
-    def hear(self, messages: list[Any]) -> None:
+    def add_messages(self, messages: list[Any]) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
 
         self.history += [adapter.to_openai(message) for message in messages]
         self.unrecorded = messages
 
-    async def speak(self, turn: int) -> Spoken:
+    async def sample_turn(self, turn: int) -> SampledTurn:
         from plumbob.rollout import verifiers_adapter as adapter
 
         budget = self.limits.max_context - self.used
         if budget <= 0:
-            return Spoken(stop=StopReason.MAX_CONTEXT)
+            return SampledTurn(stop=StopReason.MAX_CONTEXT)
         start = time.time()
         try:
             reply = await self.engine.reply(self.history, self.box.schemas, _of_turn(self.sampling, turn, budget))
         except EndOfScript as end:
-            return Spoken(stop=end.stop)
+            return SampledTurn(stop=end.stop)
         calls = _tool_calls(reply.calls, turn)
         message = adapter.assistant_message(reply.content, reply.reasoning, list(calls))
-        for heard in self.unrecorded:
-            adapter.add_context(self.trace, heard, [], [])
+        for unrecorded in self.unrecorded:
+            adapter.add_context(self.trace, unrecorded, [], [])
         adapter.add_chat_turn(self.trace, message, reply, start)
         self.history.append(adapter.to_openai(message))
         self.used = reply.prompt_tokens + reply.completion_tokens
         if reply.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
-            return Spoken(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
-        return Spoken(reply.calls, calls)
+            return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
+        return SampledTurn(reply.calls, calls)
 
 
 def _of_turn(sampling: Sampling, turn: int, budget: int) -> Sampling:
+    """The sampling settings of one turn: a seed of its own, and at most `budget` tokens."""
     return replace(
         sampling,
         max_tokens=min(sampling.max_tokens, budget),
@@ -174,7 +185,7 @@ def _of_turn(sampling: Sampling, turn: int, budget: int) -> Sampling:
 
 
 def derive_seed(*parts: int) -> int:
-    """One 63-bit seed of several numbers; the same on every machine and in every process."""
+    """Derive one 63-bit seed from several numbers; the result is the same on every machine and in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

@@ -1,10 +1,10 @@
-"""The cheap way through upstream's own `vf-eval`: no process and no MCP server per rollout, nothing to install at run time.
+"""A harness and an Env for verifiers' own `vf-eval` that start no process and no MCP server per rollout.
 
-An environment package exports both classes in its `__all__`; verifiers then takes them as its defaults. `LocalEnv` runs
-in the local runtime and hands the task's toolsets to `InProcessHarness`, which calls their methods directly on the
-trace's own state. Model calls go through verifiers' interception, as its contract demands, so limits, stops, records and
-scoring are upstream's. `Task.toolsets` stays as it is: with `--env.agent.harness.id null`, or any other harness, verifiers
-serves them over MCP as ever.
+An environment package exports both classes in its `__all__`, and verifiers then uses them as its defaults. `LocalEnv`
+runs in verifiers' local runtime and hands the task's toolsets to `InProcessHarness`, which calls their methods directly
+on the trace's own state. Model calls go through verifiers' interception, as its contract requires, so verifiers itself
+applies limits and stops, records turns and scores. `Task.toolsets` is not changed: with `--env.agent.harness.id null`,
+or any other harness, verifiers serves the toolsets over MCP as usual.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from plumbob.rollout.types import Limits, StopReason
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 ATTEMPTS = 4
-"""Of one model call, when the server is busy or the connection breaks."""
+"""Most attempts at one model call, which is repeated when the server is overloaded or the connection breaks."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30)
-"""Seconds. A reply may take as long as it likes: the agent's own timeout bounds the rollout."""
+"""Time limits of a model call, in seconds. A reply has none, because the agent's own timeout limits the rollout."""
 
 
 @dataclass(frozen=True)
 class _Hosted:
-    """A rollout's task and the toolsets that its environment shares, from `LocalEnv` to the harness."""
+    """What `LocalEnv` passes to the harness: a rollout's task, and the toolsets shared by all rollouts."""
 
     task: vf.Task
     shared: Sequence[vf.Toolset]
@@ -45,19 +45,24 @@ _hosted: ContextVar[_Hosted | None] = ContextVar("plumbob_hosted", default=None)
 
 
 class LocalEnvConfig(vf.SingleAgentEnvConfig):
+    """The configuration of `LocalEnv`."""
+
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=Limits().max_turns)
-    """The local runtime, which makes a directory per rollout and starts nothing; as many turns as `run_rollout` allows."""
+    """The agent's settings: verifiers' local runtime, which starts no process, and the turn limit of `run_rollout`.
+
+    The local runtime makes a directory for each rollout.
+    """
 
 
 class LocalEnv(vf.SingleAgentEnv, vf.Env[LocalEnvConfig]):  # ty: ignore[invalid-generic-class]
-    """One agent in the local runtime. With `InProcessHarness` the tools run in this process too.
+    """One agent in the local runtime. With `InProcessHarness` the tools also run in this process.
 
-    verifiers reads the configuration's type off the second base.
+    The second base class is there because verifiers reads the configuration's type from it.
     """
 
     @asynccontextmanager
     async def shared_tools(self) -> AsyncGenerator[dict[str, Any]]:
-        """The taskset's own toolsets: one instance of each here, or upstream's servers for another harness."""
+        """Set up the taskset's own toolsets: one instance of each here, or verifiers' servers for another harness."""
         self._shared: list[vf.Toolset] = []
         harness = self.config.agent_harnesses()["agent"]
         if not isinstance(vf.load_harness(harness), InProcessHarness):
@@ -82,10 +87,11 @@ class LocalEnv(vf.SingleAgentEnv, vf.Env[LocalEnvConfig]):  # ty: ignore[invalid
 
 
 class InProcessHarness(vf.Harness[vf.HarnessConfig]):
-    """A chat loop in this process. It ends with the first reply that calls no tool, and with one that was cut short.
+    """A chat loop in this process. It ends with the first reply that calls no tool or that was cut by the token limit.
 
-    Whatever is wrong with a call is an observation for the model, in the words of plumbob's own rollouts. Under an Env
-    that is not a `LocalEnv` it plays tasks without tools only; verifiers refuses others before any work.
+    An error in a call becomes an observation for the model, with the same text as in plumbob's own rollouts. Under an
+    Env that is not a `LocalEnv` it runs only tasks without tools; verifiers refuses other tasks before any rollout
+    begins.
     """
 
     APPENDS_SYSTEM_PROMPT = True
@@ -104,7 +110,7 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:
         async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
             model = _Model(http, f"{endpoint}/chat/completions", secret, ctx.model)
-            # A task of its own: the tools find the rollout's state in a context variable.
+            # An asyncio task of its own, because the tools find the rollout's state in a context variable.
             return await asyncio.create_task(self._play(trace, model, data))
 
     async def _play(self, trace: vf.Trace, model: _Model, data: vf.TaskData) -> vf.ProgramResult:
@@ -146,13 +152,15 @@ _ENDED = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 @dataclass(frozen=True)
 class _Answer:
+    """The answer to a model call."""
+
     status: int
-    """0: the connection broke."""
+    """The HTTP status; 0 if the connection broke."""
     body: str
 
 
 class _Busy(Exception):
-    """The model's server may answer if asked again."""
+    """The model's server is overloaded or failing, and may answer another attempt."""
 
     def __init__(self, answer: _Answer) -> None:
         super().__init__(answer.body)
@@ -172,7 +180,7 @@ class _Model:
         body: dict[str, Any] = {"model": self.name, "messages": messages}
         if tools:
             body["tools"] = tools
-        # The key makes all attempts one call to the interception, which records the turn once.
+        # The idempotency key makes all attempts one call for the interception, which then records the turn once.
         headers = {"Authorization": f"Bearer {self.secret}", "Idempotency-Key": uuid.uuid4().hex}
         try:
             async for attempt in AsyncRetrying(
@@ -198,7 +206,7 @@ class _Model:
 
 
 def _refused(trace: vf.Trace, answer: _Answer) -> vf.ProgramResult:
-    """The end of a rollout whose next turn was not drawn: a limit or a stop of upstream's, a full context, or a failure."""
+    """The result of a rollout whose next turn failed, or met a limit or stop of verifiers, or a full context."""
     if trace.stop_condition is None and adapter.is_context_overflow(answer.status, answer.body):
         trace.stop(StopReason.MAX_CONTEXT)
     return adapter.failed_program(answer.status, answer.body)

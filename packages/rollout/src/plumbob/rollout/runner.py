@@ -1,6 +1,6 @@
-"""Run one task against an engine, in this process: no server, no subprocess, no HTTP between model and tools.
+"""Run rollouts of a task against an engine, in this process: no server, no subprocess, no HTTP to the tools.
 
-One rollout reads top to bottom in `_converse`; what a turn is, in tokens or in messages, is in dialogue.py.
+`_converse` is the loop over turns. How a turn is sampled, in token ids or in messages, is in dialogue.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import ChatDialogue, Dialogue, TokenDialogue, derive_seed
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
-from plumbob.rollout.types import ChatEngine, Engine, Limits, Sample, Sampling, StopReason
+from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReason
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -32,15 +32,17 @@ async def run_rollout(
     shared_toolsets: Sequence[vf.Toolset] = (),
     slots: asyncio.Semaphore | None = None,
 ) -> vf.Trace:
-    """One rollout of `task`, scored.
+    """Run one rollout of `task` and score it.
 
-    With a `chat`, `engine` is an Engine, and the trace has one branch, whose `token_ids`, `sampled_mask` and `logprobs`
-    are exactly what the engine saw and drew. Without one it is a ChatEngine, and the trace holds messages only.
-    A failure of the engine or the environment is recorded on the trace (`trace.ok` is false) and never raised; only
-    UnsupportedTaskset and cancellation are. A rollout that must wait for one of `slots` waits before its clock starts:
-    queueing is not the policy's time. `sampling.seed` seeds the rollout: turn k draws with a seed derived from it.
+    With a `chat`, `engine` must be an Engine, and the trace has one branch, whose `token_ids`, `sampled_mask` and
+    `logprobs` are exactly what the engine saw and sampled. With `chat=None`, `engine` must be a ChatEngine, and the
+    trace holds messages only.
+
+    A failure of the engine or the environment is recorded on the trace (`trace.ok` is false) and not raised; only
+    UnsupportedTaskset and cancellation are raised. `slots` limits concurrent rollouts; `limits.max_seconds` does not
+    include the wait for a slot. `sampling.seed` seeds the rollout: each turn's seed is derived from it.
     """
-    # A task of its own: the tools find the rollout's state in a context variable.
+    # An asyncio task of its own, because the tools find the rollout's state in a context variable.
     async with slots or nullcontext():
         return await asyncio.create_task(
             _run(task, engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
@@ -76,11 +78,11 @@ async def _run(
             trace.record_error(error)
         elif trace.nodes:
             adapter.stop(trace, StopReason.TIMEOUT)
-        else:  # there is no row to train on, and no fault of the policy
+        else:  # a timeout during setup is not the policy's fault, and leaves no row to train on
             trace.record_error(TimeoutError(f"the task's setup took more than {limits.max_seconds} s"))
     except adapter.UnsupportedTaskset:
         raise
-    except Exception as error:  # one bad rollout is data: it leaves its group, the others go on
+    except Exception as error:  # a failed rollout is left out of its group and must not end the others
         trace.record_error(error)
     await adapter.finish(task, trace, limits.max_seconds)
     trace.record_metrics({f"rollout/{name}": count for name, count in {"turns": trace.num_turns, **counts}.items()})
@@ -88,7 +90,7 @@ async def _run(
 
 
 async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
-    """Turns until something ends them; returns the stop reason."""
+    """Sample turns and run their tool calls until the rollout ends; returns the stop reason."""
     from plumbob.rollout import verifiers_adapter as adapter
 
     stop_hooks = task.hooks("stop")
@@ -96,26 +98,27 @@ async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dial
     for turn in range(dialogue.limits.max_turns):
         if fired := await adapter.fired_stop(task, trace, stop_hooks):
             return fired
-        spoken = await dialogue.speak(turn)
-        if spoken.stop is not None:
-            return spoken.stop
-        if not spoken.calls:
+        sampled_turn = await dialogue.sample_turn(turn)
+        if sampled_turn.stop is not None:
+            return sampled_turn.stop
+        if not sampled_turn.calls:
             return StopReason.COMPLETED
-        # In order, one after another: calls of one turn may build on each other's effects. Rollouts run concurrently.
-        texts = [await observe(box, call, counts) for call in spoken.calls]
-        dialogue.hear(
+        # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
+        texts = [await observe(box, call, counts) for call in sampled_turn.calls]
+        dialogue.add_messages(
             [
                 adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
-                for call, text in zip(spoken.tool_calls, texts, strict=True)
+                for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
             ]
         )
     return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
 
 
 async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:
-    """A call's result as text; whatever goes wrong becomes an observation that the model can act on.
+    """Run a tool call; returns its result, or a description of its error, as an observation for the model.
 
-    Only `vf.ToolsetError` is raised: with it a tool says that what it stands on is down, which no model can mend.
+    Only `vf.ToolsetError` is raised: a tool raises it if something that it depends on is down, which the model cannot
+    repair. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls").
     """
     from plumbob.rollout.verifiers_adapter import ToolsetError
 
@@ -130,10 +133,10 @@ async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[s
         text = await box.tools[call.name].call(call.arguments)
     except ToolsetError:
         raise
-    except (Exception, SystemExit) as error:  # a tool's own failure is something for the model to see
+    except (Exception, SystemExit) as error:  # an exception in a tool is an observation for the model
         counts["tool_errors"] += 1
         text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
-    return text.encode("utf-8", "replace").decode()  # a name of a file may hold what no tokenizer takes
+    return text.encode("utf-8", "replace").decode()  # file names may hold surrogates, which no tokenizer accepts
 
 
 async def run_group(
@@ -147,7 +150,7 @@ async def run_group(
     shared_toolsets: Sequence[vf.Toolset] = (),
     slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
-    """`size` rollouts of one task, concurrently; rollout i is seeded by (sampling.seed, i)."""
+    """Run `size` rollouts of one task concurrently; the seed of rollout i is derived from (sampling.seed, i)."""
     seeds = [None if sampling.seed is None else derive_seed(sampling.seed, i) for i in range(size)]
     return await asyncio.gather(
         *(
@@ -162,25 +165,4 @@ async def run_group(
             )
             for seed in seeds
         )
-    )
-
-
-def to_sample(trace: vf.Trace, group: str) -> Sample:
-    """The training row of a finished trace. Raises ValueError if it is not exactly one row."""
-    branches = trace.branches
-    if len(branches) != 1:
-        raise ValueError(f"trace {trace.id} has {len(branches)} branches; a token-exact rollout has one")
-    branch = branches[0]
-    return Sample(
-        token_ids=branch.token_ids,
-        loss_mask=branch.sampled_mask,
-        sampling_logprobs=branch.logprobs,
-        reward=trace.reward,
-        group=group,
-        stop=trace.stop_condition or "",
-        truncated=trace.is_truncated or trace.is_timeout,
-        policy_version=min(trace.info.get("policy_versions", [0])),
-        metrics={name: value for name, value in trace.metrics.items() if value is not None},
-        rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
-        reward_weights={name: reward.weight for name, reward in trace.rewards.items() if reward is not None},
     )

@@ -1,4 +1,4 @@
-"""A chat engine that reads its turns from a script: an environment's oracle, or a transcript to score again."""
+"""A chat engine that replays a script: an environment's oracle, or a stored transcript that is scored again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from plumbob.rollout.types import ChatReply, EngineError, Sampling
 
 
 class ScriptedChat:
-    """Says the given assistant messages in order, whatever it is told; use one for each rollout.
+    """Returns the given assistant messages in order, whatever the conversation is. Each rollout needs its own instance.
 
-    `ending`: the stop reason of a rollout that goes on after the last message, as a stored one that was cut; without it
-    a script that is too short is an EngineError.
+    `ending`: the stop reason with which a rollout ends that continues after the last message, as for a stored rollout
+    that was cut off by a limit. Without it, a rollout that continues after the last message raises EngineError.
     """
 
     def __init__(self, replies: Iterable[ChatReply], ending: str | None = None) -> None:
@@ -28,13 +28,13 @@ class ScriptedChat:
         if self.said == len(self.replies):
             if self.ending is not None:
                 raise EndOfScript(self.ending)
-            raise EngineError(f"the script has only {self.said} turns, and the rollout goes on")
+            raise EngineError(f"the script has only {self.said} turns, and the rollout needs another one")
         self.said += 1
         return self.replies[self.said - 1]
 
     @classmethod
     def of_messages(cls, messages: Iterable[Any]) -> ScriptedChat:
-        """Of verifiers' `AssistantMessage`s, such as a task's `oracle()` gives."""
+        """Make a script from verifiers' `AssistantMessage`s, such as those of a task's `oracle()`."""
         return cls(
             _reply(m.content, m.reasoning_content, [(c.name, c.arguments) for c in m.tool_calls or ()])
             for m in messages
@@ -42,7 +42,7 @@ class ScriptedChat:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> ScriptedChat:
-        """Of a stored trace: a line of traces/step_N.jsonl, of an evaluation, or of upstream's vf-eval."""
+        """Make a script from a stored trace, of a step's traces/step_N.jsonl, an evaluation, or verifiers' vf-eval."""
         finish = {call.get("node"): call.get("finish_reason") for call in record.get("calls") or ()}
         replies = [
             _reply(

@@ -1,4 +1,4 @@
-"""A taskset from its class and a user's settings, through verifiers' public configuration types."""
+"""Make a taskset from its class and a user's settings, with verifiers' public configuration types."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 
 def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -> vf.Taskset:
-    """A taskset of this class and these settings; text values are read as their field's type.
+    """Make a taskset of class `cls` with these settings. A text value is converted to its field's type.
 
-    Raises ValueError with one sentence that names the setting.
+    Raises ValueError with one sentence that names the wrong setting.
     """
     config_type = vf.taskset_config_type(module)
     for name in settings:
@@ -28,7 +28,7 @@ def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -
 
 
 def setting_choices(module: str, name: str) -> tuple[str, ...] | None:
-    """The values a setting can take: None if there is no such setting, () if it is not a choice among literals."""
+    """The literal values that a setting accepts; None if there is no such setting, () if its type is not a Literal."""
     field = vf.taskset_config_type(module).model_fields.get(name)
     if field is None:
         return None
@@ -36,5 +36,8 @@ def setting_choices(module: str, name: str) -> tuple[str, ...] | None:
 
 
 def shared_toolsets(taskset: vf.Taskset) -> list[vf.Toolset]:
-    """The taskset's own toolsets: one instance serves all rollouts, each seeing its own state."""
+    """The taskset's own toolsets, one instance of each.
+
+    All rollouts use these instances, and each sees its own state.
+    """
     return type(taskset).toolsets(taskset.config)

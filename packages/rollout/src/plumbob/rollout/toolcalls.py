@@ -1,8 +1,8 @@
-"""Read tool calls from what a model wrote.
+"""Parse tool calls from a model's text.
 
-A parser never raises and never drops a call silently: text that was meant as a call and cannot be read becomes a
+A parser never raises and never drops a call silently: text that looks like a call and cannot be parsed becomes a
 `MalformedCall`, whose reason is sent back to the model as an observation. (verifiers' renderers parse such text as
-"no call", which ends the rollout with reward 0 and no trace of why.)
+"no call", which ends the rollout with reward 0 and leaves no record of the reason.)
 """
 
 from __future__ import annotations
@@ -17,30 +17,37 @@ ToolFormat = Literal["hermes", "llama3"]
 
 @dataclass(frozen=True)
 class ParsedCall:
+    """A tool call that could be parsed."""
+
     name: str
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class MalformedCall:
+    """A tool call that could not be parsed."""
+
     text: str
+    """The call as the model wrote it."""
     reason: str
     """One sentence for the model, e.g. "the arguments must be a JSON object"."""
     name: str = ""
-    """The tool it names, where only the arguments are unreadable (a chat endpoint gives the two apart)."""
+    """The tool's name, if only the arguments could not be parsed (chat endpoints return the two separately)."""
 
 
 @dataclass(frozen=True)
 class ParsedReply:
+    """A reply of the model, split into text and tool calls."""
+
     content: str
-    """What stands outside the calls, stripped."""
+    """The text outside the calls, stripped."""
     calls: tuple[ParsedCall | MalformedCall, ...] = ()
 
 
 def detect_format(chat_template: str) -> ToolFormat:
-    """Which of the formats a chat template teaches its model: Llama 3's bare JSON, or hermes' tagged JSON.
+    """The tool call format of a chat template: "llama3" is bare JSON, and "hermes" is JSON in `<tool_call>` tags.
 
-    Hermes tags are what Qwen2.5, Qwen3 and most open instruct models use, so they are also the fallback.
+    Qwen2.5, Qwen3 and most open instruct models use hermes tags, so "hermes" is also the fallback.
     """
     if "<tool_call>" in chat_template:
         return "hermes"
@@ -50,7 +57,7 @@ def detect_format(chat_template: str) -> ToolFormat:
 
 
 def parse_reply(text: str, tool_format: ToolFormat) -> ParsedReply:
-    """Split a reply, its stop token already removed, into content and calls."""
+    """Split a reply into content and calls. `text`: without the stop token."""
     return _parse_hermes(text) if tool_format == "hermes" else _parse_llama3(text)
 
 
@@ -70,8 +77,8 @@ def _parse_hermes(text: str) -> ParsedReply:
 def _parse_llama3(text: str) -> ParsedReply:
     """Llama 3.1 and 3.2 write `{"name": ..., "parameters": {...}}` as the whole message.
 
-    `<|python_tag|>` may stand before it; 3.2 writes several calls with `;` between them. A reply that is JSON without a
-    name is an answer, not a call.
+    `<|python_tag|>` may precede it, and 3.2 separates several calls with `;`. A reply that is a JSON object and does
+    not begin with one of a call's keys is an answer, not a call.
     """
     tagged = text.strip().startswith("<|python_tag|>")
     body = text.strip().removeprefix("<|python_tag|>").strip()
@@ -79,7 +86,7 @@ def _parse_llama3(text: str) -> ParsedReply:
         return ParsedReply(text.strip())
     decoder = json.JSONDecoder()
     calls: list[ParsedCall | MalformedCall] = []
-    while body or not calls:  # a tag alone is a call that cannot be read
+    while body or not calls:  # the tag without JSON is a malformed call
         try:
             _, end = decoder.raw_decode(body)
         except (ValueError, RecursionError) as error:
@@ -117,7 +124,7 @@ def _read_call(text: str, argument_keys: tuple[str, ...]) -> ParsedCall | Malfor
 
 
 def read_arguments(name: str, arguments: str) -> ParsedCall | MalformedCall:
-    """A call whose name and arguments (JSON text) come apart, as in OpenAI's wire format."""
+    """A call from its name and its arguments as JSON text, which OpenAI's wire format keeps separate."""
     if not name:
         return MalformedCall(arguments, "the call could not be read")
     try:
@@ -130,7 +137,10 @@ def read_arguments(name: str, arguments: str) -> ParsedCall | MalformedCall:
 
 
 def _load(text: str) -> Any:
-    """The JSON value, if it can be written again and sent on: half a surrogate pair cannot. Raises ValueError."""
+    """Parse JSON.
+
+    Raises ValueError, also for a value that cannot be encoded as UTF-8 again, such as half a surrogate pair.
+    """
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()

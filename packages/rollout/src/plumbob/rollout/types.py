@@ -1,6 +1,6 @@
-"""What passes between a rollout, an engine and a trainer.
+"""Data types and protocols that rollouts, engines and trainers share.
 
-Nothing here imports torch, transformers or verifiers, so that engines and command lines stay cheap to load.
+This module imports neither torch nor transformers nor verifiers, so that engines and command lines load quickly.
 """
 
 from __future__ import annotations
@@ -15,33 +15,39 @@ from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an engine draws one completion.
+    """How an engine samples one completion.
 
     Example: `Sampling(max_tokens=256, temperature=1.0, seed=7)`.
     """
 
     max_tokens: int = 512
-    """The most tokens of one completion, the stop token included."""
+    """Most tokens of one completion, including the stop token."""
     temperature: float = 1.0
-    """Logits are divided by this; 0 takes the most likely token (its log-probability is then 0)."""
+    """Divisor of the logits; 0 always takes the most likely token, whose log-probability is then 0."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens with at least this total probability; 1.0 keeps the whole vocabulary."""
     top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    """Sample from this many most likely tokens; 0 keeps the whole vocabulary."""
     min_p: float = 0.0
+    """Sample from tokens with at least this share of the highest probability; 0.0 keeps the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
-    """A completion ends with the first of these that is drawn; it stays in the completion."""
+    """A completion ends with the first sampled token among these ids, which is part of the completion."""
     seed: int | None = None
-    """The completion depends on (weights, prompt, sampling) alone, never on what else is in the batch."""
+    """Seed of the completion, which then depends only on weights, prompt and these settings, not on its batch."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine drew: ids verbatim, and for each the log-probability under the distribution it was drawn from."""
+    """What an engine sampled for one prompt."""
 
     token_ids: tuple[int, ...]
+    """[N] the sampled ids, verbatim."""
     logprobs: tuple[float, ...]
+    """[N] the log-probability in nats of each id under the distribution that it was sampled from."""
     finish_reason: Literal["stop", "length"]
+    """Why the completion ended: with a stop token, or because it reached `Sampling.max_tokens`."""
     policy_version: int = 0
+    """The policy version that the completion began with."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -51,20 +57,23 @@ class Completion:
 
 
 class EngineError(RuntimeError):
-    """The engine could not answer; the rollout is recorded as failed and leaves its group."""
+    """The engine could not answer; the rollout is recorded as failed and left out of its group."""
 
 
 class Engine(Protocol):
-    """Tokens in, tokens out. Implementations: `plumbob.trainer.engine.TransformersEngine`, and scripted ones in tests."""
+    """What a rollout needs from an engine: token ids in, token ids out.
+
+    The trainer extends this protocol with weight sync.
+    """
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Draw one completion of `prompt_ids`. Many calls run concurrently. Raises EngineError."""
+        """Sample one completion of `prompt_ids`. Many calls run concurrently. Raises EngineError."""
         ...
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """One assistant turn as a chat endpoint gives it: text and calls, no token ids.
+    """One assistant turn as a chat endpoint returns it: text and tool calls without token ids.
 
     Example: `ChatReply("", (ParsedCall("lookup", {"key": "4711"}),))`.
     """
@@ -78,15 +87,16 @@ class ChatReply:
 
 
 class ChatEngine(Protocol):
-    """Messages in, a message out: enough to evaluate with, not to train on.
+    """What a rollout needs from a chat endpoint: messages in, a message out. It cannot be used for training.
 
-    Implementations: `plumbob.rollout.scripted.ScriptedChat`, and the trainer package's client of OpenAI-compatible servers.
+    Implementations: `plumbob.rollout.scripted.ScriptedChat`, and the trainer package's client of OpenAI-compatible
+    servers.
     """
 
     async def reply(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], sampling: Sampling
     ) -> ChatReply:
-        """The next assistant turn. `messages` and `tools` are in OpenAI's wire format. Raises EngineError."""
+        """Return the next assistant turn. `messages` and `tools` are in OpenAI's wire format. Raises EngineError."""
         ...
 
 
@@ -105,11 +115,12 @@ class Tokenizer(Protocol):
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended. A taskset's own `@vf.stop` ends it under the hook's name instead."""
+    """Why a rollout ended. If a taskset's own `@vf.stop` hook ends it, the stop reason is the hook's name instead."""
 
     COMPLETED = "agent_completed"
     """The model answered without calling a tool."""
     MAX_TURNS = "max_turns"
+    """The model took `Limits.max_turns` turns."""
     MAX_TURN_TOKENS = "max_turn_tokens"
     """One completion reached `Sampling.max_tokens` without a stop token."""
     MAX_CONTEXT = "max_total_tokens"
@@ -120,37 +131,42 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one rollout; each ends it with its own stop reason, and what was sampled until then is kept."""
+    """Limits of one rollout. Each of them ends it with its own stop reason; the tokens sampled until then are kept."""
 
     max_turns: int = 16
+    """Most turns of the model."""
     max_context: int = 4096
-    """Tokens of the whole row: prompts, completions and tool results."""
+    """Most tokens of the whole row: prompts, completions and tool results."""
     max_seconds: float = 600.0
-    """Wall time of setup and turns; scoring may take as long again."""
+    """Wall time limit of setup and turns; scoring has another limit of the same length."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One training row. Ids are what the engine saw and drew, verbatim.
-
-    `loss_mask[i]` is true exactly where `token_ids[i]` was sampled, and `sampling_logprobs[i]` is its log-probability
-    then (0.0 elsewhere). All three have length T.
-    """
+    """One training row: a rollout's T tokens, and what is known about the rollout."""
 
     token_ids: list[int]
+    """[T] the ids that the engine saw and sampled, verbatim."""
     loss_mask: list[bool]
+    """[T] true exactly where the id was sampled."""
     sampling_logprobs: list[float]
+    """[T] the sampling log-probability in nats of each sampled id, and 0.0 for the other ids."""
     reward: float
+    """The reward that the environment gave the rollout."""
     group: str
-    """Rollouts of one task in one step share it; advantages are computed within it."""
+    """Id of the group, which the rollouts of one task in one step share; advantages are computed within a group."""
     stop: str
+    """The stop reason."""
     truncated: bool
+    """Whether a limit cut the rollout off."""
     policy_version: int = 0
+    """The oldest policy version that any of the rollout's turns was sampled with."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """The environment's metrics, by name."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """The reward's components by name, weights applied; `reward` is their sum as the environment gave it."""
+    """The components of the reward by name, weights applied; `reward` is their sum."""
     reward_weights: dict[str, float] = field(default_factory=dict)
-    """The weights that were applied; 1 where a name is missing."""
+    """The weight applied to each component of `rewards`; 1 for a missing name."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampling_logprobs)}
@@ -159,4 +175,10 @@ class Sample:
 
     @property
     def num_sampled(self) -> int:
+        """Number of sampled tokens."""
         return sum(self.loss_mask)
+
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        """The sampling log-probabilities of the sampled tokens alone, in order: [num_sampled]."""
+        return [logprob for logprob, sampled in zip(self.sampling_logprobs, self.loss_mask, strict=True) if sampled]

@@ -1,7 +1,8 @@
-"""The one module that knows verifiers' insides. Contract tests pin it to the locked version (0.4.0).
+"""The only module that uses private names of verifiers. Contract tests check them against the locked version (0.4.0).
 
 It builds a `vf.Trace` node by node, runs a taskset's tools without MCP servers, and scores without a runtime. Importing
-it costs seconds (verifiers pulls in about a hundred packages), so callers import it when work begins.
+it takes seconds, because verifiers imports about a hundred packages, so callers import it inside functions when work
+begins.
 """
 
 from __future__ import annotations
@@ -33,42 +34,50 @@ from verifiers.v1.utils.decorators import discover_decorated, invoke
 FinishReason = Literal["stop", "length"]
 
 SLOW_TOOL_SECONDS = 0.005
+"""A synchronous tool call that takes longer than this is slow."""
 SLOW_TOOL_CALLS = 3
-"""A synchronous tool that took longer than this, so many times in a row, runs in a thread from then on, so that it cannot
-stall others. Not after one call, which may have had to import something, or to wait for a busy processor: a thread answers
-when it likes, which completions then share a batch is chance, and a run is no longer the same to the last bit.
+"""After this many slow calls in a row, a synchronous tool runs in a thread, so that it does not stall other rollouts.
+
+One slow call is not enough, because it may have imported a module or waited for a busy processor. A thread ends at a
+random time, so which completions share a batch becomes random, and two runs no longer agree to the last bit.
 """
 
 _AGENT = AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
 
 
 class UnsupportedTaskset(TypeError):
-    """The taskset needs something that in-process rollouts do not have; the message names it."""
+    """The taskset needs something that in-process rollouts do not support; the message names it."""
 
 
 @dataclass
 class ToolSpec:
-    """What every instance of a toolset shares about one of its tools."""
+    """One tool of a toolset class, shared by all instances of the class."""
 
     declared: Tool
+    """Name, description and JSON schema, as the model sees them."""
     metadata: FuncMetadata
+    """How arguments are validated."""
     slow_calls: int = 0
-    """In a row."""
+    """Number of consecutive slow calls."""
 
     @property
     def slow(self) -> bool:
+        """Whether the tool runs in a thread."""
         return self.slow_calls >= SLOW_TOOL_CALLS
 
 
 @dataclass(frozen=True)
 class BoundTool:
-    """One tool of one toolset instance, called directly."""
+    """One tool of one toolset instance, called as a Python function."""
 
     fn: Callable[..., Any]
     spec: ToolSpec
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        """The observation's text, as upstream's harness would show it. Raises what the tool raises, or ValueError."""
+        """Call the tool; returns the text that verifiers' harness would show the model.
+
+        Raises ValueError for wrong arguments, and any exception that the tool raises.
+        """
         try:
             kwargs = self.spec.metadata.validate_arguments(arguments)
         except ValidationError as error:
@@ -91,17 +100,18 @@ class BoundTool:
 
 @dataclass(frozen=True)
 class ToolBox:
-    """The tools of one rollout, by the names the model sees."""
+    """The tools of one rollout, by the names that the model sees."""
 
     tools: dict[str, BoundTool] = field(default_factory=dict)
 
     @property
     def declared(self) -> list[Tool]:
+        """The tools' declarations, as verifiers' type."""
         return [tool.spec.declared for tool in self.tools.values()]
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """OpenAI function declarations, for a chat template."""
+        """The tools as OpenAI function declarations, which chat templates and endpoints take."""
         return [
             {
                 "type": "function",
@@ -115,10 +125,10 @@ _specs: dict[tuple[type, str], ToolSpec] = {}
 
 
 def check_supported(task: vf.Task) -> None:
-    """Raise UnsupportedTaskset, once per run, if in-process rollouts cannot honour everything the task declares."""
+    """Raise UnsupportedTaskset if the task declares something that in-process rollouts do not support."""
     name = type(task).__name__
     if task.NEEDS_CONTAINER or task.data.image:
-        raise UnsupportedTaskset(f"{name} needs a container; in-process rollouts run none")
+        raise UnsupportedTaskset(f"{name} needs a container, which in-process rollouts do not start")
     if discover_decorated(task, "intercept"):
         raise UnsupportedTaskset(f"{name} has @vf.intercept hooks, which in-process rollouts do not run")
     signals = {hook.__name__: hook for kind in ("metric", "reward") for hook in task.hooks(kind)}
@@ -126,15 +136,18 @@ def check_supported(task: vf.Task) -> None:
     for signal, score in signals.items():
         runtime = inspect.signature(score).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
-            raise UnsupportedTaskset(f"{name}.{signal} needs a runtime; without one it would silently score nothing")
+            raise UnsupportedTaskset(
+                f"{name}.{signal} needs a runtime, which in-process rollouts lack; it would silently score nothing"
+            )
     for hook in task.hooks("stop"):
         if hook_boundary(hook, allow_trace=True) is not Trace:
             raise UnsupportedTaskset(
-                f"{name}.{hook.__name__} stops on a Request or Response; only a Trace is known here"
+                f"{name}.{hook.__name__} stops on a Request or Response; in-process rollouts only support a Trace"
             )
 
 
 def new_trace(task: vf.Task) -> Trace:
+    """An empty trace for a rollout of `task`."""
     return Trace(
         task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
         agent=_AGENT,
@@ -145,9 +158,9 @@ def new_trace(task: vf.Task) -> Trace:
 async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
     """Set up the task and one instance of each of its toolsets, and bind their tools to the trace's own state.
 
-    Upstream moves `trace.state` between processes around every call; here the tools hold the object itself, through
-    the context variable that upstream's server sets. It stays set for the calling asyncio task, so a rollout must run
-    in a task of its own.
+    verifiers copies `trace.state` between processes around every call. Here the tools get the object itself, through
+    the context variable that verifiers' server sets. The variable stays set for the calling asyncio task, so each
+    rollout must run in an asyncio task of its own.
     """
     async with boundary(TaskError, "task setup"):
         await invoke(task.setup, {"trace": trace, "runtime": None})
@@ -155,7 +168,7 @@ async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] =
 
 
 async def bind_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
-    """`open_tools` for a task that upstream has set up already."""
+    """Like `open_tools`, for a task that verifiers has already set up."""
     _call_state.set(trace.state)
     box = ToolBox()
     async with boundary(ToolsetError, "toolset setup"):
@@ -170,7 +183,10 @@ async def bind_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] =
 
 
 def without_servers(task: vf.Task) -> vf.Task:
-    """The same task, for which upstream starts no tool server: it asks the instance for toolsets, `bind_tools` the class."""
+    """A copy of `task` for which verifiers starts no tool servers.
+
+    The copy's `toolsets`, which verifiers calls on the instance, returns none; `bind_tools` calls the one of the class.
+    """
     clone = copy.copy(task)
     clone.toolsets = lambda config: []
     return clone
@@ -178,22 +194,26 @@ def without_servers(task: vf.Task) -> vf.Task:
 
 def opening(system: str | None, prompt: Any) -> list[dict[str, Any]]:
     """The first messages of a conversation, in OpenAI's wire format. `prompt`: a text or typed messages."""
-    said = [UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or ())
-    told = [] if system is None else [SystemMessage(content=system)]
-    return [message_to_wire(message) for message in (*told, *said)]
+    system_messages = [] if system is None else [SystemMessage(content=system)]
+    prompt_messages = [UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or ())
+    return [message_to_wire(message) for message in (*system_messages, *prompt_messages)]
 
 
 def failed_program(status: int, body: str) -> vf.ProgramResult:
-    """The result of a harness whose model call failed. Status 0: the connection broke, which upstream tells apart."""
+    """The result of a harness whose model call failed.
+
+    Status 0 means a broken connection, which has an exit code of its own.
+    """
     return vf.ProgramResult(exit_code=1 if status else MODEL_TRANSPORT_ERROR_EXIT_CODE, stdout="", stderr=body)
 
 
 def is_context_overflow(status: int, body: str) -> bool:
-    """Whether a model's server refused a conversation for its length, in any of the ways that upstream knows."""
+    """Whether a model's server refused a conversation because of its length, as far as verifiers recognises it."""
     return status in (400, 413) and any(marker in body.casefold() for marker in CONTEXT_OVERFLOW_MARKERS)
 
 
 def _bind(box: ToolBox, toolset: vf.Toolset, fn: Callable[..., Any]) -> None:
+    """Add one tool to `box`. Raises ValueError if its name is taken."""
     key = (type(toolset), fn.__name__)
     if key not in _specs:
         metadata = func_metadata(fn)
@@ -203,15 +223,17 @@ def _bind(box: ToolBox, toolset: vf.Toolset, fn: Callable[..., Any]) -> None:
         _specs[key] = ToolSpec(Tool(name=name, description=(fn.__doc__ or "").strip(), parameters=parameters), metadata)
     name = _specs[key].declared.name
     if name in box.tools:
-        raise ValueError(f"two tools are named {name!r}; give one toolset another TOOL_PREFIX")
+        raise ValueError(f"two tools are named {name!r}; give one of their toolsets another TOOL_PREFIX")
     box.tools[name] = BoundTool(fn, _specs[key])
 
 
 def initial_messages(task: vf.Task) -> list[Any]:
-    """The typed messages that open the conversation. Raises UnsupportedTaskset for a task that a user must open."""
+    """The typed messages that begin the conversation. Raises UnsupportedTaskset for a task without a prompt."""
     data = task.data
     if data.prompt is None:
-        raise UnsupportedTaskset(f"{type(task).__name__} {data.id or data.idx} has no prompt")
+        raise UnsupportedTaskset(
+            f"{type(task).__name__} {data.id or data.idx} has no prompt, which in-process rollouts need"
+        )
     messages = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
     if data.system_prompt:
         messages.insert(0, SystemMessage(content=data.system_prompt))
@@ -219,7 +241,7 @@ def initial_messages(task: vf.Task) -> list[Any]:
 
 
 def to_wire(message: Any) -> dict[str, Any]:
-    """A typed message as chat templates expect it. Only what a template may read."""
+    """A typed message in the form that chat templates expect, with the fields that a template may read."""
     wire = _wire_content(message)
     if isinstance(message, AssistantMessage):
         if message.reasoning_content:
@@ -232,7 +254,7 @@ def to_wire(message: Any) -> dict[str, Any]:
 
 
 def _wire_content(message: Any) -> dict[str, Any]:
-    """Role and text of a typed message."""
+    """Role and text of a typed message. Raises UnsupportedTaskset for an image."""
     wire: dict[str, Any] = {"role": message.role, "content": message.content}
     if not isinstance(message.content, str | None):
         if any(part.type != "text" for part in message.content):
@@ -242,7 +264,7 @@ def _wire_content(message: Any) -> dict[str, Any]:
 
 
 def _wire_call(call: ToolCall) -> dict[str, Any]:
-    """Templates print the arguments as JSON themselves, so they get them as an object."""
+    """A tool call with its arguments as an object, because templates print them as JSON themselves."""
     return {
         "type": "function",
         "id": call.id,
@@ -251,9 +273,10 @@ def _wire_call(call: ToolCall) -> dict[str, Any]:
 
 
 def to_openai(message: Any) -> dict[str, Any]:
-    """A typed message as a chat endpoint takes it: arguments are JSON text there.
+    """A typed message in the form that chat endpoints expect, with arguments as JSON text.
 
-    Arguments that are no JSON object are wrapped: servers read a call again to render it, and refuse what they cannot.
+    Arguments that are not a JSON object are wrapped in one, because servers parse a call to render it and refuse what
+    they cannot parse.
     """
     wire = _wire_content(message)
     if isinstance(message, AssistantMessage) and message.tool_calls:
@@ -279,7 +302,7 @@ def _as_object(arguments: str) -> str:
 
 
 async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]]) -> str | None:
-    """The name of the first of the task's stop hooks that fires now."""
+    """The name of the first of the task's stop hooks that fires now; None if none does."""
     for hook in hooks:
         async with boundary(TaskError, f"stop {hook.__name__}"):
             if await call_hook(hook, {Trace: trace}):
@@ -290,7 +313,7 @@ async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., 
 def add_context(
     trace: Trace, message: Any, token_ids: list[int], is_content: list[bool], tools: list[Tool] | None = None
 ) -> None:
-    """Append a message that the environment supplied; `token_ids` are the ids it adds to the row."""
+    """Append a message from the environment. `token_ids`: the ids that it adds to the row."""
     _append(trace, message, token_ids, 0, is_content, tools=tools or [], sampled=False)
     if tools:
         trace.tools = tools
@@ -304,7 +327,11 @@ def add_turn(
     prompt_length: int,
     start: float,
 ) -> None:
-    """Append a sampled turn. `header_ids`: the unsampled ids before it that no message owns (the assistant header)."""
+    """Append a sampled turn.
+
+    `header_ids`: the ids of the assistant header before it, which are not sampled. `prompt_length`: number of prompt
+    tokens. `start`: when sampling began, as `time.time()`.
+    """
     sampled = list(completion.token_ids)
     is_content = [False] * len(header_ids) + [True] * len(sampled)
     logprobs = list(completion.logprobs)
@@ -314,7 +341,7 @@ def add_turn(
 
 
 def add_chat_turn(trace: Trace, message: AssistantMessage, reply: ChatReply, start: float) -> None:
-    """Append a turn of a chat endpoint, whose tokens are unknown."""
+    """Append a turn of a chat endpoint, without token ids. `start`: when the request began, as `time.time()`."""
     _append(trace, message, [], 0, [], sampled=True)
     _add_call(trace, message, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens, start)
 
@@ -335,7 +362,10 @@ def _add_call(
 def _append(
     trace: Trace, message: Any, token_ids: list[int], num_sampled: int, is_content: list[bool], **fields: Any
 ) -> None:
-    """Every field with a default factory is given: pydantic takes a tenth of a millisecond to find each one's default."""
+    """Append a message node.
+
+    Sets every field that has a default factory, as pydantic takes 0.1 ms to find each one's default.
+    """
     num_context = len(token_ids) - num_sampled
     defaults: dict[str, Any] = {"tools": [], "semantic_parents": [], "logprobs": []}
     trace.nodes.append(
@@ -352,13 +382,15 @@ def _append(
 
 
 def assistant_message(content: str, reasoning: str | None, calls: list[ToolCall]) -> AssistantMessage:
+    """A turn of the model as verifiers' typed message."""
     return AssistantMessage(content=content, reasoning_content=reasoning, tool_calls=calls or None)
 
 
 async def finish(task: vf.Task, trace: Trace, max_seconds: float) -> None:
-    """Finalize and score, as upstream does for a rollout that did not fail. Failures are recorded on the trace.
+    """Finalize the task and score the trace, as verifiers does, unless the rollout failed.
 
-    Scoring has `max_seconds` of its own: a reward that hangs would hang its whole step.
+    Errors are recorded on the trace. `max_seconds`: time limit of both, because a reward function that hangs would
+    otherwise block its whole training step.
     """
     trace.timing.agent.end = trace.timing.scoring.start = time.time()
     if not trace.errors:
@@ -369,7 +401,7 @@ async def finish(task: vf.Task, trace: Trace, max_seconds: float) -> None:
                 await task.score(trace)
         except TimeoutError:
             trace.record_error(TaskError(f"scoring took more than {max_seconds} s"))
-        except Exception as error:  # any failure of the environment's code is data, not a crash
+        except Exception as error:  # a failure of the environment's code must not end the run
             trace.record_error(error)
     trace.is_completed = True
     trace.ok = not trace.errors
@@ -377,6 +409,7 @@ async def finish(task: vf.Task, trace: Trace, max_seconds: float) -> None:
 
 
 def stop(trace: Trace, reason: str) -> None:
+    """Record the stop reason on the trace."""
     if reason == StopReason.TIMEOUT:
         trace.record_timeout("agent")
     else:

@@ -1,1 +1,1 @@
-"""Names the reason why a run does not learn: probes before a run, rules over what a run left behind."""
+"""The doctor: controlled experiments on a run that is set up but not started. What would keep it from learning?"""

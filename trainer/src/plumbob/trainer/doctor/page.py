@@ -1,4 +1,4 @@
-"""The doctor's findings as one HTML page that needs nothing else: no script, no font, no image from anywhere."""
+"""The doctor's findings as one self-contained HTML page, without scripts and without external fonts or images."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import html
 from collections.abc import Sequence
 from typing import get_args
 
-from plumbob.trainer.doctor.findings import Cause, Finding, Verdict
-from plumbob.trainer.doctor.watch_causes import ALL_CAUSES
+from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.findings import Cause, Finding, Verdict
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; --error: #8250df; }
@@ -31,7 +31,7 @@ code { font-size: .95em; }
 
 
 def render(findings: Sequence[Finding], title: str) -> str:
-    """The page: the answer first (the first failure's cause), then every check with its evidence."""
+    """The HTML page: first the answer (the cause of the first failure), then every check with its evidence."""
     rows = "\n".join(_row(finding) for finding in findings)
     return f"""<!doctype html>
 <html lang="en">
@@ -59,20 +59,18 @@ def render(findings: Sequence[Finding], title: str) -> str:
 def _answer(findings: Sequence[Finding]) -> str:
     first = next((f for f in findings if f.cause is not None), None)
     if first is not None and first.cause is not None:
-        cause = ALL_CAUSES.get(first.cause) or Cause(first.cause, "", "")
+        cause = CAUSES.get(first.cause) or Cause(first.cause, "", "")
         return f'<div class="answer fail"><p><strong>{_text(cause.id)}</strong></p>{_reason(cause)}</div>'
     if any(f.verdict == "error" for f in findings):
-        return (
-            '<div class="answer error"><p>Nothing failed, but some checks broke off: the answer is not known.</p></div>'
-        )
+        return '<div class="answer error"><p>No check failed, but some could not be completed: no answer.</p></div>'
     if any(f.verdict == "unsure" for f in findings):
-        return '<div class="answer unsure"><p>Nothing failed, and some checks could not tell.</p></div>'
+        return '<div class="answer unsure"><p>No check failed, but some were inconclusive (unsure).</p></div>'
     return '<div class="answer pass"><p>Every check passed.</p></div>'
 
 
 def _row(finding: Finding) -> str:
     step = f" <small>step {finding.step}</small>" if finding.step is not None else ""
-    cause = ALL_CAUSES.get(finding.cause) if finding.cause else None
+    cause = CAUSES.get(finding.cause) if finding.cause else None
     why = f'<div class="cause"><strong>{_text(cause.id)}</strong>{_reason(cause)}</div>' if cause else ""
     return (
         f'<tr><td class="{finding.verdict}">{finding.verdict}</td><td>{_text(finding.check)}{step}</td>'
@@ -83,7 +81,7 @@ def _row(finding: Finding) -> str:
 def _reason(cause: Cause) -> str:
     origin = "; ".join(part for part in (", ".join(cause.hypotheses), cause.source) if part)
     note = f"<p><small>{_text(origin)}</small></p>" if origin else ""
-    return f"<p>{_text(cause.sentence)}</p><p><strong>Do this:</strong> {_text(cause.fix)}</p>{note}"
+    return f"<p>{_text(cause.sentence)}</p><p><strong>What to do:</strong> {_text(cause.fix)}</p>{note}"
 
 
 def _counts(findings: Sequence[Finding]) -> str:

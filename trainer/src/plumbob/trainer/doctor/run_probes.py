@@ -1,35 +1,35 @@
-"""All probes in order, from what everything rests on to what rests on everything."""
+"""Runs all probes in order, from what all others depend on to what depends on all others."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from plumbob.trainer.doctor.findings import Finding
-from plumbob.trainer.doctor.probes import conditioning, data, gradient, movement, parity, reward, signal, sync, tokens
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor import probes
 from plumbob.trainer.doctor.subject import Subject
 
 Probe = Callable[[Subject], Iterator[Finding]]
 
-PROBES: dict[str, Probe] = {
-    "data": data.probe,
-    "reward": reward.probe,
-    "tokens": tokens.probe,
-    "conditioning": conditioning.probe,
-    "parity": parity.probe,
-    "signal": signal.probe,
-    "sync": sync.probe,
-    "gradient": gradient.probe,
-    "movement": movement.probe,
-}
+
+def _found() -> dict[str, Probe]:
+    """Name -> probe of every module in the folder probes/, sorted by its `ORDER`."""
+    modules = [importlib.import_module(f"{probes.__name__}.{m.name}") for m in pkgutil.iter_modules(probes.__path__)]
+    return {module.__name__.rpartition(".")[2]: module.probe for module in sorted(modules, key=lambda m: m.ORDER)}
+
+
+PROBES = _found()
+"""Name -> probe, from what all others depend on to what depends on all others."""
 
 
 def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str, Finding]]:
-    """(probe, finding) as each is known, until the first failure, or with `everything` to the end.
+    """Yields (name of the probe, finding) one by one, until the first failure or, with `everything`, to the end.
 
-    A probe that breaks off is a finding too, and no failure: what it would have shown, a later one may show. Without
-    rollouts there is nothing that others could look at.
+    A probe that raises an exception yields a finding with the verdict `error`, and later probes still run, because they
+    may show the cause. Without any usable rollout, the first probe is the last.
     """
     for name, probe in PROBES.items():
         findings = probe(subject)
@@ -39,7 +39,7 @@ def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str
             except StopIteration:
                 break
             except Exception as error:
-                yield name, Finding(f"the {name} probe can be carried out", "error", _told(error))
+                yield name, Finding(f"the {name} probe can be completed", "error", _describe(error))
                 break
             yield name, finding
             if finding.verdict == "fail" and not everything:
@@ -48,7 +48,7 @@ def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str
             return
 
 
-def _told(error: Exception) -> str:
-    """What went wrong, and where: it may be the environment's, the model's or the doctor's own mistake."""
+def _describe(error: Exception) -> str:
+    """The error and where it was raised: the mistake may be in the environment, the model or the doctor itself."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"

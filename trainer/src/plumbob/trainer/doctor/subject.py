@@ -1,4 +1,4 @@
-"""What the probes look at: a run that is set up and not started, and rollouts drawn as its first step would draw them."""
+"""What the probes examine: a run that is set up but not started, and rollouts sampled as in its first step."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from typing import Any
 
 import torch
 import verifiers.v1 as vf
-from plumbob.hub import UserError
+from plumbob.console import UserError
 from plumbob.rollout import Completion, Limits, Sample, Sampling, derive_seed, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
-from plumbob.trainer.advantages import Advantages, compute_advantages, shape_rewards
-from plumbob.trainer.config import TrainConfig
-from plumbob.trainer.interruption import Interruption
-from plumbob.trainer.packing import pack
-from plumbob.trainer.policy import TokenScores
-from plumbob.trainer.ranks import Ranks
-from plumbob.trainer.rollouts import Batch, collect
-from plumbob.trainer.setup import Run, set_up
-from plumbob.trainer.step import Minibatch, accumulate, make_minibatches
+from plumbob.trainer.algorithm.advantages import Advantages, step_advantages
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.rollouts.collect import Batch, collect
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.forward_backward import accumulate
+from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
+from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.setup import set_up
 
 GROUPS = 8
-"""Drawn for the probes: enough to tell mixed groups and a dead reward, and a few seconds of a tiny model."""
+"""Number of groups that are sampled: enough to detect mixed groups and a constant reward, quick for a tiny model."""
 HELD_OUT = 16
+"""Largest number of held-out tasks that are loaded."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
+"""Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request to the engine, as it left the rollout, and what came back."""
+    """One request of a rollout to the engine, and the completion that the engine returned."""
 
     prompt_ids: list[int]
     completion: Completion
@@ -43,19 +45,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rollouts of one step. `samples[i]` was made of `traces[i]`, whose turns were `calls[i]`."""
+    """The rollouts of one step.
+
+    `samples[i]` was made from `traces[i]`, whose turns were sampled by the requests `calls[i]`.
+    """
 
     batch: Batch
     samples: list[Sample]
     traces: list[vf.Trace]
     tasks: list[vf.Task]
-    """Of each trace."""
+    """Task of each trace."""
     calls: list[list[Call]]
 
 
 @dataclass
 class Subject:
-    """A run, and what is drawn from it once and looked at by many probes. Close it with its `close`."""
+    """A run, with rollouts that are sampled once and examined by many probes. `close` must be called at the end."""
 
     run: Run
     runner: asyncio.Runner
@@ -63,39 +68,31 @@ class Subject:
 
     @functools.cached_property
     def drawn(self) -> Drawn:
-        """As step 1 would draw them. Raises RunFailed if every rollout failed."""
+        """Rollouts sampled as in the first training step. Raises RunFailed if every rollout failed."""
         return draw(self)
 
     @property
     def is_drawn(self) -> bool:
-        """Whether there are rollouts to look at."""
+        """Whether rollouts were sampled and at least one of them is usable."""
         return "drawn" in vars(self) and bool(self.drawn.samples)
 
     def prompts(self, calls: Sequence[Call], room: int) -> list[list[int]]:
-        """Their prompts, without the last ids where these would leave no room for so many new ones."""
+        """Prompts of these requests, shortened at the end so that `room` new tokens fit into --max-context."""
         most = self.run.config.max_context - room
         return [call.prompt_ids[:most] for call in calls]
 
     @functools.cached_property
     def advantages(self) -> Advantages:
-        """Of `drawn`, as the run's settings compute them."""
-        config = self.run.config
-        shaped = shape_rewards(self.drawn.samples, overlong=config.overlong, overlong_penalty=config.overlong_penalty)
-        return compute_advantages(
-            shaped,
-            config.scale_rewards,
-            epsilon=config.scale_epsilon,
-            baseline=config.baseline,
-            aggregation=config.multi_objective_aggregation,
-        )
+        """Advantages of the samples in `drawn`, by the run's settings."""
+        return step_advantages(self.drawn.samples, self.run.config.advantages())
 
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
-        """`task` with the model's part read from a script, scored."""
+        """Play `task` with replies from a script in place of the model's, and score it."""
         toolsets = self.run.tasks.toolsets
         return self.runner.run(run_rollout(task, script, None, limits=UNBOUNDED, shared_toolsets=toolsets))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
-        """One completion of each prompt, through the engine."""
+        """Sample one completion of each prompt with the run's engine."""
 
         async def all_of_them() -> list[Completion]:
             return await asyncio.gather(*(self.run.engine.generate(list(p), sampling) for p in prompts))
@@ -103,49 +100,46 @@ class Subject:
         return self.runner.run(all_of_them())
 
     def score(self, rows: Sequence[Sample], temperature: float | None = None) -> list[torch.Tensor]:
-        """The trainer's log-probabilities of each row's sampled tokens, in passes as training takes them."""
+        """The trainer's log-probabilities of each row's sampled tokens: one tensor [N] per row, in nats.
+
+        Rows are packed into microbatches as in training. `temperature`: the run's if it is None.
+        """
         run = self.run
         temperature = run.config.temperature if temperature is None else temperature
-        scores: dict[int, torch.Tensor] = {}
-        with torch.no_grad():
-            for part in pack([len(r.token_ids) for r in rows], run.pass_tokens):
-                lengths = [rows[i].num_sampled for i in part]
-                output: TokenScores = run.policy.score([rows[i] for i in part], temperature)
-                scores.update(zip(part, output.logprobs.cpu().split(lengths), strict=True))
-        return [scores[i] for i in range(len(rows))]
+        return [scores.cpu() for scores in run.policy.score_rows(rows, temperature, run.state.microbatch_tokens)]
 
     def minibatch(self, rows: Sequence[Sample], advantages: Sequence[float]) -> Minibatch:
-        """Of all these rows, in order, whatever --num-minibatches says."""
-        config = self.run.config
-        self.run.config = dataclasses.replace(config, num_minibatches=1)
-        try:
-            (minibatch,) = make_minibatches(self.run, rows, Advantages(list(advantages)))
-        finally:
-            self.run.config = config
+        """One minibatch of all these rows, in this order, regardless of --num-minibatches."""
+        given = Advantages(list(advantages))
+        (minibatch,) = make_minibatches(rows, given, self.run.config, self.run.world, count=1)
         return minibatch
 
     def gradient(self, rows: Sequence[Sample], advantages: Sequence[float]) -> None:
-        """Leave the gradient of one optimizer step on these rows in the trained weights, by the run's own path to it."""
+        """Compute the gradient of one optimizer step on these rows with the run's own code.
+
+        It stays in the trained weights.
+        """
         accumulate(self.run, self.minibatch(rows, advantages), Interruption())
 
     def trained_rows(self, most: int = 16) -> tuple[list[Sample], list[float]]:
-        """Up to `most` rows with an advantage, whole groups first come, and their advantages."""
+        """The first rows with a non-zero advantage, `most` at most, and their advantages. Masked rows are left out."""
         masked = self.run.config.overlong == "mask"
         pairs = zip(self.drawn.samples, self.advantages.values, strict=True)
         kept = [(s, a) for s, a in pairs if a and not (masked and s.truncated)][:most]
         return [s for s, _ in kept], [a for _, a in kept]
 
     def close(self) -> None:
+        """Close the engine and the event loop."""
         self.run.engine.close()
         self.runner.close()
 
 
 def load_subject(
-    config: TrainConfig, here: Ranks, folder: Path, status: Callable[[str], None], groups: int = GROUPS
+    config: TrainConfig, here: World, folder: Path, status: Callable[[str], None], groups: int = GROUPS
 ) -> Subject:
-    """Set up the run that `config` means, in a run directory under `folder`. Raises UserError and SyncError."""
+    """Set up the run that `config` describes, in a run directory under `folder`. Raises UserError and SyncError."""
     if here.size > 1:
-        raise UserError("doctor examines a run in one process; start it without a launcher")
+        raise UserError("doctor examines a run in one process; start it without torchrun or another launcher")
     config = dataclasses.replace(
         config,
         output_dir=str(folder),
@@ -156,15 +150,15 @@ def load_subject(
         eval_examples=min(config.eval_examples, HELD_OUT),
     )
     run = set_up(config, here, None, status)
-    run.rollouts_per_step = groups * run.config.num_generations
+    run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, groups_per_step=groups))
     return Subject(run, asyncio.Runner(), groups)
 
 
 def draw(subject: Subject, step: int = 0) -> Drawn:
-    """The batch of `step`, with the engine's traffic beside it. Raises RunFailed."""
+    """Sample the batch of `step` and record all requests to the engine. Raises RunFailed if every rollout failed."""
     run, group_size = subject.run, subject.run.config.num_generations
     with recorded(run.engine) as calls:
-        batch = subject.runner.run(collect(run, step, 0, run.ranks))
+        batch = subject.runner.run(collect(run.sampler, step, 0, run.world))
     tasks = run.tasks.take(0, subject.groups)
     by_seed = dict(calls)
     kept: list[tuple[vf.Trace, vf.Task, list[Call]]] = []
@@ -179,10 +173,10 @@ def draw(subject: Subject, step: int = 0) -> Drawn:
 
 
 def matched(samples: Sequence[Sample], traces: Sequence[vf.Trace]) -> list[int]:
-    """Which trace each sample was made of, no more samples than traces.
+    """Index of the trace that each sample was made from. There must be at least as many traces as samples.
 
-    By its ids; where a row was made of others, by the log-probabilities that were drawn; where these do not tell either
-    (they are all 0 if only one token could be drawn), in order.
+    Samples are matched by token ids; those whose ids differ from every trace's, by sampling log-probabilities; those
+    for which that fails too (if only one token can be sampled, all log-probabilities are 0), in order.
     """
     left = list(range(len(traces)))
     found: dict[int, int] = {}
@@ -209,7 +203,10 @@ def _numbers(logprobs: Sequence[float]) -> tuple[float, ...]:
 
 @contextmanager
 def recorded(engine: Any) -> Generator[list[tuple[int | None, Call]]]:
-    """Every request that the engine answers meanwhile, with its seed, which no two rollouts or turns share."""
+    """Record every request that the engine answers inside the context: (seed, call).
+
+    A seed identifies a request, because each turn of each rollout has its own.
+    """
     calls: list[tuple[int | None, Call]] = []
     generate = engine.generate
 
@@ -227,9 +224,10 @@ def recorded(engine: Any) -> Generator[list[tuple[int | None, Call]]]:
 
 @contextmanager
 def undone(run: Run) -> Generator[dict[str, torch.Tensor]]:
-    """Whatever is done to the trained weights and their optimizer meanwhile is undone.
+    """Undo, at the end, all changes to the trained weights, their gradients and the optimizer's state.
 
-    Gives copies of the weights, in main memory: a GPU that just holds a run has no room for another set.
+    Yields copies of the weights before the changes: trained tensor -> copy. They are in main memory, because a GPU that
+    holds a run may have no room for a second set.
     """
     policy = run.policy
     kept = {name: policy.sharding.local(p).detach().to("cpu", copy=True) for name, p in policy.trainable.items()}
@@ -246,11 +244,11 @@ def undone(run: Run) -> Generator[dict[str, torch.Tensor]]:
 
 
 def full_rate(run: Run) -> None:
-    """Put the optimizer at the schedule's peak: a warm-up begins at 0."""
+    """Set the optimizer's learning rate to the schedule's peak, because a warm-up starts at 0."""
     for group in run.optimizer.param_groups:
         group["lr"] = group.get("initial_lr", group["lr"])
 
 
 def mean_abs(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
-    """Mean absolute difference over the tokens of all rows."""
+    """Mean absolute difference of two lists of log-probabilities, over the tokens of all rows, in nats."""
     return (torch.cat(list(a)) - torch.cat(list(b))).abs().mean().item()

@@ -1,1 +1,1 @@
-"""`evaluate`, `predict`, `benchmark` and `analyze`: rollouts that are scored and not trained on."""
+"""Rollouts that are scored and not trained on, and their statistics."""

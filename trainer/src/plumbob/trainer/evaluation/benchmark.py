@@ -1,4 +1,7 @@
-"""`benchmark`: models x retrievers x environments, each cell an evaluation of its own."""
+"""`benchmark`: models x retrievers x environments.
+
+Each combination, a cell, is an evaluation in a folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,31 @@ import re
 import sys
 import time
 import tomllib
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.hub import UserError
-from plumbob.trainer.evaluation.config import EvaluateConfig
-from plumbob.trainer.settings import to_toml
+from plumbob.console import UserError
+from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.options import to_toml
 
 GRID = "benchmark.toml"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is varied besides the environments. No retrievers: each environment's own."""
+    """The models and retrievers that a benchmark varies.
+
+    If `retrievers` is empty, each environment uses its default.
+    """
 
     models: tuple[str, ...]
     retrievers: tuple[str, ...]
 
 
 def read_grid(directory: Path) -> Grid:
-    """Raises UserError if the directory is no benchmark."""
+    """The grid of an earlier benchmark. Raises UserError if the directory is not a benchmark."""
     try:
         values = tomllib.loads((directory / GRID).read_text())
         return Grid(tuple(values["models"]), tuple(values["retrievers"]))
@@ -40,8 +47,8 @@ def read_grid(directory: Path) -> Grid:
 def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json: bool = False) -> int:
     """Evaluate every cell that is not finished, then print the table. Raises UserError before the first rollout."""
     from plumbob.trainer.evaluation import run as evaluation
-    from plumbob.trainer.interruption import Interrupted
-    from plumbob.trainer.run_directory import make_directory
+    from plumbob.trainer.rollouts.interruption import Interrupted
+    from plumbob.trainer.run_files.run_directory import make_directory
 
     cells = [
         (model, env, retriever)
@@ -49,7 +56,8 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
         for env in config.envs
         for retriever in (_retrievers(env, grid.retrievers))
     ]
-    # All at once: a wrong retriever or setting is told before the first rollout. The tasks do not depend on the model.
+    # All tasks are loaded first, so that a wrong retriever or setting is reported before the first rollout. They do not
+    # depend on the model, so each is loaded once.
     parts = {
         (env, retriever): evaluation.plan(_cell(config, model, env, retriever), env)
         for model, env, retriever in cells
@@ -60,27 +68,29 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
     (directory / "config.toml").write_text(config.to_toml())
     (directory / GRID).write_text(to_toml({"models": grid.models, "retrievers": grid.retrievers}))
     reports: list[dict[str, Any]] = []
-    asked: tuple[str, Any] | None = None
-    for number, (model, env, retriever) in enumerate(cells, 1):
-        own = _cell(config, model, env, retriever)
-        folder = directory / _folder(model, env, retriever)
-        print(f"[{number}/{len(cells)}] {folder.name}", file=sys.stderr, flush=True)
-        finished = folder / "summary.json"
-        if finished.is_file():
-            report = json.loads(finished.read_text())
-        else:
-            folder.mkdir(exist_ok=True)
-            (folder / "config.toml").write_text(own.to_toml())
-            if asked is None or asked[0] != model:
-                asked = (model, evaluation.ask(own))  # one model in memory at a time, loaded once
-            try:
-                (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked[1], folder)
-            except (Interrupted, evaluation.EvaluationFailed) as error:
-                reason = f"Stopped: {error}" if str(error) else "Interrupted"
-                print(f"{reason}; what was finished is kept. Go on with:  benchmark --resume {directory}")
-                return 1
-            finished.write_text(json.dumps(report))
-        reports.append({"model": model, "retriever": retriever, **report})
+    loaded = ""
+    with ExitStack() as open_engine:  # one model in memory at a time, loaded once
+        for number, (model, env, retriever) in enumerate(cells, 1):
+            own = _cell(config, model, env, retriever)
+            folder = directory / _folder(model, env, retriever)
+            print(f"[{number}/{len(cells)}] {folder.name}", file=sys.stderr, flush=True)
+            finished = folder / "summary.json"
+            if finished.is_file():
+                report = json.loads(finished.read_text())
+            else:
+                folder.mkdir(exist_ok=True)
+                (folder / "config.toml").write_text(own.to_toml())
+                if loaded != model:
+                    open_engine.close()
+                    asked, loaded = open_engine.enter_context(closing(evaluation.ask(own))), model
+                try:
+                    (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked, folder)
+                except (Interrupted, evaluation.EvaluationFailed) as error:
+                    reason = f"Stopped: {error}" if str(error) else "Interrupted"
+                    print(f"{reason}; finished rollouts are kept. Resume with:  benchmark --resume {directory}")
+                    return 1
+                finished.write_text(json.dumps(report))
+            reports.append({"model": model, "retriever": retriever, **report})
     print(json.dumps(reports, indent=2) if as_json else f"{_table(reports)}\n\nresults  {directory}")
     return 0
 
@@ -102,14 +112,14 @@ def _cell(config: EvaluateConfig, model: str, env: str, retriever: str | None) -
 
 
 def _folder(model: str, env: str, retriever: str | None) -> str:
-    """Readable, and distinct for distinct cells: two models may share the last part of their names."""
+    """Folder of a cell. The hash keeps cells apart whose models share the last part of their names."""
     shown = [re.sub(r"[^\w.]+", "_", part) for part in (Path(model).name, env, retriever) if part]
     return "-".join([*shown, hashlib.sha256(repr((model, env, retriever)).encode()).hexdigest()[:8]])
 
 
 def _table(reports: list[dict[str, Any]]) -> str:
-    from plumbob.trainer.evaluation.estimates import Estimate
     from plumbob.trainer.evaluation.results import aligned
+    from plumbob.trainer.evaluation.statistics import Estimate
 
     lines = [["model", "environment", "retriever", "reward [95% interval]", "passed", "failed", "tokens", "seconds"]]
     for report in reports:

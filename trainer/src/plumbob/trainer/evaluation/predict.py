@@ -6,44 +6,46 @@ import asyncio
 import dataclasses
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.hub import UserError, find
+from plumbob.console import UserError
+from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
-from plumbob.trainer.evaluation.config import EvaluateConfig
+from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan
-from plumbob.trainer.interruption import Interrupted
-from plumbob.trainer.run_directory import evaluation_name, make_directory, write_whole
+from plumbob.trainer.rollouts.interruption import Interrupted
+from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory, write_whole
 
 
 def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *, fill_failed: bool = False) -> int:
-    """One line per task, in the order of the source; only written when every task has an answer.
+    """Write one answer per task, in the order of the source, once every task has one; returns the exit code.
 
-    `fill_failed`: what an empty reply would predict stands for a rollout that failed. Raises UserError.
+    `fill_failed`: a rollout that failed gets the answer of an empty reply. Raises UserError.
     """
     (env,) = config.envs
     config = _in_order(config, env)
     part = plan(config, env)
     if not hasattr(part.tasks[0], "prediction"):
         raise UserError(f"environment {env!r} has no submission format: its task has no method 'prediction'")
-    asked = ask(config)
-    directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-    (directory / "config.toml").write_text(config.to_toml())
-    try:
-        (report,) = evaluate_plans(config, [part], asked, directory)
-    except (Interrupted, EvaluationFailed) as error:
-        reason = f"Stopped: {error}" if str(error) else "Interrupted"
-        print(f"{reason}; what was finished is kept. Go on with:  predict --resume {directory}", file=sys.stderr)
-        return 1
+    with closing(ask(config)) as asked:
+        directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
+        (directory / "config.toml").write_text(config.to_toml())
+        try:
+            (report,) = evaluate_plans(config, [part], asked, directory)
+        except (Interrupted, EvaluationFailed) as error:
+            reason = f"Stopped: {error}" if str(error) else "Interrupted"
+            print(f"{reason}; finished rollouts are kept. Resume with:  predict --resume {directory}", file=sys.stderr)
+            return 1
     if report["num_failed"]:
         print(report["heading"], file=sys.stderr)
         if not fill_failed:
             again = f"predict --resume {directory}"
             print(
-                f"No file was written. Try them again:  {again}    or without them:  {again} --fill-failed",
+                f"No file was written. Retry what failed:  {again}    or write empty answers:  {again} --fill-failed",
                 file=sys.stderr,
             )
             return 1
@@ -59,7 +61,7 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
 
 
 def _in_order(config: EvaluateConfig, env: str) -> EvaluateConfig:
-    """Official scorers want the source's order: an environment that shuffles does not here, unless it is told to."""
+    """Official scorers expect the order of the source, so shuffling is turned off unless the user has set it."""
     environment = find(env)
     environment.load()
     shuffles = tasksets.setting_choices(environment.entry_point.module, "shuffle") is not None

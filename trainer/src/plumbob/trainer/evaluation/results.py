@@ -1,7 +1,7 @@
-"""What an evaluation leaves on disk, read back as plain rows, and the table that is made of them.
+"""Result files of evaluations, read as plain rows, and the table of their scores.
 
-A result file has one stored trace per line: those of `evaluate`, a training run's traces/step_N.jsonl and upstream's
-traces.jsonl are all read alike. Imports no verifiers: `analyze` answers at once.
+A result file has one stored trace per line. Files of `evaluate`, a training run's traces/step_N.jsonl and the
+traces.jsonl of verifiers can all be read. Does not import verifiers, so that `analyze` starts at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.hub.errors import UserError
-from plumbob.trainer.evaluation.estimates import Estimate, estimate, pass_at_k
+from plumbob.console import UserError
+from plumbob.trainer.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,23 @@ class Row:
     """One rollout's scores."""
 
     key: str
-    """The task's key."""
+    """Key of the task."""
     rollout: int
-    """Which of the task's rollouts, from 0."""
+    """Number of the rollout among those of its task, from 0."""
     ok: bool
     reward: float
-    """0 if the rollout failed."""
+    """Reward of the rollout; 0 if it failed."""
     scores: dict[str, float]
-    """Each named reward, unweighted, and each metric."""
+    """Each reward component, unweighted, and each metric."""
     truncated: bool
     output_tokens: int
     hops: int | None = None
-    """How many steps the task takes, if the environment says it."""
+    """Number of steps that the task takes, if the environment reports it."""
     error: str = ""
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], rollout: int = 0) -> Row:
+        """The row of a stored trace. `rollout`: its number if the record has none."""
         rewards = {name: value for name, value in record["rewards"].items() if value is not None}
         ok = bool(record.get("ok"))
         errors = record.get("errors") or [{}]
@@ -64,14 +65,17 @@ def _hops(record: Mapping[str, Any]) -> int | None:
 
 
 def _is_truncated(record: Mapping[str, Any]) -> bool:
-    """As verifiers' `Trace.is_truncated`, which is not stored."""
+    """What verifiers' `Trace.is_truncated` would say; the property itself is not stored."""
     limits = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "max_turn_tokens")
     calls = record.get("calls") or [{}]
     return record.get("stop_condition") in limits or calls[-1].get("finish_reason") == "length"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The traces of a file. A last line that was cut off while it was written is left out; raises UserError for others."""
+    """The traces of a file, without a last line that was cut off while it was written.
+
+    Raises UserError for any other line that is not a trace.
+    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -81,7 +85,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            # Upstream's file has one episode per line, which holds the traces of its agents: here one.
+            # A file of verifiers has one episode per line, which holds one trace per agent; here there is one agent.
             traces = record.get("traces", [record])
             for trace in traces:
                 Row.of_record(trace)
@@ -94,7 +98,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows in file order; a file without rollout numbers gets them by counting each task's."""
+    """Rows in file order. Records without a rollout number are numbered per task, in file order."""
     seen: dict[str, int] = defaultdict(int)
     rows = []
     for record in records:
@@ -114,43 +118,53 @@ def by_task(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[s
 
 
 def value_of(name: str) -> Callable[[Row], float | None]:
-    """The reward, or a component or metric by its name; of a failed rollout only the reward, which is 0."""
+    """A function from a row to its reward (for the name "reward"), component or metric; None if the row has none.
+
+    A failed rollout has a reward, which is 0, but no components or metrics.
+    """
     return (lambda row: row.reward) if name == "reward" else (lambda row: row.scores.get(name) if row.ok else None)
 
 
 def mean_over_tasks(rows: Sequence[Row], name: str) -> Estimate:
-    """The mean of the tasks' means: rollouts of one task are no independent draws, so the task is the unit."""
+    """Mean of the tasks' means. The unit is the task, because rollouts of one task are not independent samples."""
     return estimate([math.fsum(values) / len(values) for values in by_task(rows, value_of(name)).values()])
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The scores of one environment. `hops`: number of hops -> the same scores on those tasks alone."""
+    """The scores of one environment."""
 
     num_tasks: int
     num_rollouts: int
     num_failed: int
     truncated_share: float
+    """Share of rollouts that a limit cut off."""
     output_tokens: float
-    """Sampled tokens per rollout."""
+    """Mean number of sampled tokens per rollout."""
     scores: dict[str, Estimate]
+    """Reward, component or metric -> its mean over tasks."""
     pass_at: dict[int, Estimate]
+    """k -> pass@k."""
     hops: dict[int, dict[str, Estimate]]
+    """Number of hops -> scores on the tasks with that number."""
     failures: dict[str, int]
+    """Error -> number of rollouts that failed with it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
+    """The scores of one environment's rollouts. A rollout passes if its reward is at least `pass_threshold`."""
     finished = [row for row in rows if row.ok]
     found = dict.fromkeys(name for row in finished for name in row.scores)
-    # The rollout's own counts come after what the environment reports; a component of that name is not the reward.
+    # Counts of the rollout come after the scores of the environment. A component named "reward" is not the total
+    # reward.
     names = ["reward", *sorted((n for n in found if n != "reward"), key=lambda name: name.startswith("rollout/"))]
     passed = by_task(rows, lambda row: float(row.reward >= pass_threshold - 1e-9))
     fewest = min((len(values) for values in passed.values()), default=0)
     ks = sorted({2**i for i in range(fewest.bit_length()) if 2**i <= fewest} | ({fewest} if fewest else set()))
-    # A failed rollout reports nothing, but its task has the hops that another rollout reported, or that the data names.
+    # A failed rollout reports no hops, so the number comes from another rollout of its task, or from the task's data.
     hops_of = {row.key: row.hops for row in rows if row.hops is not None}
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -177,13 +191,13 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
 
 
 def _means(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Estimate]:
-    """Those that any of the rows has: a mean of nothing is no number."""
+    """The mean over tasks of each of these scores, without scores that no row has."""
     means = {name: mean_over_tasks(rows, name) for name in names}
     return {name: mean for name, mean in means.items() if mean.n}
 
 
 def table(summary: Summary) -> str:
-    """Lines for a terminal: each score's mean and 95% interval over tasks, then one column for each number of hops."""
+    """Table for a terminal: each score's mean and 95% interval over tasks, then its mean for each number of hops."""
     heads = [f"{h} hop{'s' if h != 1 else ''} ({scores['reward'].n})" for h, scores in summary.hops.items()]
     lines = [["", f"all ({summary.num_tasks})", *heads]]
     passes = [[f"pass@{k}", str(value), *("" for _ in heads)] for k, value in summary.pass_at.items()]
@@ -197,7 +211,7 @@ def table(summary: Summary) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, the first to the left and the others to the right."""
+    """The cells in columns; the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

@@ -1,7 +1,7 @@
-"""An evaluation, from top to bottom: `run` loads, `_roll_out` fills one result file per environment, `_report` prints.
+"""An evaluation: `run` loads tasks and model, `_roll_out` fills one result file per environment, `_report` sums it up.
 
-It is the rollout path and the rewards of training. Every finished rollout is on disk at once, so that an evaluation
-which was stopped goes on where it was.
+Rollouts and rewards are those of training. Every finished rollout is written to disk at once, so that an interrupted
+evaluation can be resumed.
 """
 
 from __future__ import annotations
@@ -10,64 +10,71 @@ import asyncio
 import json
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.hub import UserError, find
+from plumbob.console import UserError
+from plumbob.hub import find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
-from plumbob.trainer.evaluation.config import EvaluateConfig
+from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
-from plumbob.trainer.interruption import Interrupted, Interruption
-from plumbob.trainer.progress import Progress
-from plumbob.trainer.run_directory import evaluation_name, make_directory, write_whole
-from plumbob.trainer.tasks import load_evaluation_tasks
+from plumbob.trainer.reporting.progress_bar import Progress
+from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
+from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory, write_whole
 
 UNBOUNDED = 1 << 40
-"""A script ends by itself: limits that were counted in tokens have no meaning for it."""
+"""Limit of turns and tokens for oracles and replays: their scripts end by themselves and have no token counts."""
 GIVE_UP_AFTER = 32
-"""So many failed rollouts before the first good one end an evaluation: the reason is one for all."""
+"""An evaluation stops if this many rollouts fail before the first success: the reason is probably the same for all."""
 
 
 class EvaluationFailed(Exception):
-    """Nothing could be rolled out; the message says why."""
+    """No rollout succeeded; the message says why."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Whom the rollouts of one environment ask."""
+    """What samples the replies of rollouts, and with which settings."""
 
     engine: Engine | ChatEngine | None
-    """None: each job brings a script."""
+    """None for oracles and replays, where each job has a script."""
     chat: Chat | None
     sampling: Sampling
     limits: Limits
     description: str
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One rollout to do."""
+    """One rollout that is to be sampled."""
 
     task: vf.Task
     example: int
+    """Index of the task among those of the evaluation."""
     rollout: int
+    """Number of the rollout among those of its task, from 0."""
     script: ScriptedChat | None = None
+    """Replies to play in place of a model's."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One environment's part: its tasks in order, and what is shared among all their rollouts."""
+    """What is evaluated of one environment: its tasks in order, and the toolsets that all rollouts share."""
 
     env: str
     tasks: Sequence[vf.Task]
     toolsets: Sequence[vf.Toolset]
     stored: Sequence[dict[str, Any]] = ()
-    """The transcripts that are scored again."""
+    """Stored transcripts that --replay scores again, one per task."""
 
     def jobs(self, config: EvaluateConfig, done: set[tuple[int, int]]) -> Iterator[Job]:
+        """The rollouts that are not `done`, a set of (example, rollout)."""
         for example, task in enumerate(self.tasks):
             for rollout in range(config.rollouts_per_example):
                 if (example, rollout) in done:
@@ -81,18 +88,22 @@ class Plan:
 
 
 def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: bool = False) -> int:
-    """Evaluate as configured; returns the exit code. Raises UserError."""
+    """Carry out an evaluation; returns the exit code. Raises UserError."""
     plans = [plan(config, env) for env in config.envs]
-    asked = ask(config)
+    with closing(ask(config)) as asked:
+        return _run(config, plans, asked, resume_from, as_json)
+
+
+def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_from: Path | None, as_json: bool) -> int:
     directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
     (directory / "config.toml").write_text(config.to_toml())
     try:
         reports = evaluate_plans(config, plans, asked, directory)
     except Interrupted:
-        print(f"Interrupted; what was finished is kept. Go on with:  evaluate --resume {directory}")
+        print(f"Interrupted; finished rollouts are kept. Resume with:  evaluate --resume {directory}")
         return 1
     except EvaluationFailed as error:
-        print(f"Stopped: {error}. Go on with:  evaluate --resume {directory}")
+        print(f"Stopped: {error}. Resume with:  evaluate --resume {directory}")
         return 1
     (directory / "summary.json").write_text(json.dumps(reports, indent=2, allow_nan=False))
     if as_json:
@@ -107,7 +118,7 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
 def evaluate_plans(
     config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, directory: Path
 ) -> list[dict[str, Any]]:
-    """Roll out what is missing of each plan, and report. Raises Interrupted and EvaluationFailed."""
+    """Sample the missing rollouts of each plan: one report per plan. Raises Interrupted and EvaluationFailed."""
     reports = []
     with Interruption() as interruption, asyncio.Runner() as loop:
         for part in plans:
@@ -121,16 +132,20 @@ def evaluate_plans(
 
 
 def plan(config: EvaluateConfig, env: str) -> Plan:
-    """Raises UserError for an unknown environment, setting or file, and for one that has no oracle where one is asked."""
+    """Load the tasks of one environment.
+
+    Raises UserError for an unknown environment, setting or file, and if --oracle is set for an environment without
+    oracles.
+    """
     settings = config.settings_of(env)
     if config.replay is None:
         tasks, toolsets = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
         if config.oracle and not hasattr(tasks[0], "oracle"):
-            raise UserError(f"environment {env!r} has no oracle: its task has no method of that name")
+            raise UserError(f"environment {env!r} has no oracle: its task has no method 'oracle'")
         return Plan(env, tasks, toolsets)
     stored = read_records(Path(config.replay))
     if not stored:
-        raise UserError(f"{config.replay} holds no transcript")
+        raise UserError(f"{config.replay} has no transcripts")
     if config.wanted_examples > 0:
         stored = stored[: config.wanted_examples]
     samples, toolsets = load_evaluation_tasks(
@@ -147,7 +162,7 @@ def plan(config: EvaluateConfig, env: str) -> Plan:
 
 
 def _stored_settings(path: Path, env: str) -> dict[str, str]:
-    """The settings that a run's or an evaluation's own config.toml gives the environment, but for where its data is from."""
+    """The environment's settings in the run or evaluation that stored a file, without those of its data source."""
     for folder in (path.parent, path.parent.parent):
         try:
             values = tomllib.loads((folder / "config.toml").read_text())
@@ -160,7 +175,7 @@ def _stored_settings(path: Path, env: str) -> dict[str, str]:
 
 
 def ask(config: EvaluateConfig) -> Asked:
-    """Load the model or reach the server. Raises UserError."""
+    """Load the model or connect to the server. Raises UserError."""
     temperature = config.sampling_temperature
     sampling = Sampling(
         config.max_tokens, temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, seed=config.seed
@@ -170,14 +185,15 @@ def ask(config: EvaluateConfig) -> Asked:
     if config.oracle or config.replay:
         what = "oracle" if config.oracle else f"replay of {config.replay}"
         return Asked(None, None, sampling, Limits(UNBOUNDED, UNBOUNDED, config.max_seconds), what)
-    from plumbob.trainer import engines
+    from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
-    loaded = engines.load_engine(config)
-    return Asked(loaded.engine, loaded.chat, sampling, limits, f"{config.model} on {loaded.where}, {how}")
+    loaded = load_engine(config)
+    where = f"{config.model} on {loaded.where}, {how}"
+    return Asked(loaded.engine, loaded.chat, sampling, limits, where, loaded.close)
 
 
 async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path, done: set[tuple[int, int]]) -> None:
-    """Every rollout that is not done yet, each written as soon as it is finished."""
+    """Sample every rollout that is not done yet, and append each to the file as soon as it is finished."""
     slots = asyncio.Semaphore(config.max_concurrent)
     jobs = list(part.jobs(config, done))
     good, failed = len(done), 0
@@ -212,7 +228,7 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
 
 
 def _record(job: Job, trace: vf.Trace) -> dict[str, Any]:
-    """The stored trace, with where it belongs and the answer in the environment's own submission format."""
+    """A line of the result file: the trace, the numbers of task and rollout, and the answer to submit (if any)."""
     record = {**trace.to_record(), "example": job.example, "rollout": job.rollout}
     if (predict := getattr(job.task, "prediction", None)) is not None:
         record["prediction"] = predict(trace) if trace.ok else None
@@ -220,22 +236,26 @@ def _record(job: Job, trace: vf.Trace) -> dict[str, Any]:
 
 
 def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:
-    """What an interrupted evaluation has finished; failed rollouts are dropped from the file, to be tried again."""
+    """(example, rollout) of what an interrupted evaluation has finished.
+
+    Failed rollouts are removed from the file, so that they are sampled again. Raises UserError if the file has other
+    tasks.
+    """
     if not path.exists():
         return set()
     kept = [record for record in read_records(path) if record["ok"]]
     for record in kept:
         example = record["example"]
         if example >= len(part.tasks):
-            raise UserError(f"{path} has more tasks than {len(part.tasks)}; --num-examples can only grow")
+            raise UserError(f"{path} has more tasks than {len(part.tasks)}; raise --num-examples")
         if part.tasks[example].key != record["task"]["key"]:
-            raise UserError(f"{path} was made of other tasks than these; start a new evaluation")
+            raise UserError(f"{path} has other tasks than this evaluation; start a new one")
     _write_records(path, kept)
     return {(record["example"], record["rollout"]) for record in kept}
 
 
 def _sorted(path: Path) -> list[dict[str, Any]]:
-    """The finished file in the order of the tasks, whichever rollout ended first."""
+    """Sort a finished file by task and rollout, in place, and return its records."""
     records = sorted(read_records(path), key=lambda record: (record["example"], record["rollout"]))
     _write_records(path, records)
     return records

@@ -1,4 +1,4 @@
-"""Does what stands before a token matter to it, in the trainer and in the engine, and nothing else?"""
+"""Does a token's log-probability depend on all tokens before it, in trainer and engine, and on nothing else?"""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from plumbob.rollout import Sample, Sampling
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
+ORDER = 40
+
 ROWS = 8
+"""Number of rows that are scored, and of long prompts that are sampled from."""
 DRAWS = 4
-"""Of each prompt."""
-NOTHING = 1e-6
-"""Nats: what a change of context must exceed. A blind model gives 0 exactly."""
-LEAK = {False: 1e-3, True: 0.1}
-"""Nats, by --bf16: what other rows and later tokens may change, for the order of floating-point sums."""
+"""Number of completions that are sampled from each prompt."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -44,18 +44,18 @@ def _sees_tools(subject: Subject, rows: Sequence[Sample]) -> Finding:
         [_after_first_tool(row, s) for row, s in zip(rows, subject.score(rows), strict=True)],
         [_after_first_tool(row, s) for row, s in zip(rows, subject.score(changed), strict=True)],
     )
-    return _blindness("the trainer sees what tools say", "other tool results", moved)
+    return _blindness("the trainer sees tool results", "other tool results", moved)
 
 
 def _blindness(check: str, what: str, moved: float) -> Finding:
     evidence = f"{what} move the log-probabilities of sampled tokens by {moved:.3g} nats on average"
-    blind = not moved > NOTHING
+    blind = not moved > thresholds.BLIND
     return Finding(check, "fail" if blind else "pass", evidence, "loss-mask-as-attention-mask" if blind else None)
 
 
 def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
-    """A row's scores are the same alone and in a pass with others, and whatever follows in it."""
-    limit = LEAK[subject.run.config.bf16]
+    """A token's log-probability must not depend on other rows of its microbatch, or on later tokens of its row."""
+    limit = thresholds.OTHER_TOKENS[subject.run.config.bf16]
     together = subject.score(rows)
     alone = [subject.score([row])[0] for row in rows]
     others = max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
@@ -68,10 +68,10 @@ def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
             later = max(later, (changed[:kept] - scores[:kept]).abs().max().item())
     leaks = not max(others, later) <= limit
     evidence = (
-        f"other rows of a pass change a token's log-probability by up to {others:.2g}, later tokens by {later:.2g}"
+        f"other rows change a token's log-probability by up to {others:.2g} nats, later tokens by up to {later:.2g}"
     )
     return Finding(
-        "a token is scored given its own past only",
+        "a token's log-probability depends only on earlier tokens of its row",
         "fail" if leaks else "pass",
         evidence,
         "rows-see-each-other" if leaks else None,
@@ -79,7 +79,7 @@ def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
 
 
 def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
-    """What the engine draws for long prompts must depend on their beginning, which a truncated context has lost."""
+    """What the engine samples from long prompts must depend on their beginning, which a truncated context loses."""
     longest = sorted(subject.drawn.calls, key=lambda calls: -len(calls[-1].prompt_ids) if calls else 0)[:ROWS]
     prompts = subject.prompts([calls[-1] for calls in longest if calls], 1)
     words = sorted({t for row in rows for t in row.token_ids})
@@ -87,28 +87,29 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
     changed = [[chance.choice(words) for _ in p[: len(p) // 4]] + p[len(p) // 4 :] for p in prompts]
     first, again, other = (_drawn(subject, p) for p in (prompts, prompts, changed))
     noise = max((d for a, b in zip(first, again, strict=True) for d in _differences(a, b)), default=0.0)
-    # Where top-p or top-k leave a single token, nothing could show: that is for the probe of parity.
+    # If top-p or top-k leave a single token, its log-probability is always 0; the parity probe reports that.
     telling = [(a, b) for a, b in zip(first, other, strict=True) if any(a.values()) or any(b.values())]
     check = "the engine sees the beginning of long prompts"
     if not telling:
-        return Finding(check, "unsure", "each prompt leaves the engine a single token to draw")
-    # No token in common: that the engine draws others is a change too.
+        return Finding(check, "unsure", "after each prompt, the engine can sample a single token only")
+    # Without a token in common the change counts as infinite: the engine samples other tokens.
     moved = sorted(max(_differences(a, b), default=math.inf) for a, b in telling)
-    blind = sum(not m > max(NOTHING, 3 * noise) for m in moved)
+    blind = sum(not m > max(thresholds.BLIND, 3 * noise) for m in moved)
     median = moved[len(moved) // 2]
-    shift = f"moves by {median:.3g} nats" if median < math.inf else "is drawn no more"
+    shift = f"changes by {median:.3g} nats" if median < math.inf else "is no longer sampled"
     evidence = (
-        f"another first quarter of {len(moved)} prompts of up to {max(map(len, prompts))} tokens leaves {blind} "
-        f"replies as likely as they were; the median {shift}"
+        f"with another first quarter, {blind} of {len(moved)} prompts of up to {max(map(len, prompts))} tokens leave the "
+        f"next token as likely as before; the median {shift}"
     )
     bad = blind > len(moved) / 2
     return Finding(check, "fail" if bad else "pass", evidence, "truncated-context" if bad else None)
 
 
 def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, float]]:
-    """For each prompt, first tokens that the engine draws, with their log-probabilities.
+    """For each prompt, the first tokens that the engine samples: token id -> log-probability in nats.
 
-    Several of each: a server may draw others every time. Hot, so that no token is so sure that nothing could show in it.
+    `DRAWS` completions are sampled, because a server may return another token every time. The temperature of 2 keeps
+    every token uncertain, so that a change of its log-probability can be seen.
     """
     found: list[dict[int, float]] = [{} for _ in prompts]
     for seed in range(DRAWS):
@@ -120,12 +121,12 @@ def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, flo
 
 
 def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
-    """Of the tokens that both hold."""
+    """Differences in log-probability of the tokens that are in both, in nats."""
     return [abs(a[token] - b[token]) for token in a.keys() & b.keys()]
 
 
 def _tool_spans(row: Sample) -> list[tuple[int, int]]:
-    """The stretches of unsampled ids between sampled ones."""
+    """(start, end) of each span of ids that were not sampled and lie between sampled ones."""
     spans, start = [], None
     for i, sampled in enumerate(row.loss_mask):
         if sampled and start is not None:
@@ -137,12 +138,13 @@ def _tool_spans(row: Sample) -> list[tuple[int, int]]:
 
 
 def _after_first_tool(row: Sample, scores: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of tokens that were sampled after the first tool result."""
     start, _ = _tool_spans(row)[0]
     return scores[sum(row.loss_mask[:start]) :]
 
 
 def _replaced(row: Sample, spans: Sequence[tuple[int, int]], rows: Sequence[Sample]) -> Sample:
-    """The row with other ids in these spans, of those that occur in `rows`."""
+    """The row with other ids in these spans, taken from ids that occur in `rows`."""
     words = sorted({t for other in rows for t in other.token_ids})
     chance = random.Random(len(row.token_ids))
     ids = list(row.token_ids)

@@ -1,20 +1,20 @@
-"""Do rollouts succeed technically, are those of a group of one task, and do turns end where the model ends them?"""
+"""Do rollouts finish without errors, does each group have one task, and do turns end with the model's end token?"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.models import load_chat
-from plumbob.trainer.rollouts import RunFailed
+from plumbob.trainer.policy.loading import load_chat
+from plumbob.trainer.rollouts.collect import RunFailed
 
-FAILED_SHARE = 0.2
-RUN_ON_SHARE = 0.05
+ORDER = 10
 
 END = re.compile(r"end|eot|eos|eom|</s>", re.IGNORECASE)
-"""What special tokens are called that end something, in any model's vocabulary."""
+"""Matches the names of special tokens that end a turn or text, in any model's vocabulary."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -24,12 +24,12 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding("rollouts finish without errors", "fail", str(error), "environment-fails")
         return
     share = len(batch.failures) / batch.num_rollouts
-    first = f"; the first: {batch.failures[0]}" if batch.failures else ""
-    evidence = f"{len(batch.failures)} of {batch.num_rollouts} failed{first}"
-    failed = share > FAILED_SHARE
+    first = f"; the first error: {batch.failures[0]}" if batch.failures else ""
+    evidence = f"{len(batch.failures)} of {batch.num_rollouts} rollouts failed{first}"
+    failed = share > thresholds.FAILED_ROLLOUTS
     yield Finding(
         "rollouts finish without errors",
-        "fail" if failed else "unsure" if share > FAILED_SHARE / 4 else "pass",
+        "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass",
         evidence,
         "environment-fails" if failed else None,
     )
@@ -50,7 +50,7 @@ def _grouping(subject: Subject) -> Finding:
         groups.setdefault(sample.group, []).append(trace.task.hash)
     mixed = sum(len(set(tasks)) > 1 for tasks in groups.values())
     oversize = sum(len(tasks) > size for tasks in groups.values())
-    evidence = f"{len(groups)} groups of up to {max(map(len, groups.values()))}, {mixed} hold more than one task"
+    evidence = f"{len(groups)} groups of up to {max(map(len, groups.values()))}, {mixed} have more than one task"
     bad = mixed or oversize
     return Finding(
         "a group's rollouts share one task", "fail" if bad else "pass", evidence, "groups-mixed" if bad else None
@@ -71,7 +71,7 @@ def _held_out(subject: Subject) -> Finding:
 
 
 def _stops(subject: Subject) -> Finding:
-    """A turn ends with the template's own end token, and none stands inside it."""
+    """A turn must end with the chat template's end token, and must not contain an end token before that."""
     run = subject.run
     ends = set(load_chat(run.tokenizer, run.policy.model.generation_config).stop_token_ids)
     inside = ends | {
@@ -81,11 +81,15 @@ def _stops(subject: Subject) -> Finding:
     early = [c for c in calls if c.finish_reason == "stop" and c.token_ids[-1] not in ends]
     run_on = [c for c in calls if inside.intersection(c.token_ids[:-1])]
     count = max(len(calls), 1)
-    bad = len(early) + len(run_on) > RUN_ON_SHARE * count
-    evidence = f"of {len(calls)} turns {len(run_on)} run on past an end token and {len(early)} stop at another one"
+    bad = len(early) + len(run_on) > thresholds.RUN_ON_SHARE * count
+    evidence = (
+        f"of {len(calls)} turns, {len(run_on)} continue after an end token and {len(early)} stop at another token"
+    )
     if bad:
         wanted = ", ".join(repr(run.tokenizer.decode([i])) for i in sorted(ends))
-        evidence += f"; the template's own: {wanted}, here {list(run.chat.stop_token_ids)}"
+        evidence += (
+            f"; the chat template ends turns with {wanted}, this run with ids {list(run.sampler.chat.stop_token_ids)}"
+        )
     return Finding(
         "turns end with the model's end token", "fail" if bad else "pass", evidence, "stop-token-wrong" if bad else None
     )

@@ -1,4 +1,4 @@
-"""Does the gradient make rewarded tokens likelier, however the step is cut, and does clipping leave anything of it?"""
+"""Does the gradient make rewarded tokens more likely, independently of microbatches, and does clipping leave any?"""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject, undone
 
+ORDER = 80
+
 ROWS = 8
+"""Number of rows on which the direction of the gradient is checked."""
 SMALL_STEP = 1e-3
-"""Of the weights' norm: small enough for the first order."""
-INVARIANCE = {False: 1e-3, True: 0.05}
-"""Relative, by --bf16."""
-DROPPED = 0.3
-"""How far dropout may take two gradients of the same rows apart, relative to them: rates of 0.05, 0.1 and 0.5 measure 0.12,
-0.18 and 0.5."""
+"""Length of a small step, relative to the norm of the weights: small enough for the first order to hold."""
 EPSILON = 1e-8
-"""Adam's, where the optimizer does not say."""
+"""Adam's epsilon, for an optimizer that has none in its parameter groups."""
 
 Gradient = dict[str, torch.Tensor]
+"""Trained tensor -> its gradient, in main memory and float32."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
         finding = _direction(subject, rows[:ROWS], sign)
         yield finding
         if finding.cause == "no-gradient":
-            return  # there is nothing to ask the rest of
+            return  # the other checks need a gradient
     yield _invariance(subject, rows, advantages, noise)
     yield _clipping(subject, rows, advantages)
     if subject.run.objective.kl_beta > 0:
@@ -40,7 +40,10 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def rows_with_advantage(subject: Subject) -> tuple[list[Sample], list[float]]:
-    """The run's own, or if no group has any, its rows with advantages of +1 and -1 in turn."""
+    """Rows with their advantages.
+
+    If no group has a signal, rows of the run with alternating advantages of +1 and -1.
+    """
     rows, advantages = subject.trained_rows()
     if not rows:
         rows = [s for s in subject.drawn.samples if s.num_sampled][:ROWS]
@@ -49,7 +52,7 @@ def rows_with_advantage(subject: Subject) -> tuple[list[Sample], list[float]]:
 
 
 def gradient_of(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Gradient:
-    """By the name of each trained tensor that has one, in main memory. Nothing is left behind."""
+    """The gradient of one optimizer step on these rows. The gradients in the trained weights are cleared afterwards."""
     sharding = subject.run.policy.sharding
     subject.gradient(rows, advantages)
     found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
@@ -59,12 +62,13 @@ def gradient_of(subject: Subject, rows: Sequence[Sample], advantages: Sequence[f
 
 
 def norm_of(gradient: Gradient) -> float:
+    """L2 norm over all tensors."""
     return math.sqrt(math.fsum(g.double().square().sum().item() for g in gradient.values()))
 
 
 @torch.no_grad()
 def step_along(subject: Subject, gradient: Gradient, size: float) -> None:
-    """Go against the gradient, by `size` times the norm of the weights."""
+    """Move the trained weights against the gradient, by `size` times the norm of the weights."""
     policy, norm = subject.run.policy, norm_of(gradient)
     weights = math.sqrt(math.fsum(p.detach().double().square().sum().item() for p in policy.trainable.values()))
     for name, parameter in policy.trainable.items():
@@ -75,6 +79,7 @@ def step_along(subject: Subject, gradient: Gradient, size: float) -> None:
 
 
 def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding:
+    """A small step with an advantage of `sign` on every row must change the log-probabilities in the same direction."""
     word = "raises" if sign > 0 else "lowers"
     check = f"an advantage of {sign:+g} {word} log-probabilities"
     gradient = gradient_of(subject, rows, [sign] * len(rows))
@@ -89,13 +94,13 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
             change = _mean_logprob(subject, rows) - before
         if change * sign > 0:
             break
-    evidence = f"a small step moves {len(rows)} rows by {change:+.2g} nats per token; gradient norm {norm:.2g}"
+    evidence = f"a small step changes {len(rows)} rows by {change:+.2g} nats per token; gradient norm {norm:.2g}"
     bad = not change * sign > 0
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-backwards" if bad else None)
 
 
 def _mean_logprob(subject: Subject, rows: Sequence[Sample]) -> float:
-    """Over tokens, as the loss type weighs them: it may be that what one weighing raises, another lowers."""
+    """Mean log-probability per token, weighted as by the loss type: weighted otherwise, it may change the other way."""
     weights = subject.minibatch(rows, [1.0] * len(rows)).weights
     sums = [scores.double().sum().item() for scores in subject.score(rows)]
     total = math.fsum(w * row.num_sampled for w, row in zip(weights, rows, strict=True))
@@ -103,43 +108,51 @@ def _mean_logprob(subject: Subject, rows: Sequence[Sample]) -> float:
 
 
 def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float], noise: float) -> Finding:
-    run, tokens = subject.run, subject.run.pass_tokens
+    """The gradient of one large microbatch must equal that of many small ones.
+
+    `noise`: relative difference of two gradients of the same rows in the same microbatches.
+    """
+    run, tokens = subject.run, subject.run.state.microbatch_tokens
     found = []
     try:
         for size in (sum(len(r.token_ids) for r in rows), max(len(r.token_ids) for r in rows)):
-            run.pass_tokens = size
+            run.state.microbatch_tokens = size
             found.append(gradient_of(subject, rows, advantages))
     finally:
-        run.pass_tokens = tokens
+        run.state.microbatch_tokens = tokens
     difference = _apart(*found)
-    evidence = f"relative difference {difference:.2g} between one pass of {len(rows)} rows and many"
-    bad = not difference <= max(INVARIANCE[run.config.bf16], 3 * noise)
+    evidence = f"relative difference {difference:.2g} between one microbatch of {len(rows)} rows and many"
+    bad = not difference <= max(thresholds.GRADIENT_REPEATS[run.config.bf16], 3 * noise)
     return Finding(
-        "the gradient does not depend on how a step is cut",
+        "the gradient does not depend on how a step is divided into microbatches",
         "fail" if bad else "pass",
         evidence,
-        "normaliser-depends-on-passes" if bad else None,
+        "normaliser-depends-on-microbatches" if bad else None,
     )
 
 
 def _repeated(subject: Subject, noise: float) -> Finding:
-    """`noise`: how far two gradients of the same rows are apart."""
-    check, dropout = "the gradient is the same when it is taken again", subject.run.config.lora_dropout
+    """`noise`: relative difference of two gradients of the same rows."""
+    check, dropout = "the gradient is the same when it is computed again", subject.run.config.lora_dropout
     evidence = f"relative difference {noise:.2g}" + (f" with --lora-dropout {dropout:g}" if dropout else "")
-    if noise <= INVARIANCE[subject.run.config.bf16]:
+    if noise <= thresholds.GRADIENT_REPEATS[subject.run.config.bf16]:
         return Finding(check, "pass", evidence)
-    if dropout and noise > DROPPED:
+    if dropout and noise > thresholds.DROPOUT_NOISE:
         return Finding(check, "fail", evidence, "dropout-in-training")
-    return Finding(check, "unsure", evidence if dropout else f"{evidence}: something in the model draws random numbers")
+    return Finding(check, "unsure", evidence if dropout else f"{evidence}: something in the model uses random numbers")
 
 
 def _apart(a: Gradient, b: Gradient) -> float:
-    """The norm of their difference, relative to the first's."""
+    """Norm of the difference of two gradients, relative to the norm of the first; 0 if that is 0."""
     return norm_of({name: a[name] - b[name] for name in a}) / norm_of(a) if norm_of(a) else 0.0
 
 
 def _clipping(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding:
-    """Adam divides by the gradient's size plus epsilon: clipping leaves it alone until it comes near epsilon."""
+    """Does clipping leave a gradient that is larger than the optimizer's epsilon?
+
+    Adam divides by the gradient's size plus epsilon, so clipping reduces updates only if the gradient comes near
+    epsilon.
+    """
     gradient = gradient_of(subject, rows, advantages)
     norm, limit = norm_of(gradient), subject.run.config.max_grad_norm
     entries = sum(int((g != 0).sum()) for g in gradient.values())
@@ -151,14 +164,16 @@ def _clipping(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
         f"the optimizer's epsilon {epsilon:g}"
     )
     left = size * factor / epsilon
-    bad = left < 2 and factor < 1
-    verdict = "fail" if bad else "unsure" if left < 10 else "pass"
-    return Finding("clipping leaves a gradient", verdict, evidence, "gradient-clipped-to-nothing" if bad else None)
+    bad = left < thresholds.EPSILONS_LEFT and factor < 1
+    verdict = "fail" if bad else "unsure" if left < 5 * thresholds.EPSILONS_LEFT else "pass"
+    return Finding(
+        "gradient clipping leaves a gradient", verdict, evidence, "gradient-clipped-to-nothing" if bad else None
+    )
 
 
 def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
-    """Moved away from the reference and trained by the KL term alone, the policy must come back."""
-    run, check = subject.run, "the KL term pulls towards the reference"
+    """A policy that was moved away from the reference policy must move back if it is trained by the KL term alone."""
+    run, check = subject.run, "the KL term pulls towards the reference policy"
     reference = run.policy.reference_logprobs(rows, run.config.temperature).cpu()
 
     def divergence() -> float:
@@ -170,15 +185,21 @@ def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
         away = divergence()
         pull = gradient_of(subject, rows, [0.0] * len(rows))
         if not norm_of(pull) > 0:
-            return Finding(check, "fail", "its gradient is 0 away from the reference", "kl-backwards")
+            return Finding(
+                check, "fail", "the gradient of the KL term is 0 away from the reference policy", "kl-backwards"
+            )
         step_along(subject, pull, SMALL_STEP)
         back = divergence()
     estimator = run.objective.kl_estimator
-    evidence = f"with {estimator}, {away:.2g} nats per token away, a small step leads to {back:.2g}"
+    evidence = (
+        f"with estimator {estimator}, a small step changes the distance from {away:.2g} to {back:.2g} nats per token"
+    )
     if estimator == "k1":
-        return Finding(check, "unsure", f"{evidence}; k1 in the loss has a gradient of zero mean: use k2")
+        return Finding(check, "unsure", f"{evidence}; the gradient of k1 in the loss has mean 0: use --kl-estimator k2")
     if back >= away:
         return Finding(check, "fail", evidence, "kl-backwards")
     if estimator == "k3":
-        return Finding(check, "unsure", f"{evidence}; k3's gradient is that of the other divergence: use k2")
+        return Finding(
+            check, "unsure", f"{evidence}; the gradient of k3 is that of the other divergence: use --kl-estimator k2"
+        )
     return Finding(check, "pass", evidence)

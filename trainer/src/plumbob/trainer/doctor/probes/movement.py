@@ -1,4 +1,4 @@
-"""How far does one optimizer step move weights and policy, and do a few of them learn one group?"""
+"""How much does one optimizer step change the weights and the policy, and do a few steps learn one group?"""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, rows_with_advantage
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 
-MOVED_SHARE = 0.5
-TOO_FAR = 0.03
-"""Nats per token in one update, on rollouts that it was not computed from. The bundled policies at their own rates measure
-up to 0.001, at ten times them 0.025 to 0.05, at a hundred times 2."""
-TOO_NEAR = 1e-3
-"""Nats per token after a hundred steps that all go one way."""
+ORDER = 90
+
 UPDATES = 4
+"""Number of updates on one group."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -41,18 +39,23 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def _rate_of(subject: Subject) -> float:
+    """Peak learning rate of the schedule."""
     group = subject.run.optimizer.param_groups[0]
     return float(group.get("initial_lr", group["lr"]))
 
 
 def _touched(subject: Subject) -> dict[str, torch.Tensor]:
-    """Which entries of each trained tensor have a gradient."""
+    """Trained tensor -> mask of its entries with a non-zero gradient. The gradient must have been computed."""
     sharding = subject.run.policy.sharding
     found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
     return {name: (g != 0).cpu() for name, g in found.items() if g is not None}
 
 
 def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[str, torch.Tensor]) -> Finding:
+    """Does an update change most weights that have a gradient?
+
+    `before`: copies of the weights before the update. `touched`: from `_touched`.
+    """
     policy = subject.run.policy
     moved = entries = 0
     squares = total = 0.0
@@ -69,11 +72,11 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     share = moved / max(entries, 1)
     kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in policy.trainable.values()}))
     evidence = (
-        f"{share:.1%} of {entries:,} entries with a gradient change in {kinds}; relative movement "
-        f"{math.sqrt(squares / total) if total else math.inf:.2g} at rate {_rate_of(subject):.2g}"
+        f"the update changes {share:.1%} of {entries:,} weights with a gradient, stored in {kinds}; relative change "
+        f"{math.sqrt(squares / total) if total else math.inf:.2g} at learning rate {_rate_of(subject):.2g}"
     )
-    check = "one update moves the weights in their own precision"
-    if share >= MOVED_SHARE:
+    check = "one update changes the weights in their own precision"
+    if share >= thresholds.MOVED_SHARE:
         return Finding(check, "pass", evidence)
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):
         return Finding(check, "fail", evidence, "weights-in-bf16")
@@ -81,47 +84,58 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
 
 
 def _other_rows(subject: Subject, rows: Sequence[Sample]) -> list[Sample]:
-    """Rollouts of other tasks; of the same if there are no others."""
+    """Rows of other groups than those of `rows`; `rows` themselves if there are no others."""
     groups = {row.group for row in rows}
     others = [s for s in subject.drawn.samples if s.group not in groups and s.num_sampled][: len(rows)]
     return others or list(rows)
 
 
 def divergence(old: torch.Tensor, new: torch.Tensor) -> float:
-    """Half the mean square of the log-ratio, in nats per token: the KL divergence to second order (k2).
+    """KL divergence to second order (k2) in nats per token: half the mean square of the log ratios, from [N] and [N].
 
-    No token counts for more than 2 nats: a rare one that was drawn and rewarded may become a hundred times as likely.
+    A token counts for at most 2 nats, because a rare token that was sampled and rewarded may become a hundred times as
+    likely.
     """
     square = (new - old).square().clamp(max=4.0).mean().item() / 2
     return square if math.isfinite(square) else math.inf
 
 
 def _rate(subject: Subject, near: float, far: float) -> Finding:
-    """`near`: the divergence on the rows of the update; `far`: on others."""
+    """Does an update change the policy enough, but not too much?
+
+    `near`: divergence on the rows of the update, in nats per token; `far`: divergence on other rows.
+    """
     config = subject.run.config
     low, high = 100 * near, 100**2 * near
     evidence = (
-        f"one update at rate {_rate_of(subject):.2g}{' (LoRA)' if config.peft else ''} moves the policy by {near:.2g} nats "
-        f"per token, and by {far:.2g} on other tasks; a hundred of them by {low:.2g} if they go anyhow, {high:.2g} if all go "
-        "one way"
+        f"one update at learning rate {_rate_of(subject):.2g}{' (LoRA)' if config.peft else ''} changes the policy by "
+        f"{near:.2g} nats per token, and by {far:.2g} on other tasks; a hundred updates change it by {low:.2g} in "
+        f"random directions and by {high:.2g} in the same direction"
     )
-    check = "updates move the policy neither too little nor too much"
-    if not far <= TOO_FAR:
+    check = "updates change the policy neither too little nor too much"
+    if not far <= thresholds.TOO_FAR:
         return Finding(check, "fail", evidence, "learning-rate-too-high")
-    if high < TOO_NEAR:
+    if high < thresholds.TOO_NEAR:
         return Finding(check, "fail", evidence, "learning-rate-too-low")
-    return Finding(check, "unsure" if far > TOO_FAR / 3 or high < 10 * TOO_NEAR else "pass", evidence)
+    return Finding(
+        check, "unsure" if far > thresholds.TOO_FAR / 3 or high < 10 * thresholds.TOO_NEAR else "pass", evidence
+    )
 
 
 def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, step_kl: float) -> Finding:
-    """After one step, the KL term's gradient against the reward's: it grows with the distance, the reward's does not."""
+    """After one update, does the reward pull more than the KL term?
+
+    The KL term's gradient grows with the distance from the reference policy, the reward's does not.
+
+    `push`: norm of the reward's gradient; `step_kl`: divergence after the update, in nats per token.
+    """
     pull = norm_of(gradient_of(subject, rows, [0.0] * len(rows)))
     ratio = pull / push if push else math.inf
     evidence = (
-        f"after one update the KL term (--kl-beta {subject.run.config.kl_beta:g}) pulls back with {ratio:.2g} times the "
-        f"reward's gradient, so the policy settles near {step_kl / ratio**2 if ratio else math.inf:.2g} nats per token"
+        f"after one update, the gradient of the KL term (--kl-beta {subject.run.config.kl_beta:g}) is {ratio:.2g} times "
+        f"the reward's, so the policy settles near a KL of {step_kl / ratio**2 if ratio else math.inf:.2g} nats per token"
     )
-    bad = ratio > 1
+    bad = ratio > thresholds.KL_PULL
     return Finding(
         "the KL term leaves room to learn",
         "fail" if bad else "unsure" if ratio > 0.3 else "pass",
@@ -131,7 +145,7 @@ def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, step_kl: flo
 
 
 def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding:
-    """A few updates on the group whose rewards differ most."""
+    """Do a few updates on the group with the largest advantages make its better rollouts more likely?"""
     run = subject.run
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
@@ -151,8 +165,8 @@ def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
     bad = [c for c, v in zip(changes, values, strict=True) if v < 0]
     margin = sum(c * v for c, v in zip(changes, values, strict=True)) / sum(map(abs, values))
     evidence = (
-        f"{UPDATES} updates on one group move its {len(good)} better rollouts by {_mean(good):+.3g} nats each and its "
-        f"{len(bad)} worse ones by {_mean(bad):+.3g}"
+        f"{UPDATES} updates on one group change the log-probability of its {len(good)} better rollouts by "
+        f"{_mean(good):+.3g} nats each, and of its {len(bad)} worse ones by {_mean(bad):+.3g}"
     )
     failed = not margin > 0
     return Finding(

@@ -1,4 +1,4 @@
-"""Do engine and trainer mean the same distribution?"""
+"""Do engine and trainer compute the same distribution?"""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject
 
+ORDER = 50
+
 ROWS = 32
-LIMIT = {False: 1e-3, True: 0.05}
-"""Nats, mean absolute, by --bf16. Float32 engines measure about 1e-6, bfloat16 ones about 0.012 (huggingface/trl#4772)."""
+"""Number of rows that are compared."""
 TEMPERATURES = (1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
-LEFT_OUT = 0.1
-"""Of the probability of what was not drawn."""
-LEFT_OUT_MASS = 0.01
-"""Of all probability."""
+"""Temperatures that are tried as an explanation of a difference."""
 FEW, ONE_SIDED = 10, 0.95
-"""So many tokens must differ, and this share of them in one direction, before the direction says anything."""
+"""Number of tokens that must differ, and share of them that must differ in one direction, to call it one-sided."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
     samples = subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), ROWS) if samples[i].num_sampled]
-    engine, trainer = drawn_logprobs(rows), subject.score(rows)
+    engine, trainer = sampled_logprobs(rows), subject.score(rows)
     yield _gap(subject, rows, engine, trainer)
     yield _sampling(subject, torch.cat(engine), torch.cat(trainer))
 
 
-def drawn_logprobs(rows: Sequence[Sample]) -> list[torch.Tensor]:
-    """The engine's log-probabilities of each row's sampled tokens, as it drew them."""
-    return [torch.tensor([lp for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m]) for row in rows]
+def sampled_logprobs(rows: Sequence[Sample]) -> list[torch.Tensor]:
+    """The engine's log-probabilities of each row's sampled tokens, recorded while sampling: one tensor [N] per row."""
+    return [torch.tensor(row.sampled_logprobs) for row in rows]
 
 
 def _gap(
     subject: Subject, rows: Sequence[Sample], engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]
 ) -> Finding:
-    check = "engine and trainer agree on what was drawn"
-    config, limit = subject.run.config, LIMIT[subject.run.config.bf16]
+    """Do engine and trainer give sampled tokens the same log-probabilities? If not, is it temperature or truncation?"""
+    check = "engine and trainer agree on sampled tokens"
+    config, limit = subject.run.config, thresholds.SAMPLING_GAP[subject.run.config.bf16]
     drawn, own = torch.cat(list(engine)), torch.cat(list(trainer))
     gap, largest = (drawn - own).abs().mean().item(), (drawn - own).abs().max().item()
     evidence = f"mean |difference| {gap:.2g} nats over {len(own)} tokens (limit {limit:g}), largest {largest:.2g}"
@@ -52,10 +52,12 @@ def _gap(
             continue
         other = torch.cat(subject.score(rows, temperature))
         if torch.equal(other, own):
-            evidence += "; the trainer's are the same at any temperature"
+            evidence += "; the trainer's log-probabilities are the same at any temperature"
             return Finding(check, "fail", evidence, "temperature-not-applied")
         if (there := (drawn - other).abs().mean().item()) <= max(limit, gap / 20):
-            evidence += f"; scored at temperature {temperature:g} in place of {config.temperature:g} it is {there:.2g}"
+            evidence += (
+                f"; scored at temperature {temperature:g} in place of {config.temperature:g}, the mean is {there:.2g}"
+            )
             return Finding(check, "fail", evidence, "temperature-not-applied")
     if (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
         return Finding(check, "fail", f"{evidence}; {cut}", "sampling-truncated")
@@ -63,7 +65,7 @@ def _gap(
 
 
 def _by_place(engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]) -> str:
-    """Whether the difference grows along a rollout, as it does where later turns see another context."""
+    """The mean |difference| in the two halves of rows: it grows if later turns are scored in another context."""
     halves = [
         (e[: len(e) // 2] - t[: len(t) // 2], e[len(e) // 2 :] - t[len(t) // 2 :])
         for e, t in zip(engine, trainer, strict=True)
@@ -74,29 +76,38 @@ def _by_place(engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]) -
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How much of the trainer's distribution the engine never draws.
+    """How much of the trainer's distribution t the engine, which samples from e, can never sample.
 
-    For x drawn from e, the mean of t(x)/e(x) is the mass of t where e is not zero: 1 if every token can be drawn,
-    however the two may differ otherwise; less if top-p, top-k or min-p leave tokens out of e.
+    For x sampled from e, the mean of t(x)/e(x) is the probability under t of all tokens with e(x) > 0. It is 1 if every
+    token can be sampled, however e and t differ otherwise, and below 1 if top-p, top-k or min-p leave tokens out of e.
     """
 
     mass: float
-    """Of all probability, per token."""
+    """Probability of the tokens that are left out, as a share of all probability."""
     of_others: float
-    """Of the probability of what was not drawn: near 1, hardly anything but what was drawn could have been."""
+    """Probability of the tokens that are left out, as a share of the probability of all tokens that were not sampled.
+
+    Close to 1, hardly any token but the sampled ones could have been sampled.
+    """
     certain: bool
-    """By three standard errors."""
+    """Whether `mass` exceeds three of its standard errors."""
     one_sided: bool
-    """Wherever the two differ, the engine's is the higher: leaving tokens out makes every other one likelier."""
+    """Whether the engine's log-probabilities are the higher ones wherever engine and trainer differ.
+
+    They are if tokens are left out, which makes every other token more likely.
+    """
 
     def __str__(self) -> str:
-        return f"the engine leaves out {self.mass:.2%} of all probability, {self.of_others:.0%} of that of other tokens"
+        return (
+            f"the engine leaves out {self.mass:.2%} of all probability, {self.of_others:.0%} of that of tokens that "
+            "were not sampled"
+        )
 
 
 def left_out(engine: torch.Tensor, trainer: torch.Tensor, noise: float) -> LeftOut:
-    """Of log-probabilities [N] that the engine drew and that the trainer gives the same tokens.
+    """Estimate what the engine leaves out, from both log-probabilities [N] of the same sampled tokens, in nats.
 
-    `noise`: nats by which engines of this precision may differ.
+    `noise`: healthy difference of engine and trainer in this precision, in nats.
     """
     missing = 1 - (trainer - engine).exp()
     mass = missing.mean().item()
@@ -109,10 +120,10 @@ def left_out(engine: torch.Tensor, trainer: torch.Tensor, noise: float) -> LeftO
 
 
 def _sampling(subject: Subject, engine: torch.Tensor, trainer: torch.Tensor) -> Finding:
-    """What is never drawn is never learned about, and the trainer's gradient takes no account of it."""
-    check = "every token can be drawn, as the trainer assumes"
+    """Can the engine sample every token? The policy learns nothing about tokens that are left out."""
+    check = "the engine can sample every token, as the trainer assumes"
     config = subject.run.config
-    found = left_out(engine, trainer, LIMIT[config.bf16])
+    found = left_out(engine, trainer, thresholds.SAMPLING_GAP[config.bf16])
     settings = [
         f"--{name} {value:g}"
         for name, value, active in (
@@ -122,10 +133,14 @@ def _sampling(subject: Subject, engine: torch.Tensor, trainer: torch.Tensor) -> 
         )
         if active
     ]
-    evidence = f"{', '.join(settings) or 'no setting leaves any out'}; by the log-probabilities {found}"
-    harmful = found.of_others > LEFT_OUT or found.mass > LEFT_OUT_MASS
+    evidence = f"{', '.join(settings) or 'no setting leaves any token out'}; by the log-probabilities, {found}"
+    harmful = found.of_others > thresholds.LEFT_OUT or found.mass > thresholds.LEFT_OUT_MASS
     if found.certain and (harmful if settings else harmful or found.one_sided):
         if config.correction()[0] == "none" or not settings:
             return Finding(check, "fail", evidence, "sampling-truncated")
-        return Finding(check, "unsure", f"{evidence}, which {config.correction()[0]} weighs and cannot bring back")
+        return Finding(
+            check,
+            "unsure",
+            f"{evidence}; --importance-correction {config.correction()[0]} cannot bring these tokens back",
+        )
     return Finding(check, "unsure" if settings else "pass", evidence)

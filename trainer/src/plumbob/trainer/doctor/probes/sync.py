@@ -1,4 +1,8 @@
-"""Does the engine serve what is trained? A large known change must show in what it draws, a small one exactly, and go again."""
+"""Does the engine sample with the trained weights?
+
+A large known weight change must show in what the engine samples and be gone once it is undone; a small one must reach
+the engine completely.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +12,40 @@ from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
-from plumbob.trainer.engine import TransformersEngine
-from plumbob.trainer.sharding import Sharding
-from plumbob.trainer.sync import SyncError, SyncReport, sync_weights
+from plumbob.trainer.inference.weight_sync import SyncError, SyncReport, sync_weights
+
+ORDER = 70
 
 PROMPTS = 6
+"""Number of prompts that are sampled from."""
 SHOWN = 4
-"""Rows on which a change is measured."""
+"""Number of rows on which a change is measured."""
 TOKENS = 16
+"""Number of tokens that are sampled after each prompt."""
 LARGE_CHANGE = 0.3
-"""Nats, mean absolute, that the large change moves the trainer's log-probabilities by, at least."""
+"""Mean |change| of the trainer's log-probabilities that the large weight change must cause at least, in nats."""
 EARLY_UPDATES = (1, 10, 100)
-"""A small change is so many of the run's own updates, the fewest that can be told from the floating-point noise."""
+"""Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
 AUDIBLE = 20.0
-"""Times the noise."""
-ARRIVED = 0.1
-"""What may remain of a change's size as a difference of engine and trainer."""
-ROUNDED = 0.3
-"""The share of a small change that may be lost; beyond it, rounding has eaten it."""
+"""How many times the floating-point noise a change must be to be measured."""
 
 Direction = dict[str, float]
-"""Trained tensor -> the size of the noise that is added to it."""
+"""Trained tensor -> standard deviation of the noise that is added to it."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the engine draws, against the trainer's log-probabilities of it."""
+    """Completions that the engine sampled, compared with the trainer."""
 
     rows: list[Sample]
     gap: float
+    """Mean |difference| of engine and trainer log-probabilities on the sampled tokens, in nats."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -49,9 +54,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
     rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]
     with undone(run):
         yield _large_change(subject, rows, _direction(subject, rows), usual)
-    _sync(subject)  # if it is refused, the finding says in numbers why
+    _sync(subject)  # if the engine refuses it, the next finding shows the numbers
     yield _gone(subject, usual)
-    if not run.config.bf16:  # there the engine's own arithmetic is no finer than that
+    if not run.config.bf16:  # in bfloat16, the engine's own rounding is as large as a small change
         with undone(run) as before:
             finding = _small_change(subject, before)
         _sync(subject)
@@ -59,13 +64,13 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def _direction(subject: Subject, rows: Sequence[Sample]) -> Direction:
-    """So long that going along it changes the log-probabilities of what was drawn by LARGE_CHANGE.
+    """A direction large enough that moving along it changes the log-probabilities of sampled tokens by LARGE_CHANGE.
 
-    Of what was drawn, not of prompts: a policy that is sure of its replies holds on to them far longer.
+    Sampled tokens are measured and not prompts, because a policy that is certain of its replies changes them far later.
     """
     run, sharding = subject.run, subject.run.policy.sharding
     norms = {name: sharding.local(p).float().square().mean().sqrt().item() for name, p in run.policy.trainable.items()}
-    sizes = {name: 0.1 * (norm or 0.02) for name, norm in norms.items()}  # an adapter's B begins at 0
+    sizes = {name: 0.1 * (norm or 0.02) for name, norm in norms.items()}  # the B matrix of an adapter starts at 0
     before = subject.score(rows)
     for _ in range(8):
         with undone(run):
@@ -79,7 +84,10 @@ def _direction(subject: Subject, rows: Sequence[Sample]) -> Direction:
 
 @torch.no_grad()
 def _move(subject: Subject, direction: Direction, factor: float) -> None:
-    """Add noise, the same at every call: it is drawn again and not kept."""
+    """Add `factor` times fixed noise to the weights.
+
+    The noise is generated again in each call, which needs no memory.
+    """
     sharding = subject.run.policy.sharding
     for i, (name, parameter) in enumerate(subject.run.policy.trainable.items()):
         local = sharding.local(parameter)
@@ -90,23 +98,31 @@ def _move(subject: Subject, direction: Direction, factor: float) -> None:
 
 
 def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction, usual: float) -> Finding:
-    """Moves the weights and leaves them so. `usual`: the gap before."""
-    run, check = subject.run, "a large change of the weights shows in what the engine draws"
+    """A large weight change must show in what the engine samples.
+
+    Leaves the weights changed. `usual`: the gap before, in nats.
+    """
+    run, check = subject.run, "a large weight change shows in what the engine samples"
     before = subject.score(rows)
     _move(subject, direction, 1.0)
     wanted = mean_abs(subject.score(rows), before)
     report, refused = _sync(subject)
     seen = _draw(subject)
-    limit = max(ARRIVED * wanted, 0.05 if run.config.bf16 else 2e-3, 2 * usual)
-    evidence = f"changed by {wanted:.2g} nats; engine and trainer then differ by {seen.gap:.2g} on what it draws"
-    modules = "" if report is None or report.bound_modules is None else f"; {report.bound_modules} modules bound"
+    limit = max(thresholds.ARRIVED * wanted, 0.05 if run.config.bf16 else 2e-3, 2 * usual)
+    evidence = f"the change is {wanted:.2g} nats; after the sync, engine and trainer differ by {seen.gap:.2g} nats"
+    modules = (
+        ""
+        if report is None or report.update.bound_modules is None
+        else f"; the adapter changes {report.update.bound_modules} modules"
+    )
     complaint = modules + (f"; {refused}" if refused else "")
     if seen.gap <= limit:
         arrived, total = _arrived(subject) if refused else (0, 0)
         if 0 < arrived < total:
             evidence += f"; {arrived} of {total} tensors arrived{complaint}"
             return Finding(check, "fail", evidence, "weights-not-synced")
-        # If it was refused for so little, the small change shows whether it is rounding. With bfloat16 none follows.
+        # If the engine refused the sync for so small a difference, the check of a small change shows whether that is
+        # rounding. In bfloat16 there is no such check.
         return Finding(check, "unsure" if refused and run.config.bf16 else "pass", evidence + complaint)
     with undone(run):
         _move(subject, direction, -1.0)
@@ -114,9 +130,9 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
     if old > limit:
         run.engine.forget()
         if _draw(subject).gap <= limit:
-            return Finding(check, "fail", f"{evidence}; without its cache they agree{complaint}", "engine-stale")
+            return Finding(check, "fail", f"{evidence}; with its cache cleared they agree{complaint}", "engine-stale")
     else:
-        evidence += f", and by {old:.2g} from the weights before the change"
+        evidence += f", and the engine differs by {old:.2g} from the weights before the change"
     _sync(subject)
     if _draw(subject).gap <= limit:
         return Finding(check, "fail", f"{evidence}; after a second sync they agree{complaint}", "engine-stale")
@@ -124,7 +140,7 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
     if total:
         evidence += f"; {arrived} of {total} tensors arrived"
     evidence += complaint
-    none_bound = report is not None and report.bound_modules == 0
+    none_bound = report is not None and report.update.bound_modules == 0
     if run.config.peft and old <= limit and (none_bound or (total and not arrived)):
         return Finding(check, "fail", evidence, "adapter-bound-to-no-module")
     if run.config.peft and old <= limit and arrived == total:
@@ -133,7 +149,7 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
 
 
 def _sync(subject: Subject) -> tuple[SyncReport | None, str]:
-    """(the engine's acknowledgement, why there is none)."""
+    """Sync the weights: (the engine's acknowledgement or None, the reason if there is none)."""
     run = subject.run
     try:
         return sync_weights(run.policy, run.engine, run.parity_row), ""
@@ -142,13 +158,13 @@ def _sync(subject: Subject) -> tuple[SyncReport | None, str]:
 
 
 def _gone(subject: Subject, usual: float) -> Finding:
-    """`usual`: the gap before the change, which is another matter: parity's."""
+    """An undone change must be gone. `usual`: the gap before the change, in nats, which the parity probe has judged."""
     gap = _draw(subject).gap
-    limit = max(0.05 if subject.run.config.bf16 else 1e-3, 2 * usual)
-    evidence = f"engine and trainer differ by {gap:.2g} nats after it was undone, and by {usual:.2g} before it was made"
+    limit = max(thresholds.SAMPLING_GAP[subject.run.config.bf16], 2 * usual)
+    evidence = f"engine and trainer differ by {gap:.2g} nats after the change was undone, and by {usual:.2g} before it"
     bad = not gap <= limit
     return Finding(
-        "undone, the change is gone from the engine",
+        "a weight change that is undone is gone from the engine",
         "fail" if bad else "pass",
         evidence,
         "engine-stale" if bad else None,
@@ -156,10 +172,13 @@ def _gone(subject: Subject, usual: float) -> Finding:
 
 
 def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Finding:
-    """Moves the weights as the run's own early updates do, and leaves them so. Rounding loses what they need most."""
-    run, check = subject.run, "what early updates change arrives whole"
+    """A change of the size of the run's first updates, which rounding loses first, must arrive.
+
+    Leaves the weights changed.
+    """
+    run, check = subject.run, "a small weight change reaches the engine completely"
     rows, advantages = rows_with_advantage(subject)
-    # A server that scores a prompt wants room for one more token.
+    # A server that scores a prompt needs room for one more token.
     short = [row for row in rows if len(row.token_ids) < run.config.max_context]
     shown = [short[i] for i in spread(len(short), SHOWN)]
     if not shown:
@@ -176,24 +195,26 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
             break
         _stretch(run.policy.sharding, before, more / updates)
         updates, wanted = more, _trainer_scores(subject, shown) - own
-    many = f"{updates} updates' worth" if updates > 1 else "one update"
-    evidence = f"{many} of change moves the trainer's log-probabilities by {wanted.abs().mean().item():.2g} nats"
+    many = f"a change like that of {updates} updates" if updates > 1 else "one update"
+    evidence = f"{many} changes the trainer's log-probabilities by {wanted.abs().mean().item():.2g} nats"
     if not wanted.norm() > AUDIBLE * noise:
         return Finding(
-            check, "unsure", f"{evidence}, too little to be told from the noise of {noise / math.sqrt(len(own)):.2g}"
+            check,
+            "unsure",
+            f"{evidence}, which is too little compared with the noise of {noise / math.sqrt(len(own)):.2g}",
         )
     _, refused = _sync(subject)
     lost = ((_engine_scores(subject, shown) - served - wanted).norm() / wanted.norm()).item()
-    evidence += f", of which {lost:.1%} is lost in the engine's"
+    evidence += f"; {lost:.1%} of the change is missing in the engine"
     if refused:
         evidence += f"; {refused}"
-    cause = "merged-in-bf16" if not lost <= ROUNDED else "weights-not-synced" if refused else None
+    cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "weights-not-synced" if refused else None
     return Finding(check, "fail" if cause else "pass", evidence, cause)
 
 
 @torch.no_grad()
 def _stretch(sharding: Sharding, before: Mapping[str, torch.Tensor], factor: float) -> None:
-    """Move the trained weights `factor` times as far from what they were as they are."""
+    """Multiply the difference of the trained weights from `before` by `factor`."""
     for name, parameter in sharding.trainable.items():
         local = sharding.local(parameter)
         local.add_(local - before[name].to(local), alpha=factor - 1)
@@ -201,16 +222,17 @@ def _stretch(sharding: Sharding, before: Mapping[str, torch.Tensor], factor: flo
 
 
 def _trainer_scores(subject: Subject, rows: Sequence[Sample]) -> torch.Tensor:
+    """The trainer's log-probabilities of the sampled tokens of all rows, at temperature 1: [N]."""
     return torch.cat(subject.score(rows, 1.0))
 
 
 def _engine_scores(subject: Subject, rows: Sequence[Sample]) -> torch.Tensor:
-    """Of the same tokens as the trainer's: temperature 1 is what any engine can score at."""
+    """The engine's log-probabilities of the same tokens, at temperature 1, which every engine supports: [N]."""
     return torch.cat([torch.tensor(subject.run.engine.score(r.token_ids))[torch.tensor(r.loss_mask[1:])] for r in rows])
 
 
 def _draw(subject: Subject) -> Seen:
-    """Completions of prompts that the engine has seen before: whatever it keeps of them must not outlive a sync."""
+    """Sample completions of prompts that the engine has seen before, which shows whether its cache outlives a sync."""
     drawn, config = subject.drawn, subject.run.config
     calls = [drawn.calls[i][-1] for i in spread(len(drawn.calls), PROMPTS) if drawn.calls[i]]
     prompts = subject.prompts(calls, TOKENS)
@@ -229,16 +251,17 @@ def _row(prompt: Sequence[int], drawn: Sequence[int], logprobs: Sequence[float])
 
 
 def _gap(subject: Subject, rows: Sequence[Sample]) -> float:
-    engine = torch.tensor([lp for row in rows for lp, m in zip(row.sampling_logprobs, row.loss_mask, strict=True) if m])
+    """Mean |difference| of engine and trainer log-probabilities on the sampled tokens of these rows, in nats."""
+    engine = torch.tensor([logprob for row in rows for logprob in row.sampled_logprobs])
     return (engine - torch.cat(subject.score(rows))).abs().mean().item()
 
 
 def _arrived(subject: Subject) -> tuple[int, int]:
-    """(tensors that are the trainer's in the engine's own model, how many there are); (0, 0) for a server."""
+    """(tensors that are equal in engine and trainer, all tensors): their numbers; (0, 0) if the engine is a server."""
     run = subject.run
-    if not isinstance(run.engine, TransformersEngine):
+    own = run.engine.served_weights()
+    if own is None:
         return 0, 0
-    own = dict(run.engine.model.named_parameters())
     weights = dict(run.policy.sharding.stream().items())
     same = sum(
         name in own and torch.equal(own[name].float().cpu(), w.to(own[name].dtype).float().cpu())

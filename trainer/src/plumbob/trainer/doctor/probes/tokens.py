@@ -1,4 +1,4 @@
-"""Is the row that is trained on, id by id, what the engine saw and drew? The engine's own traffic is the truth."""
+"""Is the trained row, id by id, what the engine saw and sampled? The truth is in the requests to the engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from plumbob.rollout import Sample
-from plumbob.trainer.doctor.findings import Finding
+from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
 
+ORDER = 30
+
 QUESTION = [{"role": "user", "content": "?"}]
+"""A dialogue by which the chat template's assistant header is found."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -24,7 +27,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def _tools(subject: Subject) -> Finding:
-    """The first prompt of each rollout, as the engine got it, names every tool that the environment declares."""
+    """The first prompt of each rollout, as sent to the engine, must name every tool that the environment declares."""
     drawn, tokenizer = subject.drawn, subject.run.tokenizer
     names = {tool.name for trace in drawn.traces for tool in trace.tools or ()}
     firsts = {
@@ -38,7 +41,7 @@ def _tools(subject: Subject) -> Finding:
     if absent:
         evidence = f"the engine's prompts do not name {', '.join(sorted(absent))}"
     return Finding(
-        "the model is told of its tools",
+        "prompts name the environment's tools",
         "fail" if absent else "pass",
         evidence,
         "tools-not-in-prompt" if absent else None,
@@ -46,12 +49,13 @@ def _tools(subject: Subject) -> Finding:
 
 
 def _headers(subject: Subject) -> Finding:
+    """Each prompt must end with the chat template's header of an assistant turn."""
     header, tokenizer = header_text(subject.run.tokenizer), subject.run.tokenizer
     calls = [call for turns in subject.drawn.calls for call in turns]
     tails = {tuple(call.prompt_ids[-64:]) for call in calls}
     bare = {tail for tail in tails if not tokenizer.decode(list(tail)).rstrip().endswith(header.rstrip())}
     without = sum(tuple(call.prompt_ids[-64:]) in bare for call in calls)
-    evidence = f"{len(calls) - without} of {len(calls)} turns were drawn after the template's header {header!r}"
+    evidence = f"{len(calls) - without} of {len(calls)} turns were sampled after the chat template's header {header!r}"
     return Finding(
         "each turn follows the assistant header",
         "fail" if without else "pass",
@@ -61,7 +65,7 @@ def _headers(subject: Subject) -> Finding:
 
 
 def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
-    """The prompt of turn k+1 begins with prompt and completion of turn k."""
+    """The prompt of turn k+1 must begin with the ids of the prompt and the completion of turn k."""
     turns = list(itertools.chain.from_iterable(itertools.pairwise(calls) for calls in rollouts))
     for before, after in turns:
         held = [*before.prompt_ids, *before.completion.token_ids]
@@ -70,15 +74,17 @@ def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
             cut = len(after.prompt_ids) < len(held)
             cause = "truncated-context" if cut or at < len(before.prompt_ids) // 2 else "retokenised-turns"
             evidence = (
-                f"a later prompt differs at id {at} of {len(held)}: {_around(subject, held, after.prompt_ids, at)}"
+                f"a later prompt differs at id {at} of {len(held)} from the turn before it: "
+                f"{_around(subject, held, after.prompt_ids, at)}"
             )
             return Finding("each prompt continues the last turn's ids", "fail", evidence, cause)
-    evidence = f"all {len(turns)} later prompts begin with the ids before them"
+    evidence = f"all {len(turns)} later prompts begin with the ids of the turn before them"
     return Finding("each prompt continues the last turn's ids", "pass", evidence)
 
 
 def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
-    check, different = "the trained row is what the engine saw and drew", []
+    """Each trained row must hold the ids of its last prompt and completion."""
+    check, different = "the trained row is what the engine saw and sampled", []
     for sample, calls in pairs:
         truth = [*calls[-1].prompt_ids, *calls[-1].completion.token_ids]
         if sample.token_ids != truth:
@@ -95,7 +101,10 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
 
 
 def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequence[Call], at: int) -> str:
-    """The cause that a difference points to. A row that was cut at its start or end lacks headers and tools as well."""
+    """The cause that a difference points to.
+
+    Truncation comes first, because a truncated row lacks headers and tools, too.
+    """
     if _is_part(row, truth):
         return "truncated-context"
     tokenizer = subject.run.tokenizer
@@ -115,7 +124,8 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
 
 
 def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
-    check = "the loss is on sampled tokens and no others"
+    """The loss mask must be true exactly where a token was sampled, and log-probabilities those of the engine."""
+    check = "the loss covers exactly the sampled tokens"
     tokens = missing = extra = wrong = 0
     for sample, calls in pairs:
         truth = [0.0] * len(sample.token_ids)
@@ -132,8 +142,8 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
         rows = zip(truth, sample.sampling_logprobs, sampled, sample.loss_mask, strict=True)
         wrong += sum(s and m and a != b for a, b, s, m in rows)
     evidence = (
-        f"of {tokens} sampled tokens {missing} are masked out and {wrong} have another log-probability than was drawn; "
-        f"{extra} others are trained on"
+        f"of {tokens} sampled tokens, {missing} are masked out and {wrong} have another log-probability than the "
+        f"engine returned; {extra} other tokens are trained on"
     )
     cause = "context-tokens-trained" if extra else "sampled-tokens-masked" if missing else None
     cause = cause or ("row-not-what-was-sampled" if wrong else None)
@@ -141,13 +151,14 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
 
 
 def header_text(tokenizer: Any) -> str:
-    """What the chat template adds for the model to speak."""
+    """The text that the chat template adds to open an assistant turn."""
     closed = tokenizer.apply_chat_template(QUESTION, tokenize=False)
     opened = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
     return opened.removeprefix(closed)
 
 
 def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:
+    """Whether the row is the start or the end of what the engine saw."""
     return list(row) in (list(truth[-len(row) :]), list(truth[: len(row)]))
 
 
@@ -156,5 +167,6 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _around(subject: Subject, a: Sequence[int], b: Sequence[int], at: int) -> str:
+    """The texts of both id lists from position `at` on, for the evidence."""
     decode = subject.run.tokenizer.decode
     return f"{decode(list(a[at : at + 8]))!r} became {decode(list(b[at : at + 8]))!r}"

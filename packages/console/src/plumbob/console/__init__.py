@@ -1,0 +1,12 @@
+"""Shared code of plumbob's commands: the error for user mistakes, and the exit codes 0, 1 and 2."""
+
+from __future__ import annotations
+
+__all__ = ["UserError"]
+
+
+class UserError(Exception):
+    """An error that the user can correct. The message is one sentence that says what is wrong and what to do.
+
+    Command lines print it without a traceback and end with exit code 2: see `plumbob.console.app.run_app`.
+    """

@@ -1,0 +1,31 @@
+"""Run a command: a user's mistake prints one sentence and ends with exit code 2, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+from plumbob.console import UserError
+
+
+def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoReturn:
+    """Run a typer app and exit with the code it returns, by default 0; 2 after a user's mistake, 1 if it was aborted.
+
+    `args`: the command-line arguments, by default those of this process.
+    """
+    try:
+        code = app(args=args, prog_name=name, standalone_mode=False)
+    except UserError as error:
+        fail(name, str(error))
+    except typer.TyperException as error:
+        fail(name, error.format_message().rstrip("."))
+    except typer.Abort:
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(name: str, message: str) -> NoReturn:
+    """Print the message to stderr after the command's name, and exit with code 2."""
+    print(f"{name}: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""`hub check`: test whether an environment may be published."""

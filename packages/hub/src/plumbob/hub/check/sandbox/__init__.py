@@ -1,0 +1,1 @@
+"""The child process of `hub check`, which imports, loads and plays the environment and reports what it observes."""

@@ -1,0 +1,1 @@
+"""The command lines `hub` and `vf-install`."""

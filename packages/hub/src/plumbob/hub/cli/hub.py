@@ -1,0 +1,177 @@
+"""`hub`: find, check, publish and index environments.
+
+This process imports no environment. Each command imports its dependencies when it runs, so that `hub --help` is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from plumbob.console import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Find, publish and index RL environments. To install one: vf-install.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IndexOption = Annotated[
+    str | None, typer.Option("--index", help="URL, folder or name of an index. Default: PLUMBOB_INDEX, else `plumbob`.")
+]
+
+
+@app.command("list")
+def list_(
+    as_json: AsJson = False,
+    check: Annotated[bool, typer.Option("--check", help="Import each environment and report those that fail.")] = False,
+) -> None:
+    """List the installed environments."""
+    from plumbob.hub.installed.listing import show
+
+    show(as_json=as_json, check=check)
+
+
+@app.command()
+def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_json: AsJson = False) -> None:
+    """Describe one environment: the installed one, or the one on an index if --index is given or none is installed."""
+    from plumbob.hub.index.information import describe, from_index, from_installed
+
+    found = from_installed(name) if index is None else None
+    if found is None:
+        found = from_index(name, index, Path.cwd())
+    print(json.dumps(found, indent=2) if as_json else describe(found))
+
+
+@app.command()
+def search(
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Words to look for. Without words, all environments are listed.")
+    ] = None,
+    index: IndexOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the environments on an index, without installing anything."""
+    from plumbob.hub.index.information import search as search_index
+
+    found, note = search_index(" ".join(text or []), index, Path.cwd())
+    if note:
+        print(note, file=sys.stderr)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    width = max((len(", ".join(e["entry_points"])) for e in found), default=0)
+    for e in found:
+        yanked = f"  YANKED: {e['yanked']}" if e["yanked"] else ""
+        print(f"{', '.join(e['entry_points']):<{width}}  {e['name']} {e['version']}  {e['summary']}{yanked}")
+    if not found:
+        print("nothing found", file=sys.stderr)
+
+
+@app.command("check")
+def check_(
+    target: Annotated[str, typer.Argument(metavar="[PATH|NAME]")] = ".",
+    setting: Annotated[
+        list[str] | None, typer.Option("--setting", "-a", metavar="KEY=VALUE", help="A setting of the environment.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds that each check may take; importing and loading may take half.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> int:
+    """Check whether an environment may be published: a project's directory or an installed one. This runs its code."""
+    from plumbob.hub.check.check import read_settings, run_check
+
+    report = run_check(target, read_settings(setting or []), timeout)
+    print(report.as_json() if as_json else report.text())
+    return 1 if report.failed else 0
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument()],
+    tools: Annotated[
+        bool,
+        typer.Option(
+            "--tools", help="Make a multi-turn environment with a tool that keeps state. Default: single-turn."
+        ),
+    ] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder in which to create it.")] = Path("."),
+) -> None:
+    """Create a small environment that works and passes `hub check` unchanged."""
+    from plumbob.hub.publish.scaffold import create, next_commands
+
+    directory = create(name, output, tools=tools)
+    print(f"wrote {directory}; next:\n{next_commands(directory)}")
+
+
+@app.command()
+def publish(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", show_default=False)],
+    index: IndexOption = None,
+    publish_url: Annotated[
+        str | None, typer.Option("--publish-url", help="URL for uploads. Default: the index's URL without simple/.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's commands without running them.")] = False,
+) -> None:
+    """Check, build and upload environments. Credentials: UV_PUBLISH_USERNAME and UV_PUBLISH_PASSWORD, or a keyring."""
+    from plumbob.hub.index.location import locate_target
+    from plumbob.hub.publish.publish import default_gate, publishing_to, shown_plan
+    from plumbob.hub.publish.publish import publish as publish_all
+
+    location = publishing_to(locate_target(index, Path.cwd()), publish_url)
+    if dry_run:
+        print(shown_plan(paths, location))
+        return
+    for done in publish_all(paths, location, default_gate()):
+        status = "published" if done.uploaded else "already published, unchanged:"
+        print(f"{status} {done.name} {done.version}")
+        for name in done.environments:
+            print(f"install it: vf-install {name}=={done.version} --index {location.url}")
+
+
+@app.command("index")
+def index_(
+    wheels: Annotated[list[Path], typer.Argument(metavar="DIR", help="Wheels, or folders that hold wheels.")],
+    output: Annotated[
+        Path, typer.Option("--output", "--out", "-o", help="Folder of the index; created if it does not exist.")
+    ] = Path("index"),
+) -> None:
+    """Add wheels to a static index: a folder that any web server can serve, or that is used from disk."""
+    from plumbob.hub.index.static_index import add_files, distributions_in
+
+    built = add_files(distributions_in(wheels), output)
+    print(f"{built.directory}: {built.files} files, {len(built.added)} new")
+    print(f"install from it: vf-install NAME --index {output}")
+
+
+@app.command("yank")
+def yank_(
+    version: Annotated[str, typer.Argument(metavar="NAME==VERSION")],
+    index: Annotated[str, typer.Option("--index", help="Folder of an index made by `hub index`.")],
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why the version is yanked; installers show this text.")
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the yank.")] = False,
+) -> None:
+    """Yank a version: an installation by name skips it, an exact pin still installs it (PEP 592)."""
+    from plumbob.hub.index.location import locate
+    from plumbob.hub.index.static_index import yank
+
+    name, _, number = version.partition("==")
+    if not name or not number:
+        raise UserError(f"{version!r} does not name a version; write NAME==VERSION, such as vf-gsm8k==0.1.0")
+    if (reason is None) != undo:
+        raise UserError("give either --reason to yank the version, or --undo to remove its yank")
+    directory = locate(index, Path.cwd()).directory
+    if directory is None:
+        raise UserError(
+            f"{index} is a server; yank with the server's own tools, or give the folder that `hub index` made"
+        )
+    done = yank(directory, name, number, None if undo else reason)
+    print(f"{'no longer yanked' if undo else 'yanked'}: {done}")

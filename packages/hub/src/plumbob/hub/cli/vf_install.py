@@ -1,0 +1,87 @@
+"""`vf-install`: the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from plumbob.hub.uv.project import enclosing
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_HELP = """Install environments into the Python that runs this command.
+
+NAME is a name (gsm8k, vf-gsm8k), a name with a version (gsm8k==0.2.0), or a path (./my-env, my_env.whl).
+
+A bare name is looked up in this order: the installed environments; the projects in ./environments and in this uv
+workspace; the index, which is --index, or PLUMBOB_INDEX, or the index named "plumbob" in pyproject.toml. With a version
+or with --index, the projects on this disk are skipped. A name that is not on the index is an error: it is never taken
+from another index.
+"""
+
+
+@app.command(help=_HELP)
+def vf_install(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", show_default=False)],
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", "-p", help="Folder to take names from. With -r: a folder of the repository."),
+    ] = None,
+    from_repo: Annotated[bool, typer.Option("--from-repo", "-r", help="Take names from a git repository.")] = False,
+    branch: Annotated[str | None, typer.Option("--branch", "-b", help="Branch or tag of the git repository.")] = None,
+    repo: Annotated[
+        str | None, typer.Option("--repo", help="URL of the git repository. Default: plumbob's own.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option("--index", help="URL, folder, or name of an index in pyproject.toml.")
+    ] = None,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", "-U", help="Install the newest version, also of shared plumbob libraries.")
+    ] = False,
+    prerelease: Annotated[bool, typer.Option("--prerelease", help="Allow pre-releases.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Record it in pyproject.toml, so that `uv sync` keeps it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's command without running it.")] = False,
+) -> int:
+    from plumbob.hub.install.install import Options, Outcome, install, trainer_is_here
+
+    options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, dry_run)
+    outcomes = install(names, options, Path.cwd())
+    done = [o for o in outcomes if o.status in ("installed", "already there")]
+    failed = [o for o in outcomes if o.status == "failed"]
+    if dry_run:
+        for o in (*done, *failed):
+            print(f"{o.status}: {o.target}: {o.detail or o.version}", file=sys.stderr)
+        return _exit_code(failed)
+
+    def line(o: Outcome) -> str:
+        what = f"{o.distribution} {o.version}".strip() or o.target
+        origin = f" from {o.detail}" if o.status == "installed" else ""
+        return f"{o.status:<13}  {o.target}: {o.detail}" if o.status == "failed" else f"{o.status:<13}  {what}{origin}"
+
+    print("\n".join(map(line, outcomes)))
+    names_done = [name for o in done for name in o.names]
+    if names_done:
+        hint = "" if trainer_is_here() else "  (both need plumbob-trainer, which is not installed here)"
+        print()
+        print("\n".join(f"train it: train {name}    evaluate it: evaluate {name}{hint}" for name in names_done))
+    if any(o.status == "installed" for o in done) and not save:
+        _warn_if_not_recorded()
+    return _exit_code(failed)
+
+
+def _exit_code(failed: list) -> int:
+    """Return 0 if nothing failed, 2 if every failure is a user error, else 1."""
+    if not failed:
+        return 0
+    return 2 if all(o.user_error for o in failed) else 1
+
+
+def _warn_if_not_recorded() -> None:
+    """Warn if the next `uv sync` of the enclosing project will remove what was installed."""
+    project = next(enclosing(Path.cwd()), None)
+    if project is not None and (project.root / "uv.lock").exists() and Path(sys.prefix).is_relative_to(project.root):
+        print(f"not recorded in {project.root}: `uv sync` will remove it; --save keeps it", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Package indexes: locating them, reading them, and writing static ones."""

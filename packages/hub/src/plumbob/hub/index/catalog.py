@@ -1,0 +1,85 @@
+"""The catalog of an index: a JSON file that describes its wheels, so that a search need not install them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from plumbob.hub.index.versions import choose_version
+from plumbob.hub.index.wheels import Wheel, readme
+from plumbob.hub.names import environment_name, is_first_party
+
+if TYPE_CHECKING:
+    from plumbob.hub.index.reader import Index
+
+# Characters of a README that the catalog stores.
+_README_HEAD = 2_000
+# An index without a catalog is searched by downloading wheels, at most this many.
+_MOST_WHEELS = 50
+
+
+def entry(wheel: Wheel, yanked: str | None = None) -> dict[str, Any]:
+    """Return the catalog's entry for a wheel.
+
+    Example: entry(wheel)["entry_points"] == {"gsm8k": "vf_gsm8k:GSM8KTaskset"}.
+    """
+    fields = wheel.fields
+    return {
+        "name": wheel.name,
+        "version": wheel.version,
+        "summary": fields["Summary"] or "",
+        "keywords": [k.strip() for k in (fields["Keywords"] or "").split(",") if k.strip()],
+        "entry_points": wheel.entry_points,
+        "requires_python": fields["Requires-Python"],
+        "dependencies": fields.get_all("Requires-Dist", []),
+        "filename": wheel.filename,
+        "sha256": wheel.sha256,
+        "yanked": yanked,
+        "readme": readme(fields)[:_README_HEAD],
+    }
+
+
+def latest(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the newest version of each environment; a yanked version or a pre-release only if there is no other."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for e in entries:
+        if e["entry_points"] and (e["name"] not in best or _rank(e) > _rank(best[e["name"]])):
+            best[e["name"]] = e
+    return [best[name] for name in sorted(best)]
+
+
+def matching(entries: Iterable[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
+    """Return the environments with every word of `text` in name, summary, keywords or README, ignoring case."""
+    words = text.lower().split()
+    return [e for e in latest(entries) if all(word in _haystack(e) for word in words)]
+
+
+def read_wheels(index: Index, text: str) -> tuple[list[dict[str, Any]], int]:
+    """Search an index without a catalog: read the newest wheel of each name that contains every word of `text`.
+
+    Returns the entries of the environments found, and the number of matching names that were not read (at most 50 are).
+    """
+    words = text.lower().split()
+    names = [n for n in index.names() if is_first_party(n) and all(word in n for word in words)]
+    found = []
+    for name in names[:_MOST_WHEELS]:
+        _, wheels = choose_version(index.files(name), SpecifierSet())
+        if wheels:
+            found.append(entry(index.wheel(wheels[0])))
+    return [e for e in found if e["entry_points"]], max(0, len(names) - _MOST_WHEELS)
+
+
+def environment_names(e: Mapping[str, Any]) -> str:
+    """Return the names of a catalog entry's environments, joined by commas."""
+    return ", ".join(e["entry_points"]) or environment_name(e["name"])
+
+
+def _rank(e: Mapping[str, Any]) -> tuple[bool, bool, Version]:
+    version = Version(e["version"])
+    return not e["yanked"], not version.is_prerelease, version
+
+
+def _haystack(e: Mapping[str, Any]) -> str:
+    return " ".join([e["name"], *e["entry_points"], e["summary"], *e["keywords"], e["readme"]]).lower()

@@ -1,0 +1,75 @@
+"""`vf-install --save`: record installed environments in pyproject.toml and uv.lock, so that `uv sync` keeps them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plumbob.console import UserError
+from plumbob.hub.index.location import Location
+from plumbob.hub.install.pins import Pin
+from plumbob.hub.install.sources import Item
+from plumbob.hub.uv.command import Command, run
+from plumbob.hub.uv.project import Project, enclosing, local_sources
+
+if TYPE_CHECKING:
+    from plumbob.hub.index.reader import Index
+
+# If one of these is set, `uv add` writes its index into pyproject.toml and does not record which index the package is
+# from.
+_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+
+
+def saving_project(cwd: Path) -> Project:
+    """Return the nearest project at or above `cwd`, in which --save records. Raises UserError if there is none."""
+    project = next(enclosing(cwd), None)
+    if project is None:
+        raise UserError("--save needs a project: no pyproject.toml here or above; create one with `uv init --bare`")
+    return project
+
+
+def plan_save(
+    items: Iterable[Item],
+    pins: Iterable[Pin],
+    index: Location | None,
+    project: Path,
+    *,
+    uv: str,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Command]:
+    """Return the commands that record the items in the project.
+
+    `uv add` writes their names and their index into pyproject.toml, `uv lock` writes resolved versions and hashes.
+    """
+    items, pins = list(items), list(pins)
+    named = [a for item in items if index is not None and item.origin == index.url for a in item.add]
+    known = {item.distribution for item in items}
+    # uv takes only direct dependencies from the index that is recorded for them. If uv uses this index for nothing else
+    # (`explicit`), or if an item comes from elsewhere, the shared libraries are recorded as direct dependencies too.
+    if index is not None and (index.explicit or len(named) < len(items)):
+        named += [f"{p.name}=={p.version}" for p in pins if p.hashes and p.name not in known]
+    unset = [word for name in _INDEXES if name in environ for word in ("-u", name)]
+    add = (*(("env", *unset) if unset else ()), uv, "add", "--project", str(project), "--frozen")
+    first = ("--index", index.argument, "--index-strategy", "first-index") if index is not None and named else ()
+    commands = [Command((*add, *first, *named))] if named else []
+    commands += [Command((*add, *item.add)) for item in items if index is None or item.origin != index.url]
+    return [*commands, Command((uv, "lock", "--project", str(project), *first))]
+
+
+def save(items: list[Item], pins: list[Pin], index: Index | None, project: Project, uv: str) -> str | None:
+    """Record the items in the project. Return None, or why that failed; then pyproject.toml is unchanged."""
+    recorded = local_sources(project)
+    for kept in (p for p in pins if not p.hashes and p.name not in recorded):
+        if index is None or not index.files(kept.name):
+            where = f"nor on {index.location.url}" if index else "and there is no index"
+            return f"not recorded: {kept.name} is neither in the sources of {project.root / 'pyproject.toml'} {where}"
+    file = project.root / "pyproject.toml"
+    before = file.read_bytes()
+    for command in plan_save(items, pins, index.location if index else None, project.root, uv=uv):
+        done = run(command)
+        if done.returncode != 0:
+            file.write_bytes(before)
+            return f"not recorded: {done.reason()}"
+    return None

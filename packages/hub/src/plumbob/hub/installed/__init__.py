@@ -1,0 +1,1 @@
+"""Listing, finding and loading the environments that are installed in this Python."""

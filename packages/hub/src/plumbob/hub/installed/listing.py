@@ -1,0 +1,58 @@
+"""`hub list`: print the installed environments. Imports no command-line library, so that it answers at once."""
+
+from __future__ import annotations
+
+import json
+
+from plumbob.hub.installed.registry import Environment, conflicts, scan
+
+
+def rows(*, check: bool = False) -> list[dict[str, str]]:
+    """Return one row for each installed environment, and one for each distribution whose metadata cannot be read.
+
+    `check`: import each environment in a process of its own; one that fails gets the status "broken" and a reason.
+    """
+    environments, unreadable = scan()
+    claimed = conflicts(environments)
+    states = [_state(e, claimed) for e in environments]
+    if check:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from plumbob.hub.installed.loading import why_it_does_not_load
+
+        with ThreadPoolExecutor() as pool:
+            reasons = list(pool.map(why_it_does_not_load, environments))
+        states = [("broken", r) if r is not None else s for s, r in zip(states, reasons, strict=True)]
+    listed = [
+        {
+            "name": e.name,
+            "distribution": e.distribution,
+            "version": e.version,
+            "summary": e.summary,
+            "status": status,
+            "reason": reason,
+        }
+        for e, (status, reason) in zip(environments, states, strict=True)
+    ]
+    unknown = {"name": "?", "version": "?", "summary": "", "status": "broken"}
+    return listed + [unknown | {"distribution": b.distribution, "reason": b.reason} for b in unreadable]
+
+
+def _state(environment: Environment, claimed: dict[str, list[Environment]]) -> tuple[str, str]:
+    for owners in claimed.values():
+        if environment in owners:
+            others = " and ".join(e.distribution for e in owners if e != environment)
+            return "conflict", f"the name is also claimed by {others}; uninstall one of them"
+    return "ok", ""
+
+
+def show(*, as_json: bool = False, check: bool = False) -> None:
+    """Print the installed environments, as a table or as JSON."""
+    listed = rows(check=check)
+    if as_json:
+        print(json.dumps(listed, indent=2))
+        return
+    width = max((len(row["name"]) for row in listed), default=0)
+    for row in listed:
+        text = row["summary"] if row["status"] == "ok" else f"{row['status'].upper()}: {row['reason']}"
+        print(f"{row['name']:<{width}}  {row['distribution']} {row['version']}  {text}")

@@ -1,0 +1,107 @@
+"""`hub new`: create a small environment that works and passes `hub check`, as a starting point for another one."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from string import Template
+
+from plumbob.console import UserError
+from plumbob.hub.installed.registry import installed
+from plumbob.hub.names import environment_name
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_LONGEST = 40
+_SUMMARIES = {
+    "single": "Add two numbers: a single-turn environment with an exact reward",
+    "tools": "Find a hidden number by guessing: a multi-turn environment with one tool that keeps state",
+}
+
+
+def create(name: str, output: Path, *, tools: bool = False) -> Path:
+    """Write the environment `name` into the new directory OUTPUT/NAME, and return that directory.
+
+    `tools`: multi-turn with one tool that keeps state; else single-turn. Raises UserError if the name is not valid or
+    is taken, if the directory already exists, or if it cannot be created.
+
+    Example: create("my-env", Path(".")) writes my-env/pyproject.toml, my-env/src/vf_my_env/taskset.py, ...
+    """
+    name = check_name(name)
+    kind = "tools" if tools else "single"
+    directory = output / name
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+    except FileExistsError:
+        raise UserError(
+            f"{directory} already exists, and `hub new` overwrites nothing; choose another name or --output"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{directory} cannot be created: {error.strerror}; choose another --output") from None
+    for path, text in render(name, kind).items():
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8", newline="\n")
+    return directory
+
+
+def check_name(name: str) -> str:
+    """Return the environment's short name, without "vf-". Raises UserError if it is not a valid name or is taken."""
+    wanted = environment_name(name)
+    if not _NAME.fullmatch(wanted) or len(wanted) > _LONGEST:
+        raise UserError(
+            f"{name!r} is not a valid environment name; use at most {_LONGEST} letters, digits and '-', a letter first"
+        )
+    taken = next((e for e in installed() if environment_name(e.name) == wanted), None)
+    if taken is not None:
+        raise UserError(f"environment {wanted!r} is already installed ({taken.distribution}); choose another name")
+    plain = wanted.replace("-", "_")
+    if keyword.iskeyword(plain) or keyword.issoftkeyword(plain):
+        raise UserError(f"{wanted!r} is a Python keyword; choose another name")
+    if plain in sys.stdlib_module_names:
+        raise UserError(f"{wanted!r} is a module of Python's standard library; choose another name")
+    for module in (plain, f"vf_{plain}"):
+        if importlib.util.find_spec(module) is not None:
+            raise UserError(f"{module!r} is already an installed module; choose another name")
+    return wanted
+
+
+def render(name: str, kind: str) -> dict[str, str]:
+    """Return the text of each file of a new environment, by its path. `kind` is "single" or "tools"."""
+    module = f"vf_{name.replace('-', '_')}"
+    cls = "".join(part.capitalize() for part in name.split("-"))
+    values = {
+        "name": name,
+        "distribution": f"vf-{name}",
+        "module": module,
+        "cls": cls,
+        "summary": _SUMMARIES[kind],
+        "exports": ", ".join(f'"{n}"' for n in sorted(("InProcessHarness", "LocalEnv", f"{cls}Taskset"))),
+    }
+    templates = files("plumbob.hub.publish") / "templates"
+    found = {
+        "pyproject.toml": templates / "pyproject.toml.tmpl",
+        "README.md": templates / kind / "README.md.tmpl",
+        f"src/{module}/__init__.py": templates / "init.py.tmpl",
+        f"src/{module}/taskset.py": templates / kind / "taskset.py.tmpl",
+        f"tests/test_{module.removeprefix('vf_')}.py": templates / kind / "test.py.tmpl",
+    }
+    if kind == "tools":
+        found[f"src/{module}/tools.py"] = templates / kind / "tools.py.tmpl"
+    return {path: _fill(template, values) for path, template in found.items()}
+
+
+def _fill(template: Traversable, values: dict[str, str]) -> str:
+    return Template(template.read_text(encoding="utf-8")).substitute(values)
+
+
+def next_commands(directory: Path) -> str:
+    """Return the shell commands that a user runs next on a new environment, one per line."""
+    where = directory if directory.is_absolute() or directory.parts[:1] == ("..",) else f"./{directory}"
+    name = directory.name
+    return f"  hub check {where}\n  vf-install {where}\n  evaluate {name} --oracle\n  train {name}"

@@ -1,0 +1,1 @@
+"""Running uv, and reading the pyproject.toml files that uv reads."""

@@ -1,0 +1,126 @@
+"""Read the user's pyproject.toml files: indexes, workspace members and environment projects."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.hub.names import distribution_names, environment_name, normalise
+
+
+@dataclass(frozen=True)
+class Project:
+    """A directory with a pyproject.toml, and the parsed content of that file."""
+
+    root: Path
+    data: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The distribution's normalised name. Raises UserError if [project] has no name."""
+        try:
+            return normalise(self.data["project"]["name"])
+        except KeyError:
+            raise UserError(f"{self.root / 'pyproject.toml'} has no name under [project]; add one") from None
+
+    @property
+    def version(self) -> str | None:
+        return self.data.get("project", {}).get("version")
+
+    def requires(self, extras: Iterable[str] = ()) -> list[str]:
+        """Return the project's requirements, with those of `extras`.
+
+        Raises UserError if they are dynamic (made by a build).
+        """
+        table = self.data.get("project", {})
+        if {"dependencies", "optional-dependencies"} & set(table.get("dynamic", [])):
+            raise UserError(f"{self.root / 'pyproject.toml'} has dynamic dependencies; list them under [project]")
+        optional = table.get("optional-dependencies", {})
+        return [*table.get("dependencies", []), *(r for extra in extras for r in optional.get(extra, []))]
+
+    def entry_points(self, group: str) -> dict[str, str]:
+        """Return the entry points of a group as {name: "module:attribute"}."""
+        return self.data.get("project", {}).get("entry-points", {}).get(group, {})
+
+    @property
+    def uv(self) -> Mapping[str, Any]:
+        """The table [tool.uv]."""
+        return self.data.get("tool", {}).get("uv", {})
+
+
+def read_project(root: Path) -> Project:
+    """Read the pyproject.toml in a directory. Raises UserError if there is none, or if it cannot be parsed."""
+    try:
+        return Project(root, tomllib.loads((root / "pyproject.toml").read_text()))
+    except OSError:
+        raise UserError(f"{root} has no pyproject.toml; give the directory of a Python project") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{root / 'pyproject.toml'} cannot be read: {error}") from None
+
+
+def enclosing(start: Path) -> Iterator[Project]:
+    """Yield the projects at and above a directory, nearest first."""
+    for directory in (start.absolute(), *start.absolute().parents):
+        if (directory / "pyproject.toml").is_file():
+            yield read_project(directory)
+
+
+def workspace_of(start: Path) -> Project | None:
+    """Return the uv workspace that contains a directory; None if there is none."""
+    return next((p for p in enclosing(start) if "workspace" in p.uv), None)
+
+
+def workspace_members(workspace: Project) -> dict[str, Path]:
+    """Return a workspace's members by distribution name, without those whose pyproject.toml cannot be read."""
+    members = {}
+    for pattern in workspace.uv["workspace"].get("members", []):
+        for path in sorted(workspace.root.glob(pattern)):
+            try:
+                members[read_project(path).name] = path
+            except UserError:
+                continue
+    return members
+
+
+def local_sources(project: Project) -> dict[str, Path]:
+    """Return the directories from which uv takes a project's dependencies, by distribution name.
+
+    They come from `tool.uv.sources` of the project and of its workspace.
+    """
+    workspace = workspace_of(project.root)
+    members = workspace_members(workspace) if workspace else {}
+    found = {}
+    # The project comes last, because its own table takes precedence over its workspace's.
+    for owner in (workspace, project):
+        for name, source in (owner.uv.get("sources", {}) if owner else {}).items():
+            source = source[0] if isinstance(source, list) else source
+            if source.get("workspace") and normalise(name) in members:
+                found[normalise(name)] = members[normalise(name)]
+            elif "path" in source and owner is not None:
+                found[normalise(name)] = (owner.root / source["path"]).resolve()
+    return found
+
+
+def local_environments(directory: Path) -> dict[str, Path]:
+    """Return the environment projects in a folder such as ./environments, by environment name."""
+    found = {}
+    for path in sorted(directory.glob("*/pyproject.toml")):
+        try:
+            found[environment_name(read_project(path.parent).name)] = path.parent
+        except UserError:
+            continue
+    return found
+
+
+def local_environment(name: str, cwd: Path) -> Path | None:
+    """Return an environment's project, in ./environments or else in the workspace around `cwd`; None if not found."""
+    here = local_environments(cwd / "environments").get(environment_name(name))
+    if here is not None:
+        return here
+    workspace = workspace_of(cwd)
+    members = workspace_members(workspace) if workspace else {}
+    return next((members[d] for d in distribution_names(name) if d in members), None)

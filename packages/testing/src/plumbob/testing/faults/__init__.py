@@ -1,0 +1,1 @@
+"""Faults that are injected into healthy runs, to test whether the doctor names them."""

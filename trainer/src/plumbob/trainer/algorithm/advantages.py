@@ -1,0 +1,224 @@
+"""From rewards to advantages: pure functions over the groups of one training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from plumbob.rollout import Sample
+
+Scale = Literal["none", "group", "batch"]
+Baseline = Literal["mean", "leave_one_out"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
+Overlong = Literal["keep", "mask", "penalise"]
+
+ROUNDING = 1e-9
+"""Relative size below which a difference of sums counts as rounding, not as signal."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """The advantages of a step's samples, and counts of groups.
+
+    In a zero-signal group (all rewards equal) every advantage is 0. It adds nothing to the policy's gradient, so its
+    samples need no forward pass.
+    """
+
+    values: list[float]
+    """Advantage of each sample, in the order of the samples: [B]."""
+    num_groups: int = 0
+    """Number of groups with at least one finite reward."""
+    groups_all_min: int = 0
+    """Number of zero-signal groups with the step's lowest reward; if all rewards are equal, only if it is 0 or less."""
+    groups_all_max: int = 0
+    """Number of other zero-signal groups. If rewards say right or wrong, all rollouts of these groups succeeded."""
+    with_signal: frozenset[str] = frozenset()
+    """Names of the groups with an advantage other than 0."""
+    non_finite: int = 0
+    """Number of samples with a NaN or infinite reward or component: their advantage is 0, and no baseline uses them."""
+
+    @property
+    def zero_signal_groups(self) -> int:
+        """Number of groups in which every advantage is 0."""
+        return self.groups_all_min + self.groups_all_max
+
+
+@dataclass(frozen=True)
+class AdvantageSettings:
+    """How a run turns rewards into advantages. `shape_rewards` and `compute_advantages` explain the fields."""
+
+    scale: Scale = "none"
+    scale_epsilon: float = 1e-4
+    baseline: Baseline = "mean"
+    aggregation: Aggregation = "sum_then_normalize"
+    overlong: Overlong = "keep"
+    overlong_penalty: float = 1.0
+    kl_beta: float = 0.0
+
+
+def step_advantages(
+    samples: Sequence[Sample], settings: AdvantageSettings, kl_sums: Sequence[float] | None = None
+) -> Advantages:
+    """The advantages of one step's samples under a run's settings, for training, `--zero-signal refill` and the doctor.
+
+    `kl_sums`: see `shape_rewards`; for `--kl-placement reward`. Refilling leaves them out, because it asks which groups
+    have a signal before the policy has scored any sample.
+    """
+    shaped = shape_rewards(
+        samples,
+        overlong=settings.overlong,
+        overlong_penalty=settings.overlong_penalty,
+        kl_beta=settings.kl_beta,
+        kl_sums=kl_sums,
+    )
+    return compute_advantages(
+        shaped,
+        settings.scale,
+        epsilon=settings.scale_epsilon,
+        baseline=settings.baseline,
+        aggregation=settings.aggregation,
+    )
+
+
+def shape_rewards(
+    samples: Sequence[Sample],
+    *,
+    overlong: Overlong,
+    overlong_penalty: float,
+    kl_beta: float = 0.0,
+    kl_sums: Sequence[float] | None = None,
+) -> list[Sample]:
+    """Subtract the penalties for truncation and for KL divergence from the samples' rewards.
+
+    `overlong`: "penalise" subtracts `overlong_penalty` from the reward of each truncated sample (the simplest of the
+    shapings in arXiv:2503.14476, sec. 3.4). "mask" changes no reward here: the sample is masked out of the loss, and
+    its reward still counts in its group's baseline.
+    `kl_sums` [B]: for each sample, the estimated KL divergence to the reference policy, summed over its sampled tokens,
+    in nats; `kl_beta` times it is subtracted. It is a sum over the whole row because a token is also responsible for
+    the divergence of the tokens after it. Raises ValueError if there are not as many as samples. `Sample.rewards` keeps
+    the environment's own components: see `compute_advantages` for the consequences.
+    """
+    if kl_sums is not None and len(kl_sums) != len(samples):
+        raise ValueError(f"{len(samples)} samples need as many KL sums, got {len(kl_sums)}")
+    shaped = []
+    for i, sample in enumerate(samples):
+        reward = sample.reward
+        if overlong == "penalise" and sample.truncated:
+            reward -= overlong_penalty
+        if kl_beta and kl_sums is not None:
+            reward -= kl_beta * kl_sums[i]
+        components = sample.rewards or {"reward": sample.reward}
+        shaped.append(
+            sample if reward == sample.reward else dataclasses.replace(sample, reward=reward, rewards=components)
+        )
+    return shaped
+
+
+def compute_advantages(
+    samples: Sequence[Sample],
+    scale: Scale = "none",
+    *,
+    epsilon: float = 1e-4,
+    baseline: Baseline = "mean",
+    aggregation: Aggregation = "sum_then_normalize",
+) -> Advantages:
+    """Subtract each group's baseline from its rewards, and scale the result.
+
+    `scale`: "none" does not scale, as Dr. GRPO (arXiv:2503.20783, eq. 3), which points out that dividing by the group's
+    standard deviation weights tasks by how little their rewards differ. "group" divides by the group's standard
+    deviation, as GRPO (arXiv:2402.03300, sec. 4.1.2). "batch" divides by the standard deviation of all centred rewards
+    (after arXiv:2508.08221). `epsilon` is added to a standard deviation.
+    `baseline`: "mean" subtracts the mean reward of the group. "leave_one_out" subtracts the mean reward of the group's
+    other samples (RLOO, arXiv:2402.14740), which gives G / (G - 1) times the centred reward in a group of G.
+    `aggregation`: "sum_then_normalize" centres and scales the reward. "normalize_then_sum" centres and scales each
+    component of `Sample.rewards` by itself and adds the components up by their weights (GDPO, arXiv:2601.05242, without
+    its last division by the batch's standard deviation, which is one factor for all). The weights
+    (`Sample.reward_weights`) are applied after scaling, because dividing by a standard deviation would cancel a weight
+    applied before. The part of a reward that is in no component (penalties, KL) is centred but not scaled, so that it
+    keeps its size. With `scale` "none" both aggregations give the same advantages. `samples` must not contain rollouts
+    that failed; the baseline of their group is computed from the other rollouts.
+    """
+    finite = [_is_finite(sample) for sample in samples]
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, sample in enumerate(samples):
+        if finite[i]:
+            groups[sample.group].append(i)
+    members = list(groups.values())
+    if aggregation == "sum_then_normalize" or scale == "none":
+        values = _normalise([sample.reward for sample in samples], members, scale, epsilon, baseline)
+    else:
+        values = _sum_of_normalised(samples, members, scale, epsilon, baseline)
+
+    rewards = [sample.reward for i, sample in enumerate(samples) if finite[i]]
+    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+    with_signal, all_min, all_max = set(), 0, 0
+    for name, group in groups.items():
+        if any(values[i] for i in group):
+            with_signal.add(name)
+        elif max(samples[i].reward for i in group) == low if low < high else low <= 0:
+            all_min += 1
+        else:
+            all_max += 1
+    return Advantages(values, len(groups), all_min, all_max, frozenset(with_signal), finite.count(False))
+
+
+def _is_finite(sample: Sample) -> bool:
+    return math.isfinite(sample.reward) and all(math.isfinite(value) for value in sample.rewards.values())
+
+
+def _normalise(
+    rewards: Sequence[float], groups: Sequence[Sequence[int]], scale: Scale, epsilon: float, baseline: Baseline
+) -> list[float]:
+    """One advantage per reward; 0 for a reward that is in no group. `groups`: indices of the rewards of each group."""
+    values = [0.0] * len(rewards)
+    for members in groups:
+        group = [rewards[i] for i in members]
+        if max(group) == min(group):  # the advantage must be exactly 0, but subtracting a rounded mean might not give 0
+            continue
+        mean, size = math.fsum(group) / len(group), len(group)
+        factor = size / (size - 1) if baseline == "leave_one_out" else 1.0
+        if scale == "group":
+            factor /= _deviation(group) + epsilon
+        for i in members:
+            values[i] = (rewards[i] - mean) * factor
+    if scale == "batch" and any(values):
+        deviation = _deviation([values[i] for members in groups for i in members]) + epsilon
+        values = [value / deviation for value in values]
+    return values
+
+
+def _sum_of_normalised(
+    samples: Sequence[Sample], groups: Sequence[Sequence[int]], scale: Scale, epsilon: float, baseline: Baseline
+) -> list[float]:
+    """One advantage per sample: each reward component centred and scaled by itself, then summed by weight."""
+    terms: list[list[float]] = []
+    components = [sample.rewards or {"reward": sample.reward} for sample in samples]
+    for name in dict.fromkeys(name for each in components for name in each):
+        weights = [sample.reward_weights.get(name, 1.0) for sample in samples]
+        scores = [
+            each.get(name, 0.0) / weight if weight else 0.0 for each, weight in zip(components, weights, strict=True)
+        ]
+        normalised = _normalise(scores, groups, scale, epsilon, baseline)
+        terms.append([weight * value for weight, value in zip(weights, normalised, strict=True)])
+    rest = [sample.reward - math.fsum(each.values()) for sample, each in zip(samples, components, strict=True)]
+    sizes = [math.fsum(map(abs, each.values())) for each in components]
+    rest = [r if abs(r) > ROUNDING * size else 0.0 for r, size in zip(rest, sizes, strict=True)]
+    terms.append(_normalise(rest, groups, "none", epsilon, baseline))
+
+    values = [math.fsum(column) for column in zip(*terms, strict=True)]
+    for members in groups:  # components that cancel leave no signal, and rounding must not be mistaken for one
+        if all(abs(values[i]) <= ROUNDING * math.fsum(abs(term[i]) for term in terms) for i in members):
+            for i in members:
+                values[i] = 0.0
+    return values
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1)."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))

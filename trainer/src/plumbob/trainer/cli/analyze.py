@@ -1,0 +1,110 @@
+"""`analyze`: compare result files with paired bootstrap intervals over the tasks that they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def analyze(
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Result files (JSON lines of traces), or directories that `evaluate` or `benchmark` made."),
+    ],
+    metric: Annotated[
+        str, typer.Option("--metric", "-m", help="Score to compare: the reward, one of its components, or a metric.")
+    ] = "reward",
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="Result file to compare the others with. Default: the first.")
+    ] = None,
+    resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.", min=100)] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare evaluations task by task.
+
+    Prints each file's mean with its 95% interval over tasks, and its difference from the baseline on the tasks that
+    both have.
+    """
+    files = [file for path in results for file in result_files(path)]
+    if baseline is not None:
+        first = result_files(baseline)
+        if len(first) != 1:
+            raise UserError(f"--baseline must be one result file, but {baseline} has {len(first)}; name one of them")
+        files = [first[0], *(file for file in files if file != first[0])]
+    report = compare(list(dict.fromkeys(files)), metric, resamples)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(_table(report, metric))
+
+
+def result_files(path: Path) -> list[Path]:
+    """The file itself, or every result file in a directory and its subdirectories.
+
+    Raises UserError if there is none.
+    """
+    if path.is_file():
+        return [path]
+    found = sorted(file for file in path.rglob("*.jsonl") if file.name not in ("predictions.jsonl", "metrics.jsonl"))
+    if not found:
+        raise UserError(f"there is no result file in {path}" if path.is_dir() else f"there is no {path}")
+    return found
+
+
+def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list[dict[str, Any]]:
+    """One entry per file: mean and interval over tasks, and the difference from the first file on the tasks both have.
+
+    Raises UserError if a file does not have the metric; the message lists those that it has.
+    """
+    from plumbob.trainer.evaluation.results import by_task, read_records, rows_of, value_of
+    from plumbob.trainer.evaluation.statistics import estimate, paired_bootstrap
+
+    report: list[dict[str, Any]] = []
+    reference: dict[str, float] = {}
+    for number, file in enumerate(files):
+        rows = rows_of(read_records(file))
+        means = {key: sum(v) / len(v) for key, v in by_task(rows, value_of(metric)).items()}
+        if not means:
+            names = sorted({name for row in rows for name in row.scores})
+            raise UserError(
+                f"{file} has no {metric!r}; it has reward, {', '.join(names)}" if names else f"{file} is empty"
+            )
+        entry: dict[str, Any] = {"file": str(file), "rollouts": len(rows), **vars(estimate(list(means.values())))}
+        if number == 0:
+            reference = means
+        elif shared := [key for key in reference if key in means]:
+            entry["against_baseline"] = vars(
+                paired_bootstrap([means[k] for k in shared], [reference[k] for k in shared], resamples)
+            )
+        report.append(entry)
+    return report
+
+
+def _table(report: Sequence[dict[str, Any]], metric: str) -> str:
+    from plumbob.trainer.evaluation.results import aligned
+    from plumbob.trainer.evaluation.statistics import Comparison, Estimate
+
+    lines = [["", "tasks", f"{metric} [95% interval]", "difference [95% interval]", "p", "in common"]]
+    for number, entry in enumerate(report):
+        mean = Estimate(*(entry[k] for k in ("mean", "low", "high", "n")))
+        cells = [entry["file"], str(mean.n), str(mean)]
+        if "against_baseline" in entry:
+            difference = Comparison(**entry["against_baseline"])
+            cells += [str(difference), f"{difference.p_value:.3f}", str(difference.n)]
+        else:
+            cells += ["baseline" if number == 0 else "no task in common", "", ""]
+        lines.append(cells)
+    return aligned(lines)
+
+
+def main() -> None:
+    run_app("analyze", app)

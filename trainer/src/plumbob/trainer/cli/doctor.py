@@ -1,0 +1,214 @@
+"""`doctor`: the command line. torch and verifiers load only when work begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+from plumbob.hub import find
+from plumbob.trainer.cli.train import configure, quiet_libraries
+from plumbob.trainer.cli.typer_command import command_class
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
+from plumbob.trainer.config.train import TrainConfig
+
+if TYPE_CHECKING:
+    from plumbob.trainer.diagnosis.findings import Finding
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+_HELP = """Find out why a run does not learn.
+
+`doctor ENV --model M`, with train's own options: runs controlled experiments (probes) on your model and environment, in
+minutes. They examine data, reward, tokens, conditioning, parity, signal, sync, gradient and movement. It stops at the
+first failure and names its cause.
+
+`doctor RUN_DIR`: examines the metrics and traces of a run, finished or not.
+
+Exit code 0: no check failed. 1: a cause was found. 2: it could not start, or some checks could not be completed and the
+others found no cause.
+"""
+
+
+def doctor(**given: Any) -> int:
+    """The command. Its signature is made from TrainConfig's fields below."""
+    everything, as_json, page = (given.pop(name) for name in ("everything", "as_json", "html"))
+    target = given.get("env")
+    if page is not None:
+        _check_page(Path(page).absolute())
+    if target is not None and _is_run_directory(target):
+        others = [flag(name) for name, value in given.items() if name != "env" and value not in (None, [])]
+        if others:
+            raise UserError(f"doctor reads the settings of {target} from its config.toml; leave {others[0]} out")
+        found, title = _watched(Path(target)), f"doctor {target}"
+        everything = True
+    else:
+        config, _ = configure(given)
+        find(config.env)  # reports a wrong name before imports that take seconds
+        found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
+    findings: list[tuple[str, Finding]] = []
+    try:
+        with closing(found):
+            for probe, finding in found:
+                findings.append((probe, finding))
+                if not as_json:
+                    print(_line(finding), flush=True)
+    except KeyboardInterrupt:
+        print("doctor: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    if as_json:
+        print(json.dumps(_report(title, findings), indent=2))
+    else:
+        print(_conclusion([f for _, f in findings], bool(everything)))
+    if page is not None:
+        from plumbob.trainer.doctor.page import render
+
+        try:
+            Path(page).write_text(render([f for _, f in findings], title))
+        except OSError as error:
+            raise UserError(f"cannot write {page}: {error.strerror}") from None
+    if any(f.cause for _, f in findings):
+        return 1
+    return 2 if any(f.verdict == "error" for _, f in findings) else 0
+
+
+def _check_page(page: Path) -> None:
+    """Raises UserError if the HTML page cannot be written there. Called before minutes of work."""
+    if page.is_dir():
+        raise UserError(f"--html {page} is a folder; name a file in it")
+    if not page.parent.is_dir():
+        raise UserError(f"--html {page}: there is no folder {page.parent}; create it first")
+
+
+def _is_run_directory(target: str) -> bool:
+    """Whether the argument is a run directory, not an environment. Raises UserError for a path that is neither."""
+    path = Path(target).expanduser()
+    if (path / "config.toml").is_file():
+        return True
+    if path.is_dir() and not path.is_absolute() and len(path.parts) == 1:
+        try:
+            find(target)
+        except UserError:
+            raise UserError(f"{target} is neither an environment nor a run directory: it has no config.toml") from None
+        return False  # a folder that has the name of an environment
+    if "/" in target or path.is_dir():
+        raise UserError(f"{target} is not a run directory: it has no config.toml")
+    return False
+
+
+def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
+    from plumbob.trainer.watch.watch import examine
+
+    for finding in examine(directory.expanduser()):
+        yield "watch", finding
+
+
+def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Finding]]:
+    quiet_libraries()
+    _print_status(f"setting up {config.env} and {config.model}")
+    from plumbob.trainer.diagnosis.findings import Finding
+    from plumbob.trainer.distributed.world import join_world, leave_world
+    from plumbob.trainer.doctor.run_probes import examine
+    from plumbob.trainer.doctor.subject import load_subject
+    from plumbob.trainer.inference.weight_sync import SyncError
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    here = join_world()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                subject = load_subject(config, here, Path(folder), _print_status)
+            except SyncError as error:
+                yield "sync", Finding("the first weight sync succeeds", "fail", str(error), "weights-not-synced")
+                return
+            try:
+                _print_status(f"sampling {subject.run.rollouts_per_step} rollouts")
+                yield from examine(subject, everything=everything)
+            finally:
+                subject.close()
+    finally:
+        leave_world()
+
+
+def _print_status(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def _line(finding: Finding) -> str:
+    loud = finding.verdict in ("fail", "error")
+    step = f" (step {finding.step})" if finding.step is not None else ""
+    return f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
+
+
+def _conclusion(findings: list[Finding], everything: bool) -> str:
+    from plumbob.trainer.diagnosis.causes import CAUSES
+
+    causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
+    if not causes:
+        unsure, broken = (sum(f.verdict == verdict for f in findings) for verdict in ("unsure", "error"))
+        if broken:
+            return f"\nNo answer: {broken} of {len(findings)} checks could not be completed, the others found no cause."
+        return f"\nNo cause found: {len(findings)} checks, {unsure} of them unsure."
+    first = CAUSES[causes[0]]
+    lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.fix}"]
+    about = [", ".join(first.hypotheses), first.source and f"seen in {first.source}"]
+    if any(about):
+        lines.append(f"  ({'; '.join(part for part in about if part)})")
+    if causes[1:]:
+        lines.append(f"Later failures, which may be consequences of it: {', '.join(causes[1:])}")
+    elif not everything:
+        lines.append("Later checks were not run; --all runs them too.")
+    return "\n".join(lines)
+
+
+def _report(title: str, findings: list[tuple[str, Finding]]) -> dict[str, Any]:
+    from plumbob.trainer.diagnosis.causes import CAUSES
+
+    causes = dict.fromkeys(f.cause for _, f in findings if f.cause is not None)
+    return {
+        "title": title,
+        "cause": next(iter(causes), None),
+        "findings": [{"probe": probe, **dataclasses.asdict(finding)} for probe, finding in findings],
+        "causes": {name: dataclasses.asdict(CAUSES[name]) for name in causes},
+    }
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "env": Annotated[
+        str | None,
+        typer.Argument(help="An installed environment (see `hub list`), or a run directory.", show_default="lookup"),
+    ],
+    "everything": Annotated[bool | None, typer.Option("--all", help="Run all checks, also after a failure.")],
+    "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],
+    "html": Annotated[str | None, typer.Option("--html", help="Write the findings to an HTML page.", metavar="<file>")],
+    "env_option": Annotated[
+        str | None,
+        typer.Option("--env", "--env-id", help="The environment, instead of the argument.", metavar="<text>"),
+    ],
+    "config_file": Annotated[
+        str | None,
+        typer.Option(
+            "--config", help="TOML file of train's settings; options given here override it.", metavar="<file>"
+        ),
+    ],
+    UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
+}
+app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(
+    as_command(doctor, _ARGUMENTS, TrainConfig)
+)
+
+
+def main() -> None:
+    run_app("doctor", app, sys.argv[1:])

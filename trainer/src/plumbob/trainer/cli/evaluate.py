@@ -1,0 +1,131 @@
+"""`evaluate`, `predict` and `benchmark`: the command lines. torch and verifiers load only when work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+from plumbob.trainer.cli.train import quiet_libraries
+from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
+from plumbob.trainer.config.options import as_command, resolve
+
+_EVALUATE = """Sample rollouts in installed environments and score them, with the rollouts and rewards of training.
+
+Prints each environment's scores with 95% intervals over tasks, pass@k, and the scores by number of hops. Every rollout
+is stored as a line of EVALUATION/ENV.jsonl; --resume EVALUATION continues an interrupted evaluation.
+"""
+_PREDICT = """Answer every task of an environment and write one JSON line per task, in its official submission format.
+
+Takes the options of `evaluate`. Without --num-examples, all tasks are answered.
+"""
+_BENCHMARK = """Evaluate models x retrievers x environments, and print one table.
+
+Takes the options of `evaluate`. Each combination is an evaluation in a subdirectory of its own; --resume runs those
+that are missing. `analyze DIRECTORY` compares them task by task.
+"""
+
+_ENVS = Annotated[list[str] | None, typer.Argument(help="Installed environments: see `hub list`.", metavar="ENV...")]
+_ENV = Annotated[str | None, typer.Argument(help="An installed environment: see `hub list`.", metavar="ENV")]
+_CONFIG = Annotated[
+    str | None, typer.Option("--config", help="TOML file of these settings; options given here override it.")
+]
+_RESUME = Annotated[
+    str | None, typer.Option("--resume", help="Continue the evaluation or benchmark in this directory.")
+]
+_JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def evaluate(**given: Any) -> int:
+    as_json = bool(given.pop("as_json"))
+    config, directory = _configure(given)
+    from plumbob.trainer.evaluation.run import run
+
+    return run(config, directory, as_json=as_json)
+
+
+def predict(**given: Any) -> int:
+    file, fill_failed = given.pop("output_file"), bool(given.pop("fill_failed"))
+    env = given.pop("env")
+    given["envs"] = None if env is None else [env]
+    if given["num_examples"] is None and given["resume"] is None:
+        given["num_examples"] = -1
+    config, directory = _configure(given)
+    if len(config.envs) != 1 or config.rollouts_per_example != 1:
+        raise UserError("predict writes one answer per task: name one environment, with --rollouts-per-example 1")
+    from plumbob.trainer.evaluation.predict import run
+
+    return run(config, directory, None if file is None else Path(file), fill_failed=fill_failed)
+
+
+def benchmark(**given: Any) -> int:
+    as_json = bool(given.pop("as_json"))
+    models, retrievers = _listed(given.pop("models")), _listed(given.pop("retrievers"))
+    if given["resume"] is not None and (models or retrievers):
+        raise UserError("--resume uses the benchmark's own --models and --retrievers; leave these options out")
+    from plumbob.trainer.evaluation import benchmark as work
+
+    if given["resume"] is None:
+        grid = work.Grid(tuple(models) or (given["model"] or "tiny",), tuple(retrievers))
+        given["model"] = grid.models[0]
+        config, directory = _configure(given)
+    else:
+        directory = Path(given.pop("resume"))
+        grid = work.read_grid(directory)
+        config, _ = _configure({**given, "resume": str(directory)})
+    return work.run(config, grid, directory, as_json=as_json)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
+    """(settings, directory to resume from or None). Reports an unknown environment before imports that take seconds."""
+    from plumbob.hub import find
+
+    config, directory = resolve(EvaluateConfig, given, FIXED_ON_RESUME, kind="evaluation", directory_is="an evaluation")
+    for env in config.envs:
+        find(env)
+    quiet_libraries()
+    return config, directory
+
+
+def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(help=help)(as_command(function, arguments, EvaluateConfig))
+    return app
+
+
+_COMMON: dict[str, Any] = {"config_file": _CONFIG, "resume": _RESUME}
+_OUTPUT = Annotated[
+    str | None, typer.Option("--output-file", help="File to write. Default: predictions.jsonl in the result directory.")
+]
+_FILL = Annotated[
+    bool | None, typer.Option("--fill-failed", help="Write an empty answer for each rollout that failed.")
+]
+_MODELS = Annotated[str | None, typer.Option("--models", help="Models to evaluate, separated by commas.")]
+_RETRIEVERS = Annotated[
+    str | None,
+    typer.Option("--retrievers", help="Values of the environments' setting `retriever`, separated by commas."),
+]
+
+evaluate_app = _app(evaluate, _EVALUATE, {"envs": _ENVS, **_COMMON, "as_json": _JSON})
+predict_app = _app(predict, _PREDICT, {"env": _ENV, **_COMMON, "output_file": _OUTPUT, "fill_failed": _FILL})
+benchmark_app = _app(
+    benchmark, _BENCHMARK, {"envs": _ENVS, "models": _MODELS, "retrievers": _RETRIEVERS, **_COMMON, "as_json": _JSON}
+)
+
+
+def main() -> None:
+    run_app("evaluate", evaluate_app)
+
+
+def predict_main() -> None:
+    run_app("predict", predict_app)
+
+
+def benchmark_main() -> None:
+    run_app("benchmark", benchmark_app)

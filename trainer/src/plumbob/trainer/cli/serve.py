@@ -1,0 +1,71 @@
+"""`serve`: a model behind an OpenAI-compatible HTTP server. torch and verifiers load only when work begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A model folder or hub name with a chat template, or 'tiny'.")
+    ] = "tiny",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    max_concurrent: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time; others wait.")] = 64,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Most tokens of a prompt and its completion.",
+            show_default="4096, or less if the model has fewer",
+        ),
+    ] = None,
+    bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
+) -> int:
+    """Serve a model over HTTP as OpenAI's chat completions, until Ctrl-C.
+
+    Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(model, host, port, max_concurrent, max_context, bf16))
+    return 0
+
+
+async def _serve(model: str, host: str, port: int, max_concurrent: int, max_context: int | None, bf16: bool) -> None:
+    from plumbob.trainer.serving.server import load_server, running
+
+    server = load_server(model, max_concurrent=max_concurrent, max_context=max_context, bf16=bf16)
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        async with running(server, host, port) as url:
+            print(f"serving {model} at {url}/v1; stop it with Ctrl-C. Try it from another terminal:", flush=True)
+            print(
+                f"  vf-eval vf_lookup -m {model} --client.base-url {url}/v1 --client.api-key-var NO_KEY -n 4 --no-push",
+                flush=True,
+            )
+            await stopped.wait()
+    except OSError as error:
+        errno = error.errno or 0
+        reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0") from None
+    print("stopped", file=sys.stderr)
+
+
+def main() -> None:
+    run_app("serve", app)

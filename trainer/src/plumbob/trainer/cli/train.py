@@ -1,0 +1,112 @@
+"""`train`: the command line. torch and verifiers load only when work begins."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+from plumbob.hub import find
+from plumbob.trainer.cli.typer_command import command_class
+from plumbob.trainer.config.environment import settle
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
+from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_HELP = """Train a model with GRPO on an installed environment.
+
+Without arguments it trains the bundled tiny model on the lookup environment, in a few minutes on two CPU cores.
+
+Every setting of the environment is an option too: `train musique --noise 0.5`; `train musique --help` lists them.
+"""
+
+
+def train(**given: Any) -> int:
+    """The command. Its signature is made from TrainConfig's fields below."""
+    config, run_dir = configure(given)
+    find(config.env)  # reports a wrong name before imports that take seconds
+    quiet_libraries()
+    from plumbob.trainer.training.train import run
+
+    return run(config, run_dir)
+
+
+def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
+    """Resolve the options to (settings, run directory to resume from or None). Raises UserError."""
+    given = dict(given)
+    named = {given.pop(name, None) for name in ("env", "env_option")} - {None}
+    if len({find(name).name for name in named}) > 1:
+        raise UserError(f"one run has one environment, not {' and '.join(sorted(named))}")
+    # Settings hold one name per environment, because `vf-musique` and `musique` are the same when a run is resumed.
+    given["env"] = find(named.pop()).name if named else None
+    if given.get("resume") is not None:
+        given["resume"] = _run_directory(Path(given["resume"]))
+    own_names = [name for name in spellings(TrainConfig) if name != "env_args"]
+
+    def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
+        return settle(env, unknown_options, file, own_names)
+
+    return resolve(TrainConfig, given, FIXED_ON_RESUME, kind="run", directory_is="a run directory", settle=settle_here)
+
+
+def _run_directory(path: Path) -> str:
+    """The run directory that --resume means. The path may be its checkpoints/step_N.
+
+    Raises UserError if the run has a later checkpoint than that.
+    """
+    match = re.fullmatch(r"step_(\d+)", path.name)
+    if match is None or path.parent.name != "checkpoints" or not path.is_dir():
+        return str(path)
+    saved = [int(m[1]) for p in path.parent.iterdir() if (m := re.fullmatch(r"step_(\d+)", p.name))]
+    if int(match[1]) < max(saved):
+        raise UserError(
+            f"{path.parent.parent} has a later checkpoint, step_{max(saved)}, and a run resumes from its last one; "
+            f"move the later ones away to resume from {path.name}"
+        )
+    return str(path.parent.parent)
+
+
+def quiet_libraries() -> None:
+    """Turn off the libraries' progress bars and advice, which would break up the progress table."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "env": Annotated[
+        str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")
+    ],
+    "env_option": Annotated[
+        str | None,
+        typer.Option("--env", "--env-id", help="The environment, instead of the argument.", metavar="<text>"),
+    ],
+    "config_file": Annotated[
+        str | None,
+        typer.Option("--config", help="TOML file of these settings; options given here override it.", metavar="<file>"),
+    ],
+    "resume": Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            "--resume-from-checkpoint",
+            help="Continue the run in this run directory; its last checkpoint may be named instead.",
+            metavar="<folder>",
+        ),
+    ],
+    UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
+}
+app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(
+    as_command(train, _ARGUMENTS, TrainConfig)
+)
+
+
+def main() -> None:
+    run_app("train", app, sys.argv[1:])

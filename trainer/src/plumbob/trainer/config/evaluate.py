@@ -1,0 +1,135 @@
+"""Every setting of `evaluate`, `predict` and `benchmark`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from plumbob.trainer.config.options import check_values, option, require, to_toml
+
+FIXED_ON_RESUME = (
+    "envs", "model", "engine", "env_args", "datasets", "rollouts_per_example", "seed", "temperature", "top_p", "top_k",
+    "min_p", "max_tokens", "max_turns", "max_context", "oracle", "replay", "bf16",
+)  # fmt: skip
+"""Settings that --resume cannot change: rollouts sampled under other values do not belong in the same table."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Settings of an evaluation. Example: `EvaluateConfig(envs=("lookup",), model="tiny", num_examples=64)`."""
+
+    envs: tuple[str, ...] = ()
+
+    model: str = option(
+        "tiny",
+        "Model to evaluate: a folder, a run directory, a hub name, or 'tiny'; with --engine openai the server's name for it.",
+        "-m",
+    )
+    engine: Literal["transformers", "vllm", "openai"] = option(
+        "transformers",
+        "Where replies are sampled. transformers: in this process; vllm: by token ids from a vLLM server or `serve`; openai: "
+        "by messages from any OpenAI-compatible chat endpoint.",
+    )
+    base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server for --engine vllm or openai.")
+    api_key_var: str = option("OPENAI_API_KEY", "Environment variable that holds the server's key, if it wants one.")
+    datasets: str | None = option(None, "Data of the environment, if it takes any: a path, a hub name, or 'synthetic'.")
+    env_args: tuple[str, ...] = option(
+        (),
+        "One setting of the environments as key=value, or of one of them as ENV.key=value; may be repeated.",
+        "--env-arg",
+        "-a",
+    )
+    num_examples: int | None = option(
+        None,
+        "Tasks of each environment, from the start of its held-out split; -1 for all. Default: 256; with --replay all.",
+        "-n",
+    )
+    rollouts_per_example: int = option(1, "Rollouts of each task.", "-r", at_least=1)
+    pass_threshold: float = option(1.0, "Reward from which a rollout counts as passed, for pass@k.")
+    seed: int = option(0, "Seed for sampling.")
+
+    temperature: float | None = option(
+        None, "Sampling temperature. Default: 0 (greedy) for one rollout per example, else 1.", at_least=0
+    )
+    top_p: float = option(
+        1.0, "Sample from the smallest set of likely tokens with this total probability.", above=0, at_most=1
+    )
+    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all.", at_least=0)
+    min_p: float = option(
+        0.0, "Leave out tokens less likely than this fraction of the likeliest token.", at_least=0, below=1
+    )
+    max_tokens: int = option(512, "Most tokens in one assistant turn.", at_least=1)
+    max_turns: int = option(16, "Most assistant turns in one rollout.", at_least=1)
+    max_context: int = option(4096, "Most tokens in one rollout, prompts and tool results included.", at_least=1)
+    max_seconds: float = option(600.0, "Most seconds that one rollout may take.", above=0)
+    max_concurrent: int = option(128, "Rollouts sampled at the same time.", at_least=1)
+
+    oracle: bool = option(
+        False, "Play each task's own perfect transcript instead of asking a model: is the environment sound?"
+    )
+    replay: str | None = option(
+        None,
+        "Score the transcripts of this file again instead of asking a model (traces of train, evaluate or vf-eval).",
+    )
+    bf16: bool = option(False, "Compute in bfloat16 (--engine transformers).")
+    threads: int = option(0, "CPU threads for tensor operations; 0: chosen by the model's size.", at_least=0)
+    output_dir: str = option("evaluations", "Folder in which result directories are made.", "-o")
+    run_name: str | None = option(None, "Name of the result directory. Default: environments, model and time.")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        require(bool(self.envs), "name an environment: `hub list` shows what is installed")
+        require(len(set(self.envs)) == len(self.envs), "an environment is named twice; name each one once")
+        require(
+            self.num_examples is None or self.num_examples >= 1 or self.num_examples == -1,
+            "--num-examples must be at least 1, or -1 for all",
+        )
+        require(
+            not (self.oracle and self.replay), "--oracle and --replay both replace the model; give only one of them"
+        )
+        require(
+            self.replay is None or len(self.envs) == 1,
+            "--replay scores transcripts of one environment; name only that environment",
+        )
+        require(
+            self.datasets is None or len(self.envs) == 1,
+            "--datasets is for one environment; with several, give -a ENV.datasets=... instead",
+        )
+        greedy = self.sampling_temperature == 0
+        require(
+            not (greedy and self.rollouts_per_example > 1),
+            "--temperature 0 samples the same rollout every time; use --rollouts-per-example 1 or a higher temperature",
+        )
+        require(
+            self.replay is None or self.rollouts_per_example == 1,
+            "--replay scores each transcript once; leave --rollouts-per-example out",
+        )
+        for pair in self.env_args:
+            require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
+            owner, dot, _ = pair.partition("=")[0].partition(".")
+            require(not dot or owner in self.envs, f"--env-arg {pair!r} is for {owner!r}, which is not evaluated here")
+
+    @property
+    def wanted_examples(self) -> int:
+        """Number of tasks of each environment; -1 for all."""
+        if self.num_examples is not None:
+            return self.num_examples
+        return -1 if self.replay is not None else 256
+
+    @property
+    def sampling_temperature(self) -> float:
+        """--temperature, or its default: 0 (greedy) for one rollout per example, else 1."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.rollouts_per_example == 1 else 1.0
+
+    def settings_of(self, env: str) -> dict[str, str]:
+        """Settings that the user gave for this environment: name -> text. `ENV.key=value` overrides `key=value`."""
+        pairs = [pair.split("=", 1) for pair in self.env_args]
+        common = {key: value for key, value in pairs if "." not in key}
+        own = {key.removeprefix(f"{env}."): value for key, value in pairs if key.startswith(f"{env}.")}
+        return {**common, **({"datasets": self.datasets} if self.datasets is not None else {}), **own}
+
+    def to_toml(self) -> str:
+        return to_toml({**dataclasses.asdict(self), "run_name": None})

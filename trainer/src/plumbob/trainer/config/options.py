@@ -1,0 +1,332 @@
+"""Settings defined once, as a frozen dataclass, for Python, the command line and TOML files. Imports nothing heavy.
+
+A field made by `option` is also the command-line option `--field-name`. An option that is not given is None, so that
+the value in the file, or else the field's default, applies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+import operator
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from plumbob.console import UserError
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+UNKNOWN_OPTIONS = "unknown_options"
+"""Key under which `resolve` gets the command-line options that no field has, each as "name=value" or "name"."""
+
+Settle = Callable[[str, Mapping[str, Any], "Path | None"], dict[str, str]]
+"""(environment, options or keys that no field has, their file or None) -> settings of the environment.
+
+Raises UserError.
+"""
+
+
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+    "at_most": ("at most", operator.le),
+}
+"""Keyword of `option` -> (the bound in words, the comparison of value and bound that must hold)."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *names: str,
+    group: str | None = None,
+    bare: Any = None,
+    off: Any = None,
+    choices: tuple[str, ...] = (),
+    **bounds: float,
+) -> Any:
+    """A dataclass field that is also a command-line option `--name-with-dashes`. `names`: further spellings.
+
+    `group`: heading in the help for this field and the following ones. `bare`: value of `--name` without a value, and
+    of `true` in a file. `off`: value of `--no-name`, and of `false` in a file. `choices`: the allowed texts, if the
+    type is not a Literal. `bounds`: limits by the keywords in `BOUNDS`, for every value but None.
+
+    Example: `min_p: float = option(0.0, "Leave out unlikely tokens.", at_least=0, below=1)`.
+    """
+    about = {"help": help, "names": names, "group": group, "bare": bare, "off": off}
+    return field(default=default, metadata={**about, "choices": choices, "bounds": bounds})
+
+
+def choices_of(f: dataclasses.Field[Any], hint: Any) -> tuple[str, ...]:
+    """The allowed texts of a field that is a choice; () for any other field."""
+    kind = without_none(hint)
+    return get_args(kind) if get_origin(kind) is Literal else f.metadata.get("choices", ())
+
+
+def flag(name: str) -> str:
+    """The command-line option of a field. Example: flag("max_steps") == "--max-steps"."""
+    return "--" + name.replace("_", "-")
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise UserError with this message unless `holds`."""
+    if not holds:
+        raise UserError(message)
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A hint to append to an error message, with the known name that is most similar; empty if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_values(settings: Any) -> None:
+    """Check and convert, in place, every field of a frozen dataclass by its type and bounds.
+
+    Raises UserError with the option.
+    """
+    hints = get_type_hints(type(settings))
+    for f in dataclasses.fields(settings):
+        value = _coerce(f.name, getattr(settings, f.name), hints[f.name], choices_of(f, hints[f.name]))
+        object.__setattr__(settings, f.name, value)
+        bounds = f.metadata.get("bounds") or {}
+        if value is not None and not all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items()):
+            wanted = " and ".join(f"{BOUNDS[kind][0]} {bound:g}" for kind, bound in bounds.items())
+            raise UserError(f"{flag(f.name)} must be {wanted}, not {value}")
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Settings as the text of a TOML file that `read_toml` can read. Settings that are None are left out."""
+    import tomli_w
+
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    return tomli_w.dumps({k: v for k, v in listed.items() if v is not None})
+
+
+def without_none(hint: Any) -> Any:
+    """The type `T` of a hint `T | None`; any other hint unchanged."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return next(arg for arg in get_args(hint) if arg is not type(None))
+    return hint
+
+
+def _coerce(name: str, value: Any, hint: Any, choices: tuple[str, ...]) -> Any:
+    """A value converted to its field's type: in a TOML file a float may be written as an integer. Raises UserError."""
+    if value is None and hint != without_none(hint):
+        return None
+    hint = without_none(hint)
+    if choices:
+        near = did_you_mean(str(value), choices)
+        require(value in choices, f"{flag(name)} must be one of {', '.join(choices)}, not {value!r}{near}")
+        return value
+    if get_origin(hint) is tuple:
+        require(isinstance(value, list | tuple), f"{flag(name)} must be a list, not {value!r}")
+        return tuple(str(item) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    require(matches, f"{flag(name)} must be {KINDS[hint]}, not {value!r}")
+    require(hint is not float or math.isfinite(value), f"{flag(name)} must be a finite number, not {value}")
+    return value
+
+
+def _read_text(name: str, text: str, hint: Any) -> Any:
+    """A value from its text on the command line.
+
+    Raises UserError that names the option, the text and what is allowed.
+    """
+    kind = without_none(hint)
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        raise UserError(f"{flag(name)} must be {KINDS[kind]}, not {text!r}") from None
+
+
+def spellings(cls: Any) -> dict[str, str]:
+    """Every spelling of every setting of `cls`, with underscores -> its field. Example: {"beta": "kl_beta", ...}"""
+    names = {f.name: f.name for f in dataclasses.fields(cls)}
+    for f in dataclasses.fields(cls):
+        others = [name for name in f.metadata.get("names", ()) if name.startswith("--")]
+        names |= {name.removeprefix("--").replace("-", "_"): f.name for name in others}
+    return names
+
+
+def read_toml(path: Path, cls: Any) -> dict[str, Any]:
+    """Settings of the dataclass `cls` from a TOML file.
+
+    Raises UserError for a missing or invalid file or an unknown key.
+    """
+    values, unknown_options = read_file(path, cls)
+    for key in unknown_options:
+        raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
+    return values
+
+
+def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a TOML file: (settings of the dataclass `cls` by field, keys that no field has). Raises UserError.
+
+    Settings of the environment may be a list `env_args`, a table `[env_args]`, or a table `[env]` that also has its
+    `name`.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no config file {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    unknown_options: dict[str, Any] = {}
+    for key, value in content.items():
+        name = known.get(key.replace("-", "_"))
+        if name is None:
+            unknown_options[key] = value
+            continue
+        require(name not in values, f"{path} gives {name!r} twice, once as {key!r}")
+        if name == "env" and isinstance(value, dict):
+            unknown_options |= {k: v for k, v in value.items() if k != "name"}
+            if "name" in value:
+                values["env"] = value["name"]
+            continue
+        values[name] = _from_file(fields[name], value)
+    return values, unknown_options
+
+
+def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:
+    if isinstance(value, bool) and f.metadata.get("bare") is not None:
+        return f.metadata["bare"] if value else f.metadata["off"]
+    if isinstance(value, dict) and f.name == "env_args":
+        return tuple(f"{key}={as_text(v)}" for key, v in value.items())
+    return value
+
+
+def as_text(value: Any) -> str:
+    """A value of a TOML file as it is written on the command line: items of lists and tables are joined by commas."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(as_text(item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={as_text(item)}" for key, item in value.items())
+    return str(value)
+
+
+def resolve(
+    cls: Any,
+    given: Mapping[str, Any],
+    fixed: Sequence[str],
+    *,
+    kind: str,
+    directory_is: str,
+    settle: Settle | None = None,
+) -> tuple[Any, Path | None]:
+    """Resolve a command line to (settings as the dataclass `cls`, the directory to resume from or None).
+
+    `given`: the options by name, "config_file" and "resume" among them; None means not given. Options override the file
+    of --config, or the saved configuration of the resumed directory. `fixed`: settings that cannot change on resuming.
+    `kind` and `directory_is`: words for messages, such as "run" and "a run directory". `settle`: turns options and keys
+    that `cls` does not have into settings of the environment. Raises UserError.
+    """
+    hints = get_type_hints(cls)
+    values = {
+        name: _read_text(name, value, hints[name]) if isinstance(value, str) and name in hints else value
+        for name, value in given.items()
+        if value is not None and value not in ([], ())  # an option that may be repeated, and was not given
+    }
+    resume, config_file = values.pop("resume", None), values.pop("config_file", None)
+    unknown_options = dict(_unknown_option(text) for text in values.pop(UNKNOWN_OPTIONS, ()))
+    path, saved, unknown_keys = None, {}, {}
+    if resume is not None:
+        require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
+        path = Path(resume) / "config.toml"
+        require(path.is_file(), f"{resume} is not {directory_is}: it has no config.toml")
+    elif config_file is not None:
+        path = Path(config_file)
+    if path is not None and settle is None:
+        saved = read_toml(path, cls)
+    elif path is not None:
+        saved, unknown_keys = read_file(path, cls)
+    if settle is not None and (unknown_options or unknown_keys):
+        env = str(values.get("env", saved.get("env", cls.env)))
+        _add_env_args(saved, settle(env, unknown_keys, path))
+        _add_env_args(values, settle(env, unknown_options, None))
+    if "env_args" in saved and "env_args" in values:
+        values["env_args"] = _merged(saved["env_args"], values["env_args"])
+    now = cls(**{**saved, **values})
+    if resume is None:
+        return now, None
+    before = cls(**saved)
+    for name in fixed:
+        unchanged = getattr(now, name) == getattr(before, name)
+        require(unchanged, f"--resume keeps the {kind}'s own {flag(name)}; start a new {kind} to change it")
+    return now, Path(resume)
+
+
+def _unknown_option(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else None
+
+
+def _add_env_args(values: dict[str, Any], settings: Mapping[str, str]) -> None:
+    if settings:
+        values["env_args"] = _merged(values.get("env_args", ()), [f"{key}={value}" for key, value in settings.items()])
+
+
+def _merged(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:
+    """Pairs "key=value" of both lists, each key once: the last pair of a key replaces earlier ones."""
+    pairs = {str(pair).partition("=")[0]: str(pair) for pair in first}
+    return tuple((pairs | {str(pair).partition("=")[0]: str(pair) for pair in then}).values())
+
+
+def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """(field, annotation for typer) of every field made by `option`. Options that are not given are None.
+
+    Typer reads numbers and choices as text; `resolve` converts them, so that error messages name the option and its
+    values.
+    """
+    import typer
+
+    hints = get_type_hints(cls)
+    result = []
+    for f in dataclasses.fields(cls):
+        if "help" not in f.metadata:
+            continue
+        hint = without_none(hints[f.name])
+        names = [flag(f.name), *f.metadata["names"]]
+        if hint is bool:
+            names = [f"{flag(f.name)}/--no-{f.name.replace('_', '-')}", *f.metadata["names"]]
+        elif f.name == "env_args":
+            names = list(f.metadata["names"])
+        shown = f.default if hint is not bool else str(f.default).lower()
+        default = "" if f.default in (None, ()) else f" [default: {shown}]"
+        metavar = None if hint is bool else _metavar(hint, choices_of(f, hint))
+        read_as: Any = bool if hint is bool else list[str] if get_origin(hint) is tuple else str
+        info = typer.Option(*names, help=f.metadata["help"] + default, show_default=False, metavar=metavar)
+        result.append((f, Annotated[read_as | None, info]))
+    return result
+
+
+def _metavar(hint: Any, choices: tuple[str, ...]) -> str:
+    if choices:
+        return f"<{'|'.join(choices)}>"
+    return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<key=value>")
+
+
+def as_command(function: Callable[..., int], first: Mapping[str, Any], cls: Any) -> Callable[..., int]:
+    """Give a function of keyword arguments the signature that typer reads: `first`, then every option of `cls`."""
+    annotations = [*first.items(), *((f.name, hint) for f, hint in options(cls))]
+    parameters = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in annotations
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = dict(annotations)
+    return function

@@ -1,0 +1,375 @@
+"""Every setting of a run, its help text and its checks. Imports nothing heavy: `train --help` reads this file."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from plumbob.trainer.algorithm.advantages import AdvantageSettings, Aggregation, Baseline, Overlong, Scale
+from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.kl import Estimator
+from plumbob.trainer.algorithm.losses import LOSSES, Objective
+from plumbob.trainer.config.options import check_values, option, require, to_toml
+
+FIXED_ON_RESUME = (
+    "env",
+    "env_args",
+    "datasets",
+    "eval_datasets",
+    "model",
+    "peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_targets",
+)
+"""Settings that --resume cannot change: a checkpoint belongs to these values."""
+
+LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a training run. Example: `TrainConfig(env="lookup", model="tiny", max_steps=30, seed=0)`."""
+
+    env: str = "lookup"
+
+    model: str = option(
+        "tiny",
+        "Model to train: a folder or hub name with a chat template, or a bundled model (tiny, tiny-gsm8k, tiny-musique).",
+        "-m",
+    )
+    datasets: str | None = option(
+        None, "Training data of the environment, if it takes any: a path, a hub name, or 'synthetic'."
+    )
+    eval_datasets: str | None = option(
+        None, "Held-out data of the environment, in the forms of --datasets. Default: the environment's held-out split."
+    )
+    env_args: tuple[str, ...] = option(
+        (), "One setting of the environment as key=value; may be repeated.", "--env-arg", "-a"
+    )
+    seed: int = option(0, "Seed for the order of tasks, for sampling and for the initial LoRA adapter.")
+
+    max_steps: int = option(
+        30,
+        "Training steps, each with one batch of rollouts. -1: as many as --num-epochs needs.",
+        group="The schedule",
+    )
+    num_epochs: float = option(1.0, "Passes over the training tasks when --max-steps is -1.", above=0)
+    num_generations: int = option(8, "Group size: rollouts sampled per task in each step.")
+    batch_size: int = option(32, "Rollouts per process and accumulation step.", at_least=1)
+    gradient_accumulation_steps: int = option(
+        4, "Accumulation steps: a step has --batch-size x this x processes rollouts.", at_least=1
+    )
+    microbatch_tokens: int = option(
+        16384,
+        "Most tokens in one forward and backward pass; rows are packed up to this, and a longer row gets its own pass.",
+        at_least=1,
+    )
+    num_minibatches: int = option(
+        1, "Optimizer steps per training step; the step's rollouts are divided among them.", at_least=1
+    )
+    num_iterations: int = option(1, "How many times each step's rollouts are trained on.", at_least=1)
+    max_staleness: int = option(
+        0,
+        "Above 0, the next step's rollouts are sampled while one trains. Rollouts more than this many weight syncs old are "
+        "discarded.",
+        at_least=0,
+    )
+
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate. Default: 1e-6 for all weights, 1e-5 for LoRA; below 10 million parameters 3e-4 and 3e-3.",
+        "--lr",
+        group="The optimizer",
+        above=0,
+    )
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = option(
+        "linear", "Learning-rate schedule."
+    )
+    warmup_steps: int = option(0, "Steps over which the learning rate rises from 0 to its peak.", at_least=0)
+    max_grad_norm: float = option(1.0, "Clip the gradient to this norm; 0 turns clipping off.", at_least=0)
+    adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
+    adam_beta2: float = option(0.99, "AdamW beta2 (second moment).", at_least=0, below=1)
+    weight_decay: float = option(0.0, "AdamW weight decay.", at_least=0)
+    max_skipped_steps: int = option(
+        3, "Stop after this many optimizer steps in a row with a NaN or infinite gradient.", at_least=1
+    )
+
+    loss_type: str = option(
+        "dr_grpo",
+        "Loss: how token losses are averaged, and whether token or sequence ratios are clipped.",
+        group="The objective",
+        choices=tuple(LOSSES),
+    )
+    scale_rewards: Scale = option(  # noqa: RUF009 - ruff does not see the alias
+        "none",
+        "Divide advantages by the standard deviation of: none, group, batch. Without a value: group.",
+        bare="group",
+        off="none",
+    )
+    scale_epsilon: float = option(1e-4, "Added to the standard deviation that --scale-rewards divides by.", above=0)
+    baseline: Baseline = option(  # noqa: RUF009
+        "mean", "Baseline subtracted from each reward: its group's mean, or the mean of the group's other rollouts."
+    )
+    multi_objective_aggregation: Aggregation = option(  # noqa: RUF009
+        "sum_then_normalize", "With several rewards: normalise their weighted sum, or normalise each and sum up."
+    )
+    epsilon: float | None = option(
+        None, "Lower clip bound: the importance ratio is at least 1 - epsilon. Default: 0.2; gspo 3e-4.", above=0
+    )
+    epsilon_high: float | None = option(
+        None,
+        "Upper clip bound: the importance ratio is at most 1 + epsilon_high. Default: --epsilon; gspo 4e-4, cispo 4.",
+        above=0,
+    )
+    delta: float | None = option(
+        None, "Upper bound of the importance ratio where the advantage is negative (two-sided clipping). Default: none."
+    )
+    zero_signal: Literal["drop", "refill"] = option(
+        "drop", "Groups whose rewards are all equal: drop them, or sample further tasks in their place."
+    )
+    max_refills: int = option(3, "Most further rounds of sampling in one step with --zero-signal refill.", at_least=0)
+    overlong: Overlong = option(  # noqa: RUF009
+        "keep", "Rollouts cut off by a limit: keep them, mask them out of the loss, or penalise their reward."
+    )
+    overlong_penalty: float = option(
+        1.0, "Subtracted from the reward of a cut-off rollout with --overlong penalise.", at_least=0
+    )
+
+    kl_beta: float = option(
+        0.0,
+        "Coefficient of the KL penalty to the reference policy; 0 turns it off.",
+        "--beta",
+        group="KL to the reference",
+        at_least=0,
+    )
+    kl_placement: Literal["loss", "reward"] = option("loss", "Add the KL penalty to the loss or to the reward.")
+    kl_estimator: Estimator | None = option(  # noqa: RUF009
+        None, "KL estimator. Default: k2 in the loss, k1 in the reward, where their gradients are unbiased."
+    )
+    ref_model_sync_steps: int = option(
+        0, "Move the reference policy towards the trained one every this many steps; 0: never.", at_least=0
+    )
+    ref_model_mixup_alpha: float = option(
+        1.0, "How far --ref-model-sync-steps moves the reference: 1 makes it the trained policy.", above=0, at_most=1
+    )
+
+    importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
+        None,
+        "Importance weights for the engine's probabilities not being the trainer's. Default: token_truncate with --bf16 or "
+        "--max-staleness, else none.",
+        group="Engine against trainer",
+    )
+    importance_cap: float | None = option(
+        None,
+        "Largest weight of --importance-correction; the mask modes also drop weights below 1 / cap. Default: 2 for tokens, "
+        "1.05 for sequences.",
+        at_least=1,
+    )
+    parity_limit: float | None = option(
+        None,
+        "Stop if engine and trainer differ by more nats than this on fixed tokens after a weight sync. Default: 0.001; with "
+        "--bf16 0.25.",
+        above=0,
+    )
+
+    engine: Literal["transformers", "vllm"] = option(
+        "transformers", "Where rollouts are sampled: by the model in this process, or by vLLM servers.", group="vLLM"
+    )
+    vllm_url: tuple[str, ...] = option((), "URL of a running vf-vllm server; may be repeated. Default: start a server.")
+    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(
+        None,
+        "How weights reach vLLM. Default: lora with --peft; else nccl between GPUs, ipc on one GPU, disk without a GPU.",
+    )
+    vllm_gpus: str | None = option(
+        None, "GPUs of the vLLM server that this run starts, such as 1,2. Default: the trainer's GPUs, shared."
+    )
+    vllm_memory: float = option(
+        0.4, "vLLM's share of each GPU's memory, for a server that this run starts.", above=0, below=1
+    )
+    vllm_sleep: bool = option(False, "Let the vLLM server free its GPU memory while training.")
+    vllm_folder: str | None = option(
+        None, "Folder for weights and adapters that vLLM servers on other machines can read."
+    )
+
+    temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
+    top_p: float = option(
+        1.0,
+        "Sample from the smallest set of likely tokens with this total probability. Below 1 biases training.",
+        above=0,
+        at_most=1,
+    )
+    top_k: int = option(
+        0, "Sample from this many most likely tokens; 0: from all. Above 0 biases training.", at_least=0
+    )
+    min_p: float = option(
+        0.0,
+        "Leave out tokens less likely than this fraction of the likeliest token. Above 0 biases training.",
+        at_least=0,
+        below=1,
+    )
+    max_tokens: int = option(
+        512, "Most tokens in one assistant turn.", "--max-new-tokens", "--max-completion-length", at_least=1
+    )
+    max_prompt_length: int | None = option(
+        None, "Leave out tasks whose first prompt has more tokens than this. Default: no limit.", at_least=1
+    )
+    max_turns: int = option(16, "Most assistant turns in one rollout.", at_least=1)
+    max_context: int = option(4096, "Most tokens in one rollout, prompts and tool results included.", at_least=1)
+    max_seconds: float = option(600.0, "Most seconds that one rollout may take.", above=0)
+    max_concurrent: int = option(128, "Rollouts sampled at the same time.", at_least=1)
+
+    peft: bool = option(False, "Train a LoRA adapter instead of all weights.", group="What is trained")
+    lora_r: int = option(16, "LoRA rank.", at_least=1)
+    lora_alpha: int = option(32, "LoRA alpha: the adapter's output is scaled by alpha / rank.")
+    lora_dropout: float = option(
+        0.0, "LoRA dropout. Above 0 the trained policy is not the sampled one.", at_least=0, below=1
+    )
+    lora_targets: str = option(LORA_TARGETS, "Modules that get a LoRA adapter, separated by commas.")
+    bf16: bool = option(False, "Compute in bfloat16; the trained weights stay float32.")
+    gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass: less memory, more time.")
+
+    eval_examples: int = option(
+        256, "Held-out tasks evaluated before and after training; 0 for none.", group="Output", at_least=0
+    )
+    eval_steps: int = option(0, "Also evaluate every this many steps; 0: only before and after training.", at_least=0)
+    eval_on_start: bool = option(True, "Evaluate before the first step.")
+    per_device_eval_batch_size: int | None = option(
+        None, "Held-out rollouts sampled at the same time. Default: --max-concurrent.", at_least=1
+    )
+    save_steps: int | None = option(
+        None,
+        "Save a checkpoint every this many steps. Default: as often as saving stays under a tenth of the time.",
+        at_least=1,
+    )
+    save_total_limit: int = option(2, "Checkpoints to keep.", at_least=1)
+    save_only_model: bool = option(
+        False, "Save checkpoints without the optimizer's state: smaller, and a run cannot be resumed from them."
+    )
+    output_dir: str = option("runs", "Folder in which run directories are made.", "-o")
+    run_name: str | None = option(None, "Name of the run directory. Default: environment, model, seed and time.")
+    logging_steps: int = option(1, "Print a table row every this many steps; metrics.jsonl has every step.", at_least=1)
+    log_completions: int = option(
+        0, "Rollouts printed with each table row. Without a value: 5.", bare=5, off=0, at_least=0
+    )
+    report_to: Literal["none", "wandb", "trackio"] = option("none", "Send metrics to a tracker as well.")
+    push_to_hub: bool = option(False, "Upload the final model to the Hugging Face hub.")
+    hub_model_id: str | None = option(None, "Name of the uploaded model. Default: the run's name.")
+    threads: int = option(0, "CPU threads for tensor operations; 0: chosen by the model's size.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        require(
+            self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
+        )
+        require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
+        require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
+        for pair in self.env_args:
+            require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
+        self._check_clipping()
+        self._check_vllm()
+
+    def _check_clipping(self) -> None:
+        above = 1 + self.clip_bounds()[1]
+        require(
+            self.delta is None or LOSSES[self.loss_type].bound == "clip",
+            f"--delta has no effect with --loss-type {self.loss_type}: --epsilon-high bounds every ratio; leave it out",
+        )
+        require(
+            self.delta is None or self.delta > above,
+            f"--delta must be above 1 + --epsilon-high ({above:g}), where ratios are clipped already",
+        )
+
+    def _check_vllm(self) -> None:
+        ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
+        require(
+            not self.max_staleness or ahead,
+            "--max-staleness samples rollouts while a step trains: it needs --engine vllm and --peft, without --vllm-sleep",
+        )
+        require((self.vllm_sync == "lora") <= self.peft, "--vllm-sync lora sends an adapter: it needs --peft")
+        require(
+            self.vllm_sync in (None, "lora") or not self.peft, "--peft is synced as an adapter: leave --vllm-sync out"
+        )
+
+    def rollouts_per_step(self, num_processes: int) -> int:
+        """Rollouts of one training step.
+
+        Raises UserError if they are not whole groups, at least one group per minibatch.
+        """
+        count = self.batch_size * self.gradient_accumulation_steps * num_processes
+        processes = f" x {num_processes} processes" if num_processes > 1 else ""
+        require(
+            count % self.num_generations == 0,
+            f"a step of {count} rollouts (--batch-size {self.batch_size} x "
+            f"--gradient-accumulation-steps {self.gradient_accumulation_steps}{processes}) does not hold whole groups of "
+            f"--num-generations {self.num_generations}; make it a multiple of that",
+        )
+        require(
+            count // self.num_generations >= self.num_minibatches,
+            f"a step of {count // self.num_generations} groups is too small for --num-minibatches {self.num_minibatches}",
+        )
+        return count
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_beta > 0 and self.kl_placement == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_beta > 0 and self.kl_placement == "reward"
+
+    def clip_bounds(self) -> tuple[float, float]:
+        """(epsilon, epsilon_high): the clip bounds, with the defaults of the loss type."""
+        loss = LOSSES[self.loss_type]
+        low = self.epsilon or loss.epsilon
+        default_high = (
+            low if loss.epsilon_high is None or (self.epsilon and loss.bound == "clip") else loss.epsilon_high
+        )
+        return low, self.epsilon_high or default_high
+
+    def objective(self) -> Objective:
+        """Settings of the loss.
+
+        With --kl-placement reward, the KL has coefficient 0 in the loss but is still measured.
+        """
+        low, high = self.clip_bounds()
+        return Objective(
+            loss_type=self.loss_type,
+            epsilon=low,
+            epsilon_high=high,
+            delta=self.delta,
+            kl_beta=self.kl_beta if self.kl_in_loss else 0.0,
+            kl_estimator=self.kl_estimator or ("k2" if self.kl_placement == "loss" else "k1"),
+        )
+
+    def advantages(self) -> AdvantageSettings:
+        """Settings of how rewards become advantages."""
+        return AdvantageSettings(
+            scale=self.scale_rewards,
+            scale_epsilon=self.scale_epsilon,
+            baseline=self.baseline,
+            aggregation=self.multi_objective_aggregation,
+            overlong=self.overlong,
+            overlong_penalty=self.overlong_penalty,
+            kl_beta=self.kl_beta,
+        )
+
+    def correction(self) -> tuple[CorrectionMode, float]:
+        """(mode, cap) of the importance weights, with defaults for the precision and the mode."""
+        mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
+        # A row's weight is a geometric mean, so close to 1 that a cap for tokens would never apply.
+        return mode, self.importance_cap or (1.05 if mode.startswith("sequence") else 2.0)
+
+    def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
+        """How weights reach vLLM: --vllm-sync, or the default for what is trained and where vLLM runs."""
+        if self.vllm_sync is not None:
+            return self.vllm_sync
+        if self.peft:
+            return "lora"
+        shared = not self.vllm_url and self.vllm_gpus is None
+        return "disk" if not on_gpu else "ipc" if shared else "nccl"
+
+    def to_toml(self) -> str:
+        # run_name is left out, so that another run started from this file gets a name of its own.
+        return to_toml({**dataclasses.asdict(self), "run_name": None})

@@ -1,0 +1,102 @@
+"""Causes in which the engine samples from another distribution than the one that is trained."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.findings import Cause
+
+CAUSES = (
+    Cause(
+        "engine-trainer-mismatch",
+        "Engine and trainer compute different log-probabilities for the same tokens: the policy that is trained is "
+        "not the one that samples.",
+        "Use the same model, precision, chat template and attention in engine and trainer. --importance-correction "
+        "token_truncate reduces the effect but does not remove the cause.",
+        ("H06",),
+        "fengyao.notion.site/off-policy-rl",
+    ),
+    Cause(
+        "temperature-not-applied",
+        "Engine and trainer use different temperatures: the log-probabilities, and with them the gradient, belong to "
+        "another distribution than the sampled one.",
+        "Score rows with the temperature that sampled them (`policy.score_rows(rows, temperature, ...)`), and start "
+        "vLLM with vf-vllm or with --logprobs-mode processed_logprobs.",
+        ("H06",),
+        "huggingface/trl#4159",
+    ),
+    Cause(
+        "sampling-truncated",
+        "Sampling leaves out unlikely tokens, but the trainer's log-probabilities cover the whole vocabulary: the "
+        "gradient is not that of the policy that samples.",
+        "Train with --top-p 1 --top-k 0 --min-p 0, and remove the engine's own sampling defaults (a server may take "
+        "them from the model's generation_config.json).",
+        ("H06",),
+        "huggingface/trl#6789",
+    ),
+    Cause(
+        "dropout-in-training",
+        "Dropout is on while gradients are computed and off while rollouts are sampled: the policy that is trained is "
+        "not the one that samples.",
+        "Set --lora-dropout 0, which is the default.",
+        ("H06",),
+        "Goekdeniz-Guelmez/mlx-lm-lora#50",
+    ),
+    Cause(
+        "correction-mutes-rollouts",
+        "--importance-correction removes a large part of the gradient, because engine and trainer differ.",
+        "Use --importance-correction token_truncate: it bounds the weight of each token, while the weight of a long "
+        "row easily exceeds any bound.",
+        ("H06",),
+        "huggingface/trl#5815",
+    ),
+    Cause(
+        "rollouts-too-old",
+        "A large part of the rollouts was sampled by too old a policy version and is discarded.",
+        "Raise --max-staleness, or sample fewer rollouts per step with a lower --batch-size or "
+        "--gradient-accumulation-steps.",
+        (),
+        "verl-project/verl#7495",
+    ),
+    Cause(
+        "adapter-not-applied",
+        "The engine holds the LoRA adapter but does not compute with it: every rollout comes from the base model.",
+        "Request completions under the adapter's name, and make sure that the adapter is active and not unmerged when "
+        "the engine samples.",
+        ("H06",),
+        "verl-project/verl#7495, huggingface/trl#2856",
+    ),
+    Cause(
+        "adapter-bound-to-no-module",
+        "The LoRA adapter's tensors match no module of the engine's model: weight syncs change nothing in the "
+        "rollouts.",
+        "Compare the names of the sent tensors with the names of the engine's modules and rename the tensors; let the "
+        "engine raise an error for names that it does not know.",
+        ("H06",),
+        "verl-project/verl-omni#552",
+    ),
+    Cause(
+        "weights-not-synced",
+        "The engine does not sample with the trainer's weights after a weight sync: rollouts come from a policy that "
+        "never changes, or that changes only in part.",
+        "Find the tensors that do not arrive: run `doctor` with this run's options, whose sync probe counts them. "
+        "With vLLM, try another --vllm-sync.",
+        ("H06",),
+        "OpenRLHF/OpenRLHF#1349",
+    ),
+    Cause(
+        "engine-stale",
+        "The engine samples with the weights of an earlier weight sync than the last one.",
+        "Wait for the engine's acknowledgement of the weight sync before sampling, and clear its prefix cache after "
+        "every weight sync (`engine.forget()`; vLLM: POST /reset_prefix_cache).",
+        ("H06",),
+        "verl-project/verl#7495",
+    ),
+    Cause(
+        "merged-in-bf16",
+        "The engine receives weights that are rounded to bfloat16, which loses most of a small update: rollouts do "
+        "not show what early training changes.",
+        "Sync the adapter itself (--peft, where --vllm-sync lora is the default), or merge the adapter and send "
+        "weights in float32.",
+        ("H06",),
+        "huggingface/trl#6688",
+    ),
+)

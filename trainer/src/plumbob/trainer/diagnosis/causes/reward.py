@@ -1,0 +1,106 @@
+"""Causes in the reward: what it measures, and whether it tells one rollout from another."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.findings import Cause
+
+CAUSES = (
+    Cause(
+        "reward-not-finite",
+        "Rewards are NaN, infinite or very large.",
+        "Make the environment's reward functions return finite numbers, preferably between 0 and 1.",
+        ("H05",),
+    ),
+    Cause(
+        "reward-nondeterministic",
+        "The same transcript gets a different reward when it is scored again: advantages are partly random.",
+        "Make the reward a function of the transcript alone: no random numbers, no clock, no judge model with a "
+        "temperature above 0.",
+        ("H05",),
+    ),
+    Cause(
+        "reward-constant",
+        "Every transcript earns the same reward, whether it is perfect or empty: no group has an advantage.",
+        "Correct the environment's reward functions until `evaluate ENV --oracle` prints a reward of 1.",
+        ("H05",),
+    ),
+    Cause(
+        "oracle-fails",
+        "The environment's own perfect transcript does not earn the full reward: right answers are not rewarded.",
+        "Correct the environment's reward functions, or the `oracle` method of its task, until `evaluate ENV "
+        "--oracle` prints a reward of 1.",
+        ("H05",),
+    ),
+    Cause(
+        "answers-not-parsed",
+        "Replies contain the right answer, but the reward's parser does not find it and counts them as wrong.",
+        "Make the prompt ask for the format that the reward parses (an environment may have a setting for it, such as "
+        "gsm8k's -a answer_style=...), or make the reward parse the format that the model uses.",
+        ("H05", "H08"),
+        "modelscope/ms-swift#4570",
+    ),
+    Cause(
+        "evaluation-parses-differently",
+        "The same transcript of the same task gets another reward as a held-out task than as a training task: the "
+        "evaluation does not measure what is trained.",
+        "Use the same reward functions, parser and settings for the environment's training tasks and held-out tasks.",
+        ("H08",),
+    ),
+    Cause(
+        "task-out-of-reach",
+        "The model never succeeds: all rollouts of a group earn the lowest reward, so no rollout is better than "
+        "another.",
+        "Make the tasks easier with the environment's settings (`train ENV --help` lists them), use a stronger "
+        "--model, or fine-tune the model on demonstrations first.",
+        ("H05",),
+        "arXiv:2503.14476, sec. 3.2",
+    ),
+    Cause(
+        "task-solved",
+        "The model already succeeds: in nearly every group all rollouts earn the highest reward, so there is nothing "
+        "to learn.",
+        "Make the tasks harder with the environment's settings (`train ENV --help` lists them), or train on other "
+        "tasks with --datasets.",
+        ("H05",),
+        "arXiv:2503.14476, sec. 3.2",
+    ),
+    Cause(
+        "groups-without-variety",
+        "In nearly every group the rollouts either all succeed or all fail, because they hardly differ: there is "
+        "nothing to compare.",
+        "Raise --temperature if it is below 1 (1 samples from the policy itself), or raise --num-generations.",
+        ("H05",),
+        "arXiv:2503.14476, sec. 3.2",
+    ),
+    Cause(
+        "temperature-too-high",
+        "The sampling temperature is so high that hardly any rollout succeeds.",
+        "Set --temperature 1, which is the default.",
+        ("H05",),
+    ),
+    Cause(
+        "reward-format-dominated",
+        "Nearly all differences in reward within a group come from how replies are written, not from whether they are "
+        "right: training improves the format and not the answers.",
+        "Lower the weight of the reward component that the evidence names (`@vf.reward(weight=...)`), or give that "
+        "component only to right answers.",
+        ("H05",),
+        "modelscope/ms-swift#4570",
+    ),
+    Cause(
+        "reward-hacked",
+        "The training reward rises while the held-out reward falls: the policy learns what the reward measures, not "
+        "what it is meant to measure.",
+        "Read the rollouts with the highest rewards in the run's traces/, and correct the reward functions that they "
+        "exploit. Until then, use the checkpoint with the best evaluation (--save-total-limit sets how many are kept).",
+        ("H05", "H08"),
+    ),
+    Cause(
+        "tiny-std-scaling",
+        "Advantages are divided by a standard deviation close to 0: meaningless differences in reward become "
+        "full-size advantages and outweigh meaningful ones.",
+        "Leave out --scale-rewards (the default is none), or use --scale-rewards batch.",
+        ("H01",),
+        "arXiv:2503.20783, sec. 3.1; arXiv:2508.08221",
+    ),
+)

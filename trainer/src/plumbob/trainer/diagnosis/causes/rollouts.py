@@ -1,0 +1,80 @@
+"""Causes in the rollouts: they fail, are cut off, or are grouped wrongly."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.findings import Cause
+
+CAUSES = (
+    Cause(
+        "environment-fails",
+        "Many rollouts end in errors of the environment or the engine: the remaining rollouts of their groups are not "
+        "a fair sample.",
+        "Correct the error (`doctor ENV` and the run's traces/ show its message). `evaluate ENV --oracle` shows "
+        "whether the environment works without a model.",
+        ("H05",),
+    ),
+    Cause(
+        "groups-mixed",
+        "A group holds rollouts of different tasks: the advantage mostly tells how easy a task is, not how good a "
+        "rollout is.",
+        "Give all rollouts of a task in a step the same `Sample.group`, and rollouts of any other task another one.",
+        ("H05",),
+        "PeterGriffinJin/Search-R1#88",
+    ),
+    Cause(
+        "held-out-in-training",
+        "Some tasks are both trained on and held out: the held-out reward does not show whether the model learns to "
+        "generalise.",
+        "Remove the held-out tasks from the training data, or give --eval-datasets other tasks or another split.",
+        ("H08",),
+    ),
+    Cause(
+        "stop-token-wrong",
+        "Turns do not end with the end token of the model's chat template: they run on to a limit or stop too early, "
+        "and are scored like that.",
+        "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the model's "
+        "own chat template.",
+        ("H04",),
+        "huggingface/trl#7039",
+    ),
+    Cause(
+        "truncated-turns",
+        "Turns are cut off at --max-tokens before the model has finished: the reward scores incomplete answers.",
+        "Raise --max-tokens.",
+        ("H04",),
+        "arXiv:2503.14476, sec. 3.4",
+    ),
+    Cause(
+        "truncated-context",
+        "The conversation is cut off at the context limit, so evidence or answer is missing: the reward scores "
+        "incomplete rollouts.",
+        "Raise --max-context and the engine's own limit (vLLM: --max-model-len), or make the tools return less text.",
+        ("H04",),
+    ),
+    Cause(
+        "truncated-rollouts",
+        "Rollouts are ended by --max-turns or --max-seconds before the model has answered.",
+        "Raise --max-turns or --max-seconds, whichever the evidence names.",
+        ("H04", "H07"),
+    ),
+    Cause(
+        "signal-masked",
+        "Groups have a signal, but --overlong mask takes all their rollouts out of the loss because they were cut off.",
+        "Use --overlong keep, and raise the limit that cuts rollouts off (--max-context, --max-tokens or --max-turns).",
+        ("H02", "H04"),
+    ),
+    Cause(
+        "tools-fail",
+        "A large part of the tool calls ends in an error: the policy is trained on broken tool results.",
+        "Read the tool messages in the run's traces/ and correct the tool that fails; `evaluate ENV --oracle` shows "
+        "whether the tools work without a model.",
+        ("H07",),
+    ),
+    Cause(
+        "calls-malformed",
+        "A large part of the tool calls cannot be parsed: the tools are hardly ever used.",
+        "Read the tool calls in the run's traces/; use a --model whose chat template supports tools, and raise "
+        "--max-tokens if calls are cut off.",
+        ("H07",),
+    ),
+)

@@ -1,0 +1,68 @@
+"""Causes in the tokens: rows that are not what the model saw and sampled, or log-probabilities of other rows."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.findings import Cause
+
+CAUSES = (
+    Cause(
+        "tools-not-in-prompt",
+        "Tool descriptions are missing from the prompt that is sampled from, or from the prompt that is trained on.",
+        "Pass the same `tools` to `apply_chat_template` for sampling and for training, and use a chat template that "
+        "renders tools.",
+        ("H02", "H07"),
+        "verifiers' GRPOTrainer, July-October 2025",
+    ),
+    Cause(
+        "assistant-header-missing",
+        "The chat template's header that opens an assistant turn is missing before sampled turns: they are sampled in "
+        "one context and trained in another.",
+        "Render each prompt with `add_generation_prompt=True`, and build the row from the engine's own ids: prompt "
+        "and completion of each turn, verbatim.",
+        ("H02", "H07"),
+        "verifiers' GRPOTrainer, July-October 2025",
+    ),
+    Cause(
+        "retokenised-turns",
+        "Sampled turns were decoded and tokenised again: the trained ids are not the sampled ids, so their "
+        "log-probabilities belong to other tokens.",
+        "Append the sampled ids verbatim to the next prompt and to the row; never tokenise a sampled turn again.",
+        ("H02", "H07"),
+        "huggingface/trl#5224",
+    ),
+    Cause(
+        "row-not-what-was-sampled",
+        "The trained row has other ids, or other sampling log-probabilities, than the engine saw and returned.",
+        "Build the row from the engine's own ids and log-probabilities: prompt and completion of each turn, verbatim.",
+        ("H02",),
+    ),
+    Cause(
+        "context-tokens-trained",
+        "Tokens that the environment wrote (tool results, prompts, headers) are in the loss: the model learns to "
+        "imitate the tools instead of using them.",
+        "Set `Sample.loss_mask` to true exactly where a token was sampled, and to false for every other token.",
+        ("H02",),
+        "NVIDIA-NeMo/RL#2176",
+    ),
+    Cause(
+        "sampled-tokens-masked",
+        "Tokens that the model sampled are left out of the loss: the decisions in them are not trained.",
+        "Set `Sample.loss_mask` to true exactly where a token was sampled, in every turn of the rollout.",
+        ("H02", "H07"),
+        "huggingface/trl#4970",
+    ),
+    Cause(
+        "loss-mask-as-attention-mask",
+        "The trainer scores sampled tokens without seeing what comes before them: other prompts or tool results give "
+        "the same log-probabilities. This happens if the loss mask is passed as the attention mask.",
+        "Pass the model an attention mask that covers every token of the row, and use the loss mask only in the loss.",
+        ("H02", "H07"),
+        "verifiers' GRPOTrainer, July-October 2025",
+    ),
+    Cause(
+        "rows-see-each-other",
+        "A token's log-probability depends on other rows of its microbatch, or on later tokens of its own row.",
+        "Use an attention implementation that is causal and stops at the row boundaries of a packed microbatch.",
+        ("H02",),
+    ),
+)

@@ -1,0 +1,131 @@
+"""Causes in gradients and updates: absent, wrong, too small or too large."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.findings import Cause
+
+CAUSES = (
+    Cause(
+        "no-gradient",
+        "Rows with an advantage give no gradient in the trained weights.",
+        "Check that the trained parameters have `requires_grad=True` and that no `detach()` or `torch.no_grad()` lies "
+        "between them and the loss; with --peft, that the adapter is not frozen.",
+        ("H06",),
+        "huggingface/trl#3452",
+    ),
+    Cause(
+        "gradient-not-finite",
+        "Gradients or log-probabilities are NaN or infinite: the updates or rollouts that have them are skipped.",
+        "Lower --learning-rate and keep --max-grad-norm 1. If that does not help, check that rewards and the model's "
+        "logits are finite.",
+        (),
+        "huggingface/trl#6266",
+    ),
+    Cause(
+        "gradient-backwards",
+        "A step along the gradient makes tokens with a positive advantage less likely, or tokens with a negative one "
+        "more likely.",
+        "Check the signs of advantage and loss: the loss to minimise is minus advantage times log-probability.",
+    ),
+    Cause(
+        "normaliser-depends-on-microbatches",
+        "The gradient depends on how a step is divided into microbatches: the loss is normalised per microbatch and "
+        "not over the whole step.",
+        "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch.",
+        (),
+        "huggingface/trl#6024, modelscope/ms-swift#10116",
+    ),
+    Cause(
+        "kl-backwards",
+        "The KL term pushes the policy away from the reference policy and not towards it.",
+        "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with --kl-placement "
+        "reward, which are the defaults.",
+        ("H03",),
+        "arXiv:2512.21852",
+    ),
+    Cause(
+        "kl-too-large",
+        "The KL term holds the policy so close to the reference policy that the reward cannot change it.",
+        "Lower --kl-beta, or leave it out (the default is 0).",
+        ("H03",),
+    ),
+    Cause(
+        "ratio-clipped",
+        "The ratio clip removes a large part of the sampled tokens from the gradient.",
+        "Raise --epsilon and --epsilon-high, or make fewer updates on the same rollouts with a lower --num-iterations "
+        "or --num-minibatches.",
+        (),
+        "arXiv:1707.06347, sec. 3",
+    ),
+    Cause(
+        "gradient-clipped-to-nothing",
+        "Gradient clipping leaves a gradient so small that the optimizer's epsilon outweighs it: updates are a "
+        "fraction of the learning rate.",
+        "Raise --max-grad-norm (the default is 1; 0 turns clipping off).",
+        (),
+        "arXiv:1412.6980, sec. 2",
+    ),
+    Cause(
+        "weights-in-bf16",
+        "The trained weights are stored in a precision in which an update of this size rounds to nothing.",
+        "Keep the trained weights in float32, as --bf16 does: it computes in bfloat16 and leaves the trained weights "
+        "in float32.",
+        ("H06",),
+        "areal-project/AReaL#1634",
+    ),
+    Cause(
+        "optimizer-moves-nothing",
+        "The trained weights have a gradient, but the optimizer's step changes none of them.",
+        "Create the optimizer from the tensors that the model computes with, after the model was moved to its device "
+        "or sharded.",
+    ),
+    Cause(
+        "update-without-effect",
+        "The trained weights change but the log-probabilities do not: the adapter belongs to no module, or is scaled "
+        "to 0.",
+        "Check that --lora-targets names modules of the model, and that --lora-alpha is not 0.",
+        ("H06",),
+        "verl-project/verl-omni#552",
+    ),
+    Cause(
+        "warmup-too-long",
+        "The learning rate is still close to 0, because the warm-up takes up most of the run.",
+        "Lower --warmup-steps, or raise --max-steps.",
+    ),
+    Cause(
+        "learning-rate-too-low",
+        "Updates are so small that a hundred of them hardly change the policy.",
+        "Raise --learning-rate, or leave it out for a default that suits the model's size and --peft; LoRA needs "
+        "about ten times the learning rate of full training.",
+        (),
+        "Schulman et al., LoRA Without Regret, 2025; huggingface/trl#2872",
+    ),
+    Cause(
+        "learning-rate-too-high",
+        "One update changes the policy more than its rollouts can justify, and breaks what the policy has learned.",
+        "Lower --learning-rate, for example to a tenth.",
+        (),
+        "areal-project/AReaL#1634",
+    ),
+    Cause(
+        "does-not-overfit",
+        "Updates on one group do not make its better rollouts more likely than its worse ones.",
+        "If all earlier checks passed, look at what they do not cover: the optimizer (--adam-beta1, --adam-beta2, "
+        "--weight-decay), its schedule (--lr-scheduler-type) and the objective (--loss-type, --epsilon, --delta, "
+        "--kl-beta).",
+    ),
+    Cause(
+        "entropy-collapse",
+        "The policy has become nearly deterministic without a better reward: it no longer explores.",
+        "Try --epsilon-high 0.28, a higher --temperature, a lower --learning-rate, or --kl-beta 0.001.",
+        (),
+        "arXiv:2503.14476, sec. 3.1; arXiv:2505.22617",
+    ),
+    Cause(
+        "entropy-explosion",
+        "The policy becomes more and more random while the reward falls.",
+        "Lower --learning-rate, keep --max-grad-norm 1, or add --kl-beta 0.001.",
+        (),
+        "arXiv:2505.22617",
+    ),
+)

@@ -1,0 +1,231 @@
+"""Every number that a verdict depends on, with its meaning. docs/reference/causes.md is generated from this file.
+
+A threshold that differs between float32 and bfloat16 is indexed by whether the computation is in bfloat16, as in
+`SAMPLING_GAP[config.bf16]`.
+"""
+
+from __future__ import annotations
+
+THRESHOLDS: list[Threshold | ByPrecision] = []
+"""All thresholds, in the order of this file."""
+
+
+class Threshold(float):
+    """A number with its meaning. `causes`: ids of the causes whose verdict depends on it.
+
+    Example: `Threshold(0.3, "largest share of rollouts that a limit may cut off", "truncated-turns") < 0.5`.
+    """
+
+    meaning: str
+    causes: tuple[str, ...]
+
+    def __new__(cls, value: float, meaning: str, *causes: str) -> Threshold:
+        self = super().__new__(cls, value)
+        self.meaning, self.causes = meaning, causes
+        THRESHOLDS.append(self)
+        return self
+
+    def __str__(self) -> str:
+        return f"{float(self):g}"
+
+
+class ByPrecision:
+    """A threshold for float32 and one for bfloat16. Example: `SYNC_PARITY[True]` is the threshold for bfloat16."""
+
+    def __init__(self, float32: float, bfloat16: float, meaning: str, *causes: str) -> None:
+        self.float32, self.bfloat16, self.meaning, self.causes = float32, bfloat16, meaning, causes
+        THRESHOLDS.append(self)
+
+    def __getitem__(self, bf16: bool) -> float:
+        return self.bfloat16 if bf16 else self.float32
+
+    def __str__(self) -> str:
+        return f"{self.float32:g} in float32, {self.bfloat16:g} in bfloat16"
+
+
+# Engine and trainer
+
+SYNC_PARITY = ByPrecision(
+    1e-3, 0.25, "largest mean |difference| of engine and trainer log-probabilities on fixed tokens after a weight "
+    "sync, in nats per token; above it the run stops (--parity-limit)",
+    "weights-not-synced",
+)  # fmt: skip
+SAMPLING_GAP = ByPrecision(
+    1e-3, 0.05, "largest mean |difference| of engine and trainer log-probabilities on sampled tokens, in nats per "
+    "token. Healthy runs have 5e-7 in float32 and about 0.012 in bfloat16 (huggingface/trl#4772)",
+    "engine-trainer-mismatch", "sampling-truncated", "weights-not-synced",
+)  # fmt: skip
+GAP_GROWTH = Threshold(
+    100, "how many times its value in the first step the difference of engine and trainer may grow to, in float32; up "
+    "to 1e-5 nats per token is always allowed",
+    "engine-trainer-mismatch", "weights-not-synced",
+)  # fmt: skip
+OTHER_TOKENS = ByPrecision(
+    1e-3, 0.1, "largest change of a token's log-probability by other rows of its microbatch or by later tokens of its "
+    "row, in nats",
+    "rows-see-each-other",
+)  # fmt: skip
+BLIND = Threshold(
+    1e-6, "smallest mean change of log-probabilities that another prompt, or other tool results, must cause, in nats",
+    "loss-mask-as-attention-mask",
+)  # fmt: skip
+LEFT_OUT = Threshold(
+    0.1, "largest part of the trainer's probability that may lie on tokens which the engine can never sample, as a "
+    "share of the probability of all tokens that were not sampled",
+    "sampling-truncated",
+)  # fmt: skip
+LEFT_OUT_MASS = Threshold(
+    0.01, "largest part of the trainer's probability that may lie on tokens which the engine can never sample, as a "
+    "share of all probability",
+    "sampling-truncated",
+)  # fmt: skip
+ARRIVED = Threshold(
+    0.1, "largest share of a large known weight change that may be missing from the engine's log-probabilities",
+    "weights-not-synced", "engine-stale", "adapter-not-applied", "adapter-bound-to-no-module",
+)  # fmt: skip
+ROUNDED = Threshold(
+    0.3, "largest share of a small known weight change that may be missing from the engine's log-probabilities; above "
+    "it, rounding lost the change",
+    "merged-in-bf16",
+)  # fmt: skip
+MUTED_TOKENS = Threshold(
+    0.1, "largest share of sampled tokens that --importance-correction may mask", "correction-mutes-rollouts"
+)
+MUTED_WEIGHT = Threshold(
+    0.7, "smallest mean importance weight of sampled tokens, before --importance-correction bounds it",
+    "correction-mutes-rollouts",
+)  # fmt: skip
+STALE_SHARE = Threshold(
+    0.3, "largest share of rollouts that may be discarded for being older than --max-staleness", "rollouts-too-old"
+)
+
+# Environment and limits
+
+FAILED_ROLLOUTS = Threshold(
+    0.2, "largest share of rollouts that may end in an error; above it, the rest of their groups is not a fair sample",
+    "environment-fails",
+)  # fmt: skip
+TOOL_ERRORS = Threshold(
+    0.5, "largest share of tool calls that may end in an error. Where tools run programs that the policy wrote, it is "
+    "normal that a third of the calls fails, and the policy learns from it",
+    "tools-fail",
+)  # fmt: skip
+MALFORMED_CALLS = Threshold(
+    0.7, "largest share of a run's first tool calls that may be impossible to parse", "calls-malformed"
+)
+CUT_SHARE = Threshold(
+    0.3, "largest share of rollouts that a limit may cut off",
+    "truncated-turns", "truncated-context", "truncated-rollouts",
+)  # fmt: skip
+RUN_ON_SHARE = Threshold(
+    0.05, "largest share of turns that may continue after an end token, or stop at a token that is not the chat "
+    "template's end token",
+    "stop-token-wrong",
+)  # fmt: skip
+
+# Reward and groups
+
+REWARD_TOLERANCE = Threshold(
+    1e-6, "largest difference of two rewards that count as equal",
+    "reward-nondeterministic", "reward-constant", "evaluation-parses-differently", "oracle-fails",
+)  # fmt: skip
+LARGE_REWARD = Threshold(10.0, "largest |reward| that the doctor accepts without being unsure", "reward-not-finite")
+NOT_FINITE = Threshold(0.1, "largest share of rollouts whose reward may be NaN or infinite", "reward-not-finite")
+LITTLE_SIGNAL = Threshold(
+    0.3, "smallest share of groups, before a run, in which the rewards must differ",
+    "task-out-of-reach", "task-solved", "groups-without-variety",
+)  # fmt: skip
+NO_SIGNAL = Threshold(
+    0.8, "share of groups without a signal (all rollouts succeed, or all fail), in a run's first steps, from which "
+    "there is too little to learn from",
+    "task-out-of-reach", "task-solved", "groups-without-variety", "temperature-too-high",
+)  # fmt: skip
+SOLVED = Threshold(
+    0.95, "mean reward before a run, as a share of the best reward, from which a task counts as solved", "task-solved"
+)
+FORM_SHARE = Threshold(
+    0.8, "largest share of the reward's variance within groups that may come from the format of replies",
+    "reward-format-dominated",
+)  # fmt: skip
+TINY_DEVIATION = Threshold(
+    0.05, "standard deviation of a group's rewards, as a share of that of the step's rewards, below which it counts "
+    "as tiny",
+    "tiny-std-scaling",
+)  # fmt: skip
+TINY_SHARE = Threshold(
+    0.1, "largest share of the summed |advantage| that may come from groups with a tiny standard deviation",
+    "tiny-std-scaling",
+)  # fmt: skip
+TINY_SPREAD = Threshold(
+    0.02, "largest difference of two rewards of a group, as a share of the largest reward, below which "
+    "`groups/tiny_spread_share` counts the group",
+    "tiny-std-scaling",
+)  # fmt: skip
+TINY_GROUPS = Threshold(
+    0.25, "largest share of the groups with a signal that `groups/tiny_spread_share` may count", "tiny-std-scaling"
+)
+HELD_OUT_APART = Threshold(
+    0.3, "largest difference of held-out and training reward before training, as a share of the reward's scale. It is "
+    "a failure only if the difference also exceeds three standard errors",
+    "evaluation-parses-differently",
+)  # fmt: skip
+HELD_OUT_FALL = Threshold(
+    0.1, "largest fall of the held-out reward from its best value while the training reward rises, as a share of the "
+    "reward's scale. It is a failure only if the fall also exceeds chance",
+    "reward-hacked",
+)  # fmt: skip
+HOT = Threshold(
+    1.5, "--temperature from which failing rollouts are attributed to the temperature", "temperature-too-high"
+)
+
+# The update
+
+NO_GRADIENT = Threshold(1e-12, "gradient norm, in steps with a signal, below which there is no gradient", "no-gradient")
+GRADIENT_REPEATS = ByPrecision(
+    1e-3, 0.05, "largest relative difference of two gradients of the same rows, divided into the same or other "
+    "microbatches",
+    "normaliser-depends-on-microbatches", "dropout-in-training",
+)  # fmt: skip
+DROPOUT_NOISE = Threshold(
+    0.3, "largest relative difference of two gradients of the same rows that dropout may cause. Dropout of 0.05, 0.1 "
+    "and 0.5 causes 0.12, 0.18 and 0.5",
+    "dropout-in-training",
+)  # fmt: skip
+EPSILONS_LEFT = Threshold(
+    2, "smallest clipped gradient per weight, in multiples of the optimizer's epsilon", "gradient-clipped-to-nothing"
+)
+MOVED_SHARE = Threshold(
+    0.5, "smallest share of the weights with a gradient that one update must change",
+    "weights-in-bf16", "optimizer-moves-nothing",
+)  # fmt: skip
+TOO_FAR = Threshold(
+    0.03, "largest change of the policy on other rollouts by one update, in nats per token. The bundled models change "
+    "by up to 0.001 at their default learning rates, by 0.025 to 0.05 at ten times these, and by 2 at a hundred times",
+    "learning-rate-too-high",
+)  # fmt: skip
+TOO_NEAR = Threshold(
+    1e-3, "smallest change of the policy by a hundred updates in the same direction, in nats per token",
+    "learning-rate-too-low",
+)  # fmt: skip
+BREAKING_KL = Threshold(
+    1.0, "largest change of the policy in one step, in nats per token; if the reward falls after a larger one, the "
+    "step is the cause. Healthy steps of the bundled models, which have high learning rates, reach 0.2",
+    "learning-rate-too-high",
+)  # fmt: skip
+RESTLESS = Threshold(
+    0.05, "largest median change of the policy per step, in nats per token, while the reward does not rise",
+    "learning-rate-too-high",
+)  # fmt: skip
+KL_PULL = Threshold(
+    1.0, "largest pull of the KL term on the policy, as a multiple of the pull of the advantages", "kl-too-large"
+)
+CLIPPED = Threshold(
+    0.3, "largest share of sampled tokens whose gradient the ratio clip may remove (gspo: 0.7)", "ratio-clipped"
+)
+ENTROPY_FALL = Threshold(
+    0.2, "smallest entropy, as a share of its value in the first steps, while the reward does not rise",
+    "entropy-collapse",
+)  # fmt: skip
+ENTROPY_RISE = Threshold(
+    2, "largest entropy, as a multiple of its value in the first steps, while the reward falls", "entropy-explosion"
+)

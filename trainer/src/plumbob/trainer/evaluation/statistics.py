@@ -1,0 +1,99 @@
+"""Means with intervals, pass@k, and paired comparisons. Imports numpy only for comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959963984540054
+"""The 97.5% quantile of the standard normal distribution: half the width of a 95% interval, in standard errors."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95% confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    """Number of values."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def estimate(rewards: Sequence[float]) -> Estimate:
+    """Mean with its 95% interval.
+
+    It is the Wilson score interval (Wilson 1927) if all rewards are 0 or 1, else the normal interval around the mean.
+    If all values lie in [0, 1], so does the interval. Without values, mean and interval are NaN.
+    """
+    n = len(rewards)
+    if not n:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    mean = math.fsum(rewards) / n
+    if all(reward in (0.0, 1.0) for reward in rewards):
+        centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+        half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
+        return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), n)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / max(n - 1, 1)
+    half = Z95 * math.sqrt(variance / n)
+    low, high = mean - half, mean + half
+    if n == 1 and 0.0 <= mean <= 1.0:
+        return Estimate(mean, 0.0, 1.0, n)  # one value says nothing about the spread
+    if all(0.0 <= reward <= 1.0 for reward in rewards):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Estimate(mean, low, high, n)
+
+
+def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
+    """Unbiased estimate of the probability that at least one of k rollouts passes, from n >= k rollouts.
+
+    1 - C(n - c, k) / C(n, k), if c of the n rollouts passed (Chen et al. 2021, arXiv:2107.03374, equation 1).
+    """
+    if not 0 <= num_passed <= num_rollouts or not 1 <= k <= num_rollouts:
+        raise ValueError(f"pass@{k} needs k <= n and 0 <= passed <= n, not {num_passed} of {num_rollouts}")
+    return 1.0 - math.comb(num_rollouts - num_passed, k) / math.comb(num_rollouts, k)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mean difference between two sets of results on the tasks that both have, with its 95% interval."""
+
+    difference: float
+    low: float
+    high: float
+    n: int
+    """Number of tasks that both have."""
+    p_value: float
+    """Two-sided bootstrap p-value: twice the smaller of the shares of resampled differences on the two sides of 0."""
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def paired_bootstrap(
+    ours: Sequence[float], theirs: Sequence[float], resamples: int = 10_000, seed: int = 0
+) -> Comparison:
+    """The mean difference of paired values, with a 95% percentile interval over resampled tasks (Efron 1979).
+
+    `ours[i]` and `theirs[i]` belong to the same task. Raises ValueError if they are empty or differ in length.
+    """
+    import numpy as np
+
+    if len(ours) != len(theirs) or not ours:
+        raise ValueError(f"paired values need equal numbers, at least one, not {len(ours)} and {len(theirs)}")
+    differences = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    rng, n = np.random.default_rng(seed), len(differences)
+    rows = max(1, (1 << 22) // n)  # resamples at a time, so that their indices take 32 MiB
+    means = np.concatenate(
+        [
+            differences[rng.integers(n, size=(min(rows, resamples - start), n))].mean(axis=1)
+            for start in range(0, resamples, rows)
+        ]
+    )
+    low, high = np.quantile(means, [0.025, 0.975])
+    tail = min((means <= 0).mean(), (means >= 0).mean())
+    return Comparison(float(differences.mean()), float(low), float(high), n, float(min(1.0, 2 * tail)))

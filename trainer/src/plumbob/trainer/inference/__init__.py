@@ -1,0 +1,1 @@
+"""The engines that sample completions, and how trained weights reach them."""

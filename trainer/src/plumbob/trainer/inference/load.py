@@ -1,0 +1,139 @@
+"""Load the engine of an evaluation or of `serve` from its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from plumbob.console import UserError
+from plumbob.rollout import Chat, ChatEngine, Engine
+from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.inference.chat_server import ChatServer
+from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
+from plumbob.trainer.inference.token_servers import TokenServers, root_url
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.policy.loading import (
+    cast_weights,
+    check_supported,
+    default_threads,
+    load_chat,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+)
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine that takes token ids, and the chat template to make them with."""
+
+    engine: Engine
+    chat: Chat
+    where: str
+    """Where the model computes, for display: a device or a server's URL."""
+    max_context: int
+    """Most tokens of one row: prompts, completions and tool results."""
+    close: Callable[[], None] = lambda: None
+    """Closes the connections to a server."""
+
+
+@dataclass(frozen=True)
+class LoadedChatEngine:
+    """An engine that takes messages instead of token ids."""
+
+    engine: ChatEngine
+    where: str
+    """The server's URL, for display."""
+    close: Callable[[], None]
+    """Closes the connections to the server."""
+    chat: None = None
+    """None, because the server applies the chat template."""
+
+
+def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
+    """Load the engine that `--engine` names. Raises UserError for a model or a server that cannot be used."""
+    if config.engine == "transformers":
+        return load_transformers_engine(
+            config.model,
+            max_concurrent=config.max_concurrent,
+            max_context=config.max_context,
+            bf16=config.bf16,
+            threads=config.threads,
+        )
+    url = root_url(config.base_url, "--base-url")
+    if config.engine == "vllm":
+        chat = load_chat(load_tokenizer(config.model), load_generation_config(config.model))
+    http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
+    try:
+        check_model(http, url, config)
+    except BaseException:
+        http.close()
+        raise
+    if config.engine == "openai":
+        return LoadedChatEngine(ChatServer(http, url, config.model), config.base_url, http.close)
+    return LoadedEngine(TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, http.close)
+
+
+PATIENCE_SECONDS = 30.0
+"""How long a request of an evaluation is retried while its server is overloaded or unreachable."""
+
+
+def _timing(max_seconds: float) -> Timing:
+    return Timing(request=max_seconds, total=max_seconds, patience=min(PATIENCE_SECONDS, max_seconds))
+
+
+def check_model(http: HttpThread, url: str, config: EvaluateConfig) -> None:
+    """Ask the server which models it has.
+
+    Raises UserError if no server answers, it refuses the key, or it lacks the model.
+    """
+    try:
+        names = http.result(http.request("GET", url, "/v1/models", seconds=http.timing.connect, read=_model_names))
+    except ServerFailure as failure:
+        if failure.gone or failure.status == 408:
+            raise UserError(
+                f"no server answers at {config.base_url} ({failure.reason}); start one, for example "
+                f"`serve --model {config.model}`, or give its --base-url"
+            ) from None
+        if failure.status in (401, 403):
+            raise UserError(
+                f"the server at {config.base_url} refuses the key in ${config.api_key_var} ({failure.status}); set another"
+            ) from None
+        if failure.status == 200:
+            raise UserError(
+                f"{config.base_url} answers, but not as an OpenAI-compatible server; give a --base-url that ends in /v1"
+            ) from None
+        return  # /v1/models is optional
+    if names and config.model not in names:
+        raise UserError(f"the server at {config.base_url} has no model {config.model!r}; it has {', '.join(names)}")
+
+
+def _model_names(content: bytes) -> list[str]:
+    return [str(card["id"]) for card in json.loads(content)["data"]]
+
+
+def load_transformers_engine(
+    model: str, *, max_concurrent: int, max_context: int | None = None, bf16: bool = False, threads: int = 0
+) -> LoadedEngine:
+    """Load a model into this process, on the GPU if there is one.
+
+    `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
+    Raises UserError for a model that cannot be loaded or used.
+    """
+    tokenizer = load_tokenizer(model)
+    loaded = load_model(model)
+    positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    if max_context is None:
+        max_context = min(4096, positions or 4096)
+    elif positions is not None and max_context > positions:
+        raise UserError(f"--max-context {max_context} is more than the model's {positions} positions; lower it")
+    check_supported(loaded, max_context)
+    chat = load_chat(tokenizer, loaded.generation_config)
+    torch.set_num_threads(threads or default_threads(loaded))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)
+    engine = TransformersEngine(loaded, max_slots=max_concurrent, max_length=max_context)
+    return LoadedEngine(engine, chat, str(device), max_context)

@@ -1,0 +1,88 @@
+"""Completions by token ids from one or several HTTP servers of one model: vLLM's, or those of `serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from plumbob.console import UserError
+from plumbob.rollout import Completion, Sampling
+from plumbob.trainer.inference import generate_api
+from plumbob.trainer.inference.http_client import HttpThread, ServerFailure
+from plumbob.trainer.inference.server_pool import Server, ServerPool
+
+
+@dataclass(frozen=True)
+class Served:
+    """What requests ask for at this moment."""
+
+    version: int
+    """The policy version."""
+    model: str
+    """The base model's name, or that of the newest adapter."""
+
+
+class TokenServers:
+    """A rollout engine over HTTP: `generate` sends each request to the server that serves it best, and tries again.
+
+    Example: `TokenServers(HttpThread(Timing()), ["http://127.0.0.1:8000"], "tiny")`.
+    """
+
+    def __init__(self, http: HttpThread, urls: Sequence[str], model: str, *, seeds: bool = True) -> None:
+        """`urls`: as `root_url` returns them. `seeds`: send each completion's seed (`generate_api.sampling_params`)."""
+        self.http, self.base_model, self.seeds = http, model, seeds
+        self.pool = ServerPool(http, urls)
+        self.served = Served(0, model)
+        self.in_flight = 0
+        self.generated_tokens = 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one completion. It names the policy version that it was asked for, whatever is synced meanwhile.
+
+        Raises EngineError if no server answers in time.
+        """
+        served = self.served
+        body = {
+            "model": served.model,
+            "token_ids": list(prompt_ids),
+            "sampling_params": generate_api.sampling_params(sampling, seeded=self.seeds),
+        }
+        read = partial(generate_api.read_completion, version=served.version, greedy=sampling.temperature == 0)
+        self.in_flight += 1
+        try:
+            send = partial(self._send, body=body, read=read)
+            completion = await self.http.awaited(self.pool.ask(prompt_ids, send))
+        finally:
+            self.in_flight -= 1
+        self.generated_tokens += len(completion.token_ids)
+        return completion
+
+    async def _send(self, server: Server, seconds: float, *, body: dict[str, Any], read: Any) -> Completion:
+        """One attempt at one server. Raises ServerFailure and EngineError."""
+        try:
+            return await self.http.request(
+                "POST", server.url, generate_api.PATH, body, seconds=seconds, read=read, pooled=True
+            )
+        except generate_api.Aborted:
+            raise ServerFailure(server.url, 503, "ended a completion before it was complete") from None
+        except ServerFailure as failure:
+            if failure.status == 404 and body["model"] != self.base_model:
+                # The server has restarted and lost the adapter: load it again, then repeat the request.
+                server.doubted = True
+                raise ServerFailure(server.url, 503, failure.reason) from None
+            raise
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def root_url(url: str, option: str = "--vllm-url") -> str:
+    """A server's URL without a slash or /v1 at its end. Raises UserError, naming `option`, if `url` is not a URL."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{option} {url!r} is not the URL of a server; give one like http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))

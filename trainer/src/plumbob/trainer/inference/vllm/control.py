@@ -1,0 +1,163 @@
+"""Synchronous requests about a server itself: check what it serves, and send one request to all servers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.trainer.inference.errors import SyncError
+from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, advice
+
+CHECKED_TEXT = (
+    '<|im_start|>user\nWhat is 17 × 3.5?<|im_end|>\n<tool_call>\n{"name": "look_up"}\n</tool_call>\tÉté 日本語'
+)
+"""Text on which tokenizers are compared: special tokens, digits, spaces, punctuation, other scripts."""
+
+CONNECT_SECONDS = 30.0
+"""Time limit of each request with which a server is checked."""
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server reports about itself."""
+
+    url: str
+    version: tuple[int, int]
+    """vLLM's version, major and minor; (0, 0) if the server does not say."""
+    max_length: int
+    """Most tokens of prompt and completion together; 0 if the server does not say."""
+
+
+class Control:
+    """Sends the same request to every server, concurrently, from synchronous code.
+
+    Example: `control.each("POST", "/pause", params={"mode": "wait"})`.
+    """
+
+    def __init__(self, http: HttpThread, urls: Sequence[str]) -> None:
+        self.http, self.urls = http, list(urls)
+
+    def each(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        read: Callable[[bytes], Any] = bytes,
+    ) -> list[Any]:
+        """Send a request to every server; returns the answers in the order of the servers.
+
+        `seconds`: time limit. Waits for all servers, then raises SyncError for the first of them that failed.
+        """
+        request = partial(self.http.request, method, path=path, body=body, params=params, seconds=seconds, read=read)
+
+        async def everywhere() -> list[Any]:
+            return await asyncio.gather(*(request(url) for url in self.urls), return_exceptions=True)
+
+        answers = self.http.result(everywhere())
+        for answer in answers:
+            if isinstance(answer, ServerFailure):
+                message = f"{answer}; {advice(answer)}" if answer.gone or answer.status == 408 else str(answer)
+                raise SyncError(message) from None
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
+
+
+def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokenizer: Any = None) -> ServerInfo:
+    """Check that the server at `url` can be used to train `model`. Raises UserError if there is none or it cannot.
+
+    `vocab_size`: number of the policy's token ids. The server must accept id vocab_size - 1, refuse the next one, and
+    tokenise like `tokenizer`.
+    """
+
+    def ask(method: str, path: str, body: Any = None) -> Any:
+        return http.result(http.request(method, url, path, body, seconds=CONNECT_SECONDS))
+
+    try:
+        cards = {str(card["id"]): card for card in ask("GET", "/v1/models")["data"]}
+    except ServerFailure as failure:
+        hint = f"start one with `vf-vllm --model {model}`, or correct --vllm-url" if failure.gone else "see its log"
+        raise UserError(f"{failure}; {hint}") from None
+    except (KeyError, TypeError):
+        raise UserError(f"{url} answers, but not as a vLLM server; correct --vllm-url") from None
+    if model not in cards:
+        served = ", ".join(name for name, card in cards.items() if not card.get("parent"))
+        raise UserError(
+            f"the vLLM server at {url} serves {served}, not the trained model; start it with --model {model}"
+        )
+    sample = partial(_sample, ask, model)
+    try:
+        sample([0], logprobs=0)
+    except ServerFailure as failure:
+        raise UserError(f"{failure}; start the server with vf-vllm, which enables what the trainer needs") from None
+    _check_vocabulary(url, sample, vocab_size, tokenizer)
+    _check_tokenizer(url, ask, model, tokenizer)
+    # With top_k=1 the sampled token has log-probability 0 under the truncated distribution, and less under the model's
+    # own. The median over several prompts is used, because top_k=1 keeps two tokens if their logits are equal, as some
+    # are in bfloat16.
+    prompts = [[vocab_size * i // 8] for i in range(8)]
+    logprobs = [sample(ids, logprobs=0, top_k=1)["logprobs"]["content"][0]["logprob"] for ids in prompts]
+    if (logprob := statistics.median_high(logprobs)) < -1e-3:
+        raise UserError(
+            f"the vLLM server at {url} returns log-probabilities of another distribution than it samples from ({logprob:.3g} "
+            "for a token of probability 1); start it with vf-vllm, or with --logprobs-mode processed_logprobs"
+        )
+    return ServerInfo(url, _version(ask), int(cards[model].get("max_model_len") or 0))
+
+
+def _sample(ask: Callable[..., Any], model: str, token_ids: Sequence[int], **params: Any) -> dict[str, Any]:
+    """The server's first choice for a completion of one token."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "ignore_eos": True, **params}
+    body = {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
+    return ask("POST", "/inference/v1/generate", body)["choices"][0]
+
+
+def _check_vocabulary(url: str, sample: Callable[..., Any], vocab_size: int, tokenizer: Any) -> None:
+    wrong = f"the vLLM server at {url} serves a model with another vocabulary than the trained model's {vocab_size} ids"
+    try:
+        sample([vocab_size - 1])
+    except ServerFailure as failure:
+        raise UserError(f"{wrong} ({failure.reason}); start it with the same --model") from None
+    # vLLM accepts every id that its model or its tokenizer has.
+    beyond = max(vocab_size, len(tokenizer) if tokenizer is not None else 0)
+    try:
+        sample([beyond])
+    except ServerFailure as failure:
+        if failure.status != 400:
+            raise UserError(f"{failure}; see its log") from None
+        return
+    raise UserError(f"{wrong}: it accepts id {beyond}; start it with the same --model")
+
+
+def _check_tokenizer(url: str, ask: Callable[..., Any], model: str, tokenizer: Any) -> None:
+    if tokenizer is None:
+        return
+    body = {"model": model, "prompt": CHECKED_TEXT, "add_special_tokens": False}
+    try:
+        served = ask("POST", "/tokenize", body)["tokens"]
+    except (ServerFailure, KeyError, TypeError):
+        return  # without this route the server exchanges ids only, and its tokenizer does not matter
+    own = tokenizer.encode(CHECKED_TEXT, add_special_tokens=False)
+    if served != own:
+        at = next((i for i, (a, b) in enumerate(zip(served, own, strict=False)) if a != b), min(len(served), len(own)))
+        raise UserError(
+            f"the vLLM server at {url} has another tokenizer than the trained model: they differ from token {at} of a fixed "
+            "text on; start it with the same --model"
+        )
+
+
+def _version(ask: Callable[..., Any]) -> tuple[int, int]:
+    try:
+        found = re.match(r"(\d+)\.(\d+)", str(ask("GET", "/version")["version"]))
+    except (ServerFailure, KeyError, TypeError):
+        return (0, 0)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

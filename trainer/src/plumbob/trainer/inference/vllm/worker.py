@@ -1,0 +1,42 @@
+"""Methods that `vf-vllm` adds to vLLM's workers, for questions that vLLM's endpoints do not answer.
+
+They run in the server's processes and are called through `/collective_rpc`. This is the only file that reads private
+names of vLLM; 0.25 and 0.32 have the same ones. A server without these methods works, but a sync then checks less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class by `--worker-extension-cls`."""
+
+    model_runner: Any
+
+    def plumbob_bound_modules(self) -> dict[str, int]:
+        """`adapter`: number of the adapter loaded last, or 0; `bound`: how many of the model's modules it changes.
+
+        Modules are counted as peft counts them: a fused module (query, key and value in one) counts once for each of
+        its parts. vLLM loads an adapter whose names do not match without an error, and it then changes 0 modules.
+        """
+        manager = self.model_runner.lora_manager._adapter_manager
+        adapter = max(manager.list_adapters(), default=0)
+        if not adapter:
+            return {"adapter": 0, "bound": 0}
+        lora, bound = manager.get_adapter(adapter), 0
+        for name in manager.modules:
+            weights = manager._get_lora_layer_weights(lora, name)
+            if weights:
+                fused = weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]
+                bound += sum(part is not None for part in fused)
+        return {"adapter": adapter, "bound": bound}
+
+    def plumbob_mark(self, version: int) -> dict[str, int]:
+        """Remember the policy version of the current weights; a restarted server does not have this mark."""
+        self._plumbob_version = version
+        return {"version": version}
+
+    def plumbob_version(self) -> dict[str, int]:
+        """The policy version set by `plumbob_mark`; -1 if there is none."""
+        return {"version": getattr(self, "_plumbob_version", -1)}

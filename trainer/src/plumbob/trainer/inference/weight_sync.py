@@ -1,0 +1,44 @@
+"""Weight sync with an acknowledgement: afterwards engine and trainer give the same log-probabilities on fixed ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from plumbob.rollout import EngineError, Sample
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.inference.engine import TrainingEngine, WeightUpdate
+from plumbob.trainer.inference.errors import SyncError
+from plumbob.trainer.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """A sync that the engine acknowledged."""
+
+    update: WeightUpdate
+    parity: float
+    """Mean absolute difference of log-probabilities on the fixed ids, in nats."""
+
+
+def parity_row(token_ids: Sequence[int]) -> Sample:
+    """A row of fixed ids, of which every id but the first is scored."""
+    n = len(token_ids)
+    return Sample(list(token_ids), [False] + [True] * (n - 1), [0.0] * n, 0.0, "parity", "", False)
+
+
+def sync_weights(policy: Policy, engine: TrainingEngine, row: Sample, *, under_way: bool = False) -> SyncReport:
+    """Give the engine all trained weights and check that it serves them. Collective. Raises SyncError if it does not.
+
+    `row`: from `parity_row`. `under_way`: completions may be under way; they end with the weights that they began with.
+    """
+    with torch.no_grad():
+        trained = policy.score([row], temperature=1.0).logprobs.tolist()
+    limit = policy.config.parity_limit or thresholds.SYNC_PARITY[engine.dtype == torch.bfloat16]
+    try:
+        update = engine.update(policy.sharding.stream(), in_flight="finish" if under_way else "refuse")
+        parity = engine.check_parity(row.token_ids, trained, limit)
+    except (EngineError, OSError) as error:
+        raise SyncError(str(error)) from error
+    return SyncReport(update, parity)

@@ -1,0 +1,149 @@
+"""Load models, tokenizers and chat templates by name; defaults of a run that depend on the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from plumbob.console import UserError
+from plumbob.rollout import Chat, ChatTemplateError
+from plumbob.trainer.config.bundled_models import bundled_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def model_path(name: str) -> str:
+    """What to load for a model's name: a bundled model's folder, the model of a checkpoint, or else the name itself.
+
+    A run directory means the model of its last checkpoint.
+    """
+    if (bundled := bundled_folder(name)) is not None:
+        return str(bundled)
+    folder = Path(name).expanduser()
+    steps = sorted(folder.glob("checkpoints/step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    for candidate in (*steps[-1:], folder):
+        if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
+            return str(candidate / "model")
+    return str(folder) if folder.exists() else name
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load a model's tokenizer. Raises UserError if the model does not exist or has no chat template."""
+    path = model_path(name)
+    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
+    if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
+        raise UserError(f"there is no model in {name!r}: it has no config.json")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the tokenizer of model {name!r}: {_first_line(error)}") from None
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"model {name!r} has no chat template; use an instruct model or add chat_template.jinja to its folder"
+        )
+    return tokenizer
+
+
+def load_model(name: str) -> PreTrainedModel:
+    """Load a model in float32, because bfloat16 weights would round most of a small update away.
+
+    A LoRA adapter is merged into its base model. Raises UserError if the model cannot be loaded.
+    """
+    path = model_path(name)
+    # With accelerate's default, transformers reads the weights in one process and leaves them uninitialised in the
+    # others.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    try:
+        adapter = Path(path) / ADAPTER_CONFIG
+        if not adapter.is_file():
+            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None
+
+
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Cast the weights of `model` to `dtype` in place, and return it.
+
+    Buffers are not cast, because rotary frequencies must be float32 in every precision: in bfloat16 they are off by up
+    to 0.4%, which is an angle of radians after a thousand tokens.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def check_supported(model: PreTrainedModel, max_context: int) -> None:
+    """Raise UserError for an architecture whose distribution the engine and the trainer would get wrong.
+
+    Engine and trainer compute logits as output embeddings times hidden states, with full attention over the whole
+    context.
+    """
+    config = model.config.get_text_config()
+    name = model.config.model_type
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_context and getattr(config, "use_sliding_window", True):
+        raise UserError(
+            f"{name} attends over a sliding window of {window} tokens, which plumbob does not support yet; "
+            f"use --max-context {window} or less"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UserError(
+            f"{name} has layers other than attention ({', '.join(sorted(kinds))}), which plumbob does not support yet"
+        )
+    for scale in ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, scale, None) not in (None, 1, 1.0):
+            raise UserError(f"{name} rescales its logits ({scale}), which plumbob does not support yet")
+
+
+def load_generation_config(name: str) -> GenerationConfig | None:
+    """The generation config of a model, without loading its weights; None if it has none."""
+    try:
+        return GenerationConfig.from_pretrained(model_path(name))
+    except OSError:
+        return None
+
+
+def load_chat(tokenizer: Any, generation_config: GenerationConfig | None) -> Chat:
+    """The tokenizer's chat template. A turn ends at the template's own end token or one of the generation config's.
+
+    Raises UserError if the chat template cannot be used.
+    """
+    eos = generation_config.eos_token_id if generation_config is not None else None
+    ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    try:
+        return Chat.of(tokenizer, stop_token_ids=ids)
+    except ChatTemplateError as error:
+        raise UserError(f"this model's chat template cannot be used: {error}") from None
+
+
+TINY = 10_000_000
+"""Models with fewer parameters than this need other defaults than real models. The bundled policy has 0.4 million."""
+
+
+def default_threads(model: PreTrainedModel) -> int:
+    """Default number of CPU threads: one per CPU, but a single one for a tiny model.
+
+    The operations of a tiny model are too short to divide: two threads took up to 30 times as long.
+    """
+    return 1 if model.num_parameters() < TINY else os.cpu_count() or 1
+
+
+def default_learning_rate(model: PreTrainedModel, peft: bool) -> float:
+    """Default learning rate. LoRA needs about ten times that of full training, and a tiny model a far higher one.
+
+    The factor of LoRA is from Schulman et al., "LoRA Without Regret", 2025.
+    """
+    base = 3e-4 if model.num_parameters() < TINY else 1e-6
+    return base * (10 if peft else 1)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

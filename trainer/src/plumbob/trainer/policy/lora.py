@@ -1,0 +1,96 @@
+"""LoRA with peft's layers and files, and a forward pass that moves less memory than peft's."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import Linear as PeftLinear
+from plumbob.console import UserError
+from plumbob.trainer.config.train import TrainConfig
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+
+class LeanLoraLinear(PeftLinear):
+    """peft's LoRA layer, but without dropout it computes x W^T + b + s (x A^T) B^T with fewer passes over memory.
+
+    peft casts x to the adapter's float32, although autocast casts it straight back, and applies the scale to the wide
+    side of the product. These are three more passes over activations forward and four backward, which take more time
+    than the adapter's arithmetic. Here x keeps its type, and the scale is applied to the [T, r] side.
+    """
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        name = None if args or kwargs else self._only_plain_adapter()
+        if name is None:
+            return super().forward(x, *args, **kwargs)
+        result = self.base_layer(x)
+        a, b = cast(Any, self.lora_A[name]).weight, cast(Any, self.lora_B[name]).weight
+        return result + functional.linear(functional.linear(x, a) * self.scaling[name], b).to(result.dtype)
+
+    def _only_plain_adapter(self) -> str | None:
+        """The adapter's name, if there is exactly one that is active, unmerged, without dropout and of no variant."""
+        if self.disable_adapters or self.merged or len(self.active_adapters) != 1:
+            return None
+        name = self.active_adapters[0]
+        if name not in self.lora_A or name in self.lora_variant or self.lora_A[name].bias is not None:
+            return None
+        dropout = self.lora_dropout[name]
+        plain = isinstance(dropout, torch.nn.Identity) or not dropout.training
+        return name if plain and self.lora_B[name].bias is None else None
+
+
+def add_lora(model: PreTrainedModel, config: TrainConfig) -> None:
+    """Add the configured LoRA adapter to `model`, and freeze all other weights.
+
+    Raises UserError if --lora-targets names a module that the model does not have.
+    """
+    model.add_adapter(
+        LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules=_targets(model, config.lora_targets),
+        )
+    )
+    for module in model.modules():
+        if type(module) is PeftLinear:
+            module.__class__ = LeanLoraLinear
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of `model` with its adapter merged in: a plain model's names -> float32 tensors on the CPU.
+
+    The adapter is added in float32, because rounding the sum to bfloat16 loses most of an early update: four fifths of
+    an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
+    """
+    merged = {
+        name: module.base_layer.weight.float() + module.get_delta_weight(module.active_adapters[0]).float()
+        for name, module in model.named_modules()
+        if isinstance(module, PeftLinear)
+    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if "lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        whole = merged.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+        state[plain] = (tensor if whole is None else whole).detach().float().cpu()
+    return state
+
+
+def _targets(model: PreTrainedModel, names: str) -> list[str]:
+    """The module names in --lora-targets. Raises UserError if the model lacks one of them."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    head = model.get_output_embeddings()
+    have = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    missing = [name for name in wanted if name not in have]
+    if missing or not wanted:
+        named = ", ".join(missing) or "nothing"
+        raise UserError(f"--lora-targets names no module of this model: {named}; choose from {', '.join(sorted(have))}")
+    return wanted

@@ -1,0 +1,38 @@
+"""Pack rows into microbatches of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Pack rows into microbatches of at most `max_tokens` tokens; returns the indices of the rows of each microbatch.
+
+    A row of more than `max_tokens` tokens is a microbatch of its own. Every row is in exactly one microbatch. First-fit
+    decreasing (Johnson, "Near-optimal bin packing algorithms", 1973): the number of microbatches is at most 11/9 of the
+    smallest possible number plus one. The result depends on nothing but the arguments. The longest rows come first, so
+    that a microbatch that does not fit into memory fails at the start and not after an hour.
+    """
+    microbatches: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        for k, free in enumerate(room):
+            if lengths[i] <= free:
+                microbatches[k].append(i)
+                room[k] -= lengths[i]
+                break
+        else:
+            microbatches.append([i])
+            room.append(max_tokens - lengths[i])
+    return microbatches
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the CPU to `device` without waiting for the device.
+
+    An ordinary copy to a GPU waits until all queued work is done, and then the GPU is idle until the next kernel is
+    queued. A few such copies in each pass cost a tenth of a step's time.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

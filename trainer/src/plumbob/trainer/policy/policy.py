@@ -1,0 +1,363 @@
+"""The policy: the model that is trained, its log-probabilities of sampled tokens, its reference, and its files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch._functorch.config
+from peft import set_peft_model_state_dict
+from plumbob.rollout import Sample
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed import model_files as files
+from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
+from plumbob.trainer.distributed.launcher import Request, shard
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.lora import add_lora, merged_state
+from plumbob.trainer.policy.packing import pack, to_device
+from plumbob.trainer.policy.token_logprobs import score_tokens
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+REFERENCE_FILE = "reference.safetensors"
+"""Name of the file, in a checkpoint's model folder, of a reference policy that has moved."""
+
+NO_ROW = Sample([0, 0], [False, True], [0.0, 0.0], 0.0, "", "", False)
+"""The row that a process computes in an empty microbatch, to take part in collective passes of the other processes."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Scores of the sampled tokens of some rows, concatenated in row order: [N] each, float32."""
+
+    logprobs: torch.Tensor
+    """Log-probabilities in nats; with a gradient where gradients are on."""
+    entropies: torch.Tensor
+    """Entropies of the policy in nats; without a gradient."""
+
+
+class TokenScorer(torch.nn.Module):
+    """Model and scoring in one module, which FSDP2 and DeepSpeed wrap. The model must only run in its forward pass."""
+
+    def __init__(self, model: PreTrainedModel, bf16: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.bf16 = bf16
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        bounds: dict[str, Any],
+        wanted: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [N] and entropies [N] of `targets` [N].
+
+        `ids`, `positions` [1, T]: the concatenated rows, and each token's position in its row. `bounds`: the rows'
+        bounds, from `attention.row_bounds`. `wanted` [N]: indices into T of the tokens whose logits score `targets`.
+        """
+        # Autocast begins inside the module, because DeepSpeed ends an autocast around a module's forward pass.
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
+            decoder = self.model.get_decoder()
+            output = decoder(input_ids=ids, position_ids=positions, use_cache=False, **bounds)
+            hidden = output.last_hidden_state[0][wanted]
+            head = cast(Any, self.model.get_output_embeddings())
+            weight = head.weight
+            if getattr(head, "bias", None) is not None:  # a bias is the weight of an extra feature that is always 1
+                weight = torch.cat([weight, head.bias[:, None]], dim=1)
+                hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
+            return score_tokens(hidden, weight, targets, temperature)
+
+
+class Policy:
+    """A causal language model with float32 weights. Either all of its weights are trained, or a LoRA adapter.
+
+    The model's own dropout stays off in training too, because rollouts are sampled without dropout. An adapter's
+    dropout, if configured, is on while gradients are on.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, config: TrainConfig, device: torch.device, *, whole: bool = True
+    ) -> None:
+        """`whole`: this process holds the whole model. If not, call `shard` next, which moves a part to the device."""
+        self.config = config
+        self.device = device
+        if config.peft:
+            torch.manual_seed(config.seed)
+            add_lora(model, config)
+            if config.bf16:
+                _halve_frozen_weights(model)
+        else:
+            model.requires_grad_(True)
+        model.set_attn_implementation(attention.NAME)
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model = (model.to(device) if whole else model).eval()
+        self.scorer = TokenScorer(self.model, config.bf16)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        text = model.config.get_text_config()
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self._flash = attention.has_flash(device, torch.bfloat16 if config.bf16 else torch.float32, head_dim)
+        self._with_modes = [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, GradientCheckpointingLayer) or ".lora_dropout." in name
+        ]
+        self._reference: dict[str, torch.Tensor] | None = None
+        """Name of a trained tensor -> this process's part of it in the reference; with LoRA it is made on first use."""
+        self._reference_moved = False
+        """Whether `sync_reference` has changed the reference policy since the run began."""
+        self.sharding: Sharding = Replicated(self.scorer, World(0, 1, device))
+        if whole:
+            self._placed()
+
+    def shard(self, request: Request, world: World, make: MakeOptimizer, max_norm: float) -> torch.optim.Optimizer:
+        """Divide the tensors among the ranks as requested; returns the optimizer that `make` makes for trained tensors.
+
+        Other references to the model's tensors must not be used after this call. `max_norm`: the gradient norm is
+        clipped to it; 0: no clipping. Collective. Raises UserError like `launcher.shard`.
+        """
+        self.sharding = shard(request, self.scorer, world, bf16=self.config.bf16)
+        optimizer = self.sharding.make_optimizer(make, max_norm)
+        if self.sharding.collective_forward:
+            self._placed()
+        return optimizer
+
+    def _placed(self) -> None:
+        """Compile layers and keep the reference policy, once the tensors are on the device."""
+        if self._flash:
+            _compile_layers(self.model, self.sharding.kind)
+        if self.config.kl_beta > 0 and not self.config.peft:
+            self._reference = {name: self.sharding.local(p).clone() for name, p in self.trainable.items()}
+
+    @property
+    def trainable(self) -> dict[str, torch.Tensor]:
+        return self.sharding.trainable
+
+    def engine_model(self, *, share: bool = True) -> PreTrainedModel:
+        """A copy of the model for an engine; call it before `shard`.
+
+        `share`: the copy shares frozen weights that have the engine's dtype already.
+        """
+        dtype = torch.bfloat16 if self.config.bf16 else torch.float32
+        memo = {}
+        for p in self.model.parameters():
+            shared = share and not p.requires_grad and p.dtype == dtype
+            memo[id(p)] = p if shared else torch.nn.Parameter(p.detach().to(self.device, dtype, copy=True))
+        # Only weights are cast: rotary frequencies in bfloat16 would be off by radians after a thousand tokens.
+        return copy.deepcopy(self.model, cast(dict[int, object], memo)).to(self.device)
+
+    def score(self, rows: Sequence[Sample], temperature: float) -> TokenScores:
+        """Log-probability and entropy of every sampled token of `rows`, given the tokens before it in its row.
+
+        This is one forward pass over the concatenated rows. Each row has its own positions, and attention ends at its
+        bounds. The loss mask chooses which tokens are scored; the model never sees it. Collective where passes are.
+        """
+        lengths = [len(row.token_ids) for row in rows]
+        ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.long)
+        positions = torch.cat([torch.arange(n) for n in lengths]) if lengths else ids
+        # The logits that score token t are computed at t - 1, so a row's first token cannot be scored.
+        sampled = torch.tensor([m for row in rows for m in row.loss_mask], dtype=torch.bool) & (positions > 0)
+        at = sampled.nonzero()[:, 0]
+        if not len(at) and not self.sharding.collective_forward:
+            empty = torch.zeros(0, device=self.device)
+            return TokenScores(empty, empty)
+        targets, wanted = ids[at], at - 1
+        ids, positions, wanted, targets = (
+            to_device(x, self.device) for x in (ids[None], positions[None], wanted, targets)
+        )
+        self._set_mode()
+        bounds = attention.row_bounds(lengths, self.device, self._flash)
+        return TokenScores(*self.sharding(ids, positions, bounds, wanted, targets, temperature))
+
+    def microbatches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """Pack rows of these lengths into microbatches of at most `max_tokens` tokens; returns indices of their rows.
+
+        A longer row is a microbatch of its own. Where passes are collectives, this is a collective too, and empty
+        microbatches are added until every process has the same number.
+        """
+        packed = pack(lengths, max_tokens)
+        if self.sharding.collective_forward:
+            most = max(self.sharding.world.gather(len(packed)))
+            packed += [[] for _ in range(most - len(packed))]
+        return packed
+
+    @torch.no_grad()
+    def score_rows(
+        self, rows: Sequence[Sample], temperature: float, max_tokens: int, *, reference: bool = False
+    ) -> list[torch.Tensor]:
+        """Log-probabilities of each row's sampled tokens, a tensor [n] per row, computed in microbatches.
+
+        `reference`: under the reference policy instead of the current one. Collective where passes are collectives.
+        """
+        found: dict[int, torch.Tensor] = {}
+        for indices in self.microbatches([len(row.token_ids) for row in rows], max_tokens):
+            part = [rows[i] for i in indices]
+            if reference:
+                logprobs = self.reference_logprobs(part or [NO_ROW], temperature)
+            else:
+                logprobs = self.score(part or [NO_ROW], temperature).logprobs
+            if part:
+                found.update(zip(indices, logprobs.split([row.num_sampled for row in part]), strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    @torch.no_grad()
+    def reference_logprobs(self, rows: Sequence[Sample], temperature: float) -> torch.Tensor:
+        """Log-probabilities [N] of the sampled tokens of `rows` under the reference policy.
+
+        The reference policy is the initial policy, as moved by `sync_reference`. `score` computes both policies, so
+        before the first step their log-probabilities are equal to the last bit.
+        """
+        with self._as_reference():
+            return self.score(rows, temperature).logprobs
+
+    @torch.no_grad()
+    def sync_reference(self, alpha: float) -> None:
+        """reference += alpha (policy - reference), for each trained tensor; with LoRA, for A and B separately."""
+        reference = self._reference_tensors()
+        for name, parameter in self.trainable.items():
+            reference[name].lerp_(self.sharding.local(parameter), alpha)
+        self._reference_moved = True
+
+    def save(self, folder: Path) -> None:
+        """Write the weights or the adapter in the layout that `transformers` loads, and a reference that has moved.
+
+        Where weights are divided, every rank must call it, and rank 0 writes. A reference policy that has moved is not
+        written then: each rank has its part in `reference_state`.
+        """
+        if self.sharding.collective_forward:
+            files.save(folder, self.sharding, self.model)
+            return
+        self.model.save_pretrained(folder)
+        if self._reference is not None and self._reference_moved:
+            save_file({k: v.contiguous() for k, v in self._reference.items()}, folder / REFERENCE_FILE)
+
+    def restore(self, folder: Path) -> None:
+        """Load what `save` wrote into the model. Where weights are divided, every rank must call it."""
+        if self.sharding.collective_forward:
+            self.sharding.load(files.saved_tensors(folder, self.model))
+            return
+        if self.config.peft:
+            set_peft_model_state_dict(self.model, load_file(folder / "adapter_model.safetensors"))
+        else:
+            saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            self.model.load_state_dict(saved.state_dict())
+        if (folder / REFERENCE_FILE).is_file():
+            self._reference = load_file(folder / REFERENCE_FILE, device=str(self.device))
+            self._reference_moved = True
+
+    def reference_state(self) -> dict[str, torch.Tensor]:
+        """This rank's part of a reference policy that has moved, by name; empty if it has not moved."""
+        return dict(self._reference or {}) if self._reference_moved else {}
+
+    def restore_reference(self, state: dict[str, torch.Tensor]) -> None:
+        """Load what `reference_state` gave on this rank."""
+        if state:
+            self._reference, self._reference_moved = {n: t.to(self.device) for n, t in state.items()}, True
+
+    def save_final(self, folder: Path) -> None:
+        """Write a whole model that transformers and vLLM load, with any adapter merged in, and the adapter in adapter/.
+
+        Weights are float32, because rounding to bfloat16 would lose much of what was learned; a server can cast them
+        when it loads them. Where weights are divided, every rank must call it, and rank 0 writes.
+        """
+        if self.sharding.collective_forward:
+            if self.config.peft:
+                files.save(folder / "adapter", self.sharding, self.model)
+            files.save_merged(folder, self.sharding, self.model)
+            return
+        if self.config.peft:
+            self.model.save_pretrained(folder / "adapter")
+        plain_config = copy.deepcopy(self.model.config)
+        plain_config.dtype = torch.float32
+        with torch.device("meta"):
+            plain = AutoModelForCausalLM.from_config(plain_config)
+        # `assign` replaces the weights only. Buffers that are not saved stay on the meta device, and are not needed.
+        plain.load_state_dict(merged_state(self.model), assign=True)
+        plain.tie_weights()
+        plain.generation_config = self.model.generation_config
+        plain.save_pretrained(folder)
+
+    @contextmanager
+    def _as_reference(self) -> Generator[None]:
+        """In this context the model computes with the reference policy's weights."""
+        self._exchange(self._reference_tensors())
+        try:
+            yield
+        finally:
+            self._exchange(self._reference_tensors())
+
+    def _exchange(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Swap the values of the trained tensors with those of `tensors`, in place."""
+        for name, parameter in self.trainable.items():
+            own, other = self.sharding.local(parameter), tensors[name]
+            kept = own.clone()
+            own.copy_(other)
+            other.copy_(kept)
+        self.sharding.changed()
+
+    def _reference_tensors(self) -> dict[str, torch.Tensor]:
+        """The reference policy's value of each trained tensor, by name."""
+        if self._reference is None:
+            if not self.config.peft:
+                raise RuntimeError("there is no reference policy: without LoRA, one is kept only with kl_beta above 0")
+            # The initial policy is an adapter with B = 0, whatever its A. With the current policy's A, the first call
+            # of `sync_reference` moves the reference by alpha times the policy's own update.
+            own = {name: self.sharding.local(p) for name, p in self.trainable.items()}
+            self._reference = {n: torch.zeros_like(p) if "lora_B" in n else p.clone() for n, p in own.items()}
+        return self._reference
+
+    def _set_mode(self) -> None:
+        """Turn gradient checkpointing and an adapter's dropout on if gradients are on, and off if they are off."""
+        grad = torch.is_grad_enabled()
+        if self.model.training:
+            self.model.eval()
+        for module in self._with_modes:
+            module.training = grad
+
+
+def _halve_frozen_weights(model: PreTrainedModel) -> None:
+    """Store frozen matrices in bfloat16 if that changes no value, as in models that were published in bfloat16.
+
+    Autocast would otherwise cast them in each pass. Embeddings and norms stay float32, because the residual stream
+    begins with them.
+    """
+    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        for parameter in module.parameters(recurse=False):
+            half = parameter.data.bfloat16()
+            if not parameter.requires_grad and id(parameter) not in tied and torch.equal(half.float(), parameter.data):
+                parameter.data = half
+
+
+def _compile_layers(model: PreTrainedModel, kind: str) -> None:
+    """Compile each decoder layer, to fuse its norms, rotary embeddings, activations and casts.
+
+    At small widths these operations take most of the time, not the matrix products, and launching them one by one takes
+    most of the rest. All layers share one compilation, for any number of tokens. A layer that cannot be compiled runs
+    uncompiled. With ZeRO-3 nothing is compiled, because it gathers each small module by hooks that a compiler cannot
+    trace. FSDP2's hooks are around a layer, so the layer's forward method is compiled inside them.
+    """
+    torch._dynamo.config.suppress_errors = True
+    # Keep for the backward pass what is expensive to compute again, and recompute what follows from it by elementwise
+    # operations, even if that is written to memory twice. This takes a third less memory, and keeps no copies of the
+    # weights in bfloat16.
+    for ban in ("ban_recompute_materialized_backward", "ban_recompute_used_far_apart"):
+        setattr(torch._functorch.config, ban, False)
+    for layer in getattr(model.get_decoder(), "layers", ()) if kind != "zero3" else ():
+        if kind == "fsdp2":
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        else:
+            layer.compile(dynamic=True)

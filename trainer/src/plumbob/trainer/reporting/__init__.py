@@ -1,0 +1,1 @@
+"""How a run is shown and published: the progress table, progress bars, trackers, uploads."""

@@ -1,0 +1,1 @@
+"""From tasks to the batch of rollouts that a training step needs."""

@@ -1,0 +1,119 @@
+"""The run directory: config.toml, metrics.jsonl, traces/step_N.jsonl, checkpoints/, model/, summary.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from plumbob.console import UserError
+from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.train import TrainConfig
+
+SERVER_LOG = "vllm.log"
+"""Name of the log file of a vLLM server that the run started."""
+
+
+def new_directory(config: TrainConfig) -> Path:
+    """Make the directory of a new training run. Raises UserError like `make_directory`."""
+    model = Path(config.model).name
+    name = config.run_name or f"{config.env}-{model}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return make_directory(config.output_dir, name)
+
+
+def make_directory(parent: str, name: str) -> Path:
+    """Make the directory `name` in `parent`. Raises UserError if it exists already, or cannot be made.
+
+    A directory that is empty or holds only a server's log is used again, because a start that failed left it.
+    """
+    directory = Path(parent) / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        begun = any(path.name != SERVER_LOG for path in directory.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot make {directory}: {error.strerror}") from None
+    if begun:
+        raise UserError(f"{directory} exists already; choose another --run-name, or go on with --resume {directory}")
+    return directory
+
+
+def evaluation_name(config: EvaluateConfig) -> str:
+    """The name of an evaluation's directory: --run-name, or environments, model and time."""
+    what = "oracle" if config.oracle else "replay" if config.replay else Path(config.model).name
+    return config.run_name or f"{'+'.join(config.envs)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file atomically: an interruption leaves the old or the new file, an OSError leaves the old one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class MetricsLog:
+    """metrics.jsonl, one line per step. Lines that a full disk refuses are kept and written with a later line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "metrics.jsonl"
+        self.pending = ""
+        """Lines that could not be written yet."""
+
+    def append(self, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step. If that raises OSError, the file still ends with a complete line."""
+        self.pending += json.dumps(metrics) + "\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Write pending lines. If that raises OSError, the file still ends with a complete line."""
+        if not self.pending:
+            return
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a") as file:
+                file.write(self.pending)
+        except OSError:
+            with suppress(OSError):  # the first error is the one to report
+                os.truncate(self.path, size)
+            raise
+        self.pending = ""
+
+    def amend(self, step: int, values: dict[str, float]) -> None:
+        """Add `values` to the last line, if it is that of step `step`. If it raises OSError, the file is unchanged."""
+        pending = self.pending.splitlines(keepends=True)
+        lines = pending or self.path.read_text().splitlines(keepends=True)
+        if not lines or _step(lines[-1]) != step:
+            return
+        lines[-1] = json.dumps(json.loads(lines[-1]) | values) + "\n"
+        if pending:
+            self.pending = "".join(lines)
+        else:
+            write_whole(self.path, "".join(lines))
+
+
+def truncate_metrics(directory: Path, steps: int) -> None:
+    """Remove incomplete lines and those of steps after `steps`, because a resumed run takes these steps again."""
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    write_whole(path, "".join(line + "\n" for line in lines if 0 < _step(line) <= steps))
+
+
+def _step(line: str) -> int:
+    """The step of a line of metrics; 0 if the line cannot be read."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError):
+        return 0
+
+
+def write_traces(directory: Path, step: int, records: Sequence[str]) -> None:
+    """Write one line of JSON for each rollout of step `step` (from 1). If it raises OSError, no part is left behind."""
+    folder = directory / "traces"
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / f"step_{step}.jsonl", "".join(record + "\n" for record in records))

@@ -1,0 +1,1 @@
+"""A GRPO run: set-up, the training step, checkpoints."""

@@ -1,0 +1,90 @@
+"""The end of a run: the final model, summary.json, the printed result, the upload."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+
+from plumbob.console import UserError
+from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.reporting.hub_upload import push_to_hub
+from plumbob.trainer.reporting.progress_table import sparkline
+from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.run import Run
+
+
+def finish(run: Run, seconds: float) -> int:
+    """Write the final model and the summary, print the result, upload the model if asked. Returns the exit code.
+
+    Only rank 0 calls it, or every process where weights are divided.
+    """
+    directory = run.directory
+    if run.policy.sharding.collective_forward:
+        run.world.barrier()  # rank 0 may still be renaming the last checkpoint
+    if checkpoint.latest(directory) != directory / f"checkpoints/step_{run.num_steps}":
+        print(
+            f"The last step has no checkpoint. Free some space, then:  train --resume {directory}",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        run.policy.save_final(directory / "model")
+        if not run.world.is_main:
+            return 0
+        run.tokenizer.save_pretrained(directory / "model")
+        _write_summary(run, seconds)
+    except OSError as error:
+        print(
+            f"The final model could not be written: {error}. Free some space, then:  train --resume {directory}",
+            file=sys.stderr,
+        )
+        return 1
+    _print_result(run, seconds)
+    return _upload(run) if run.config.push_to_hub else 0
+
+
+def _write_summary(run: Run, seconds: float) -> None:
+    evaluations = {
+        when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
+    }
+    summary = {"seconds": seconds, "evaluations": evaluations}
+    write_whole(run.directory / "summary.json", json.dumps(summary, indent=2))
+
+
+def _print_result(run: Run, seconds: float) -> None:
+    rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward/mean"] for row in rows]
+    print()
+    _print_evaluations(run.state.evaluations, len(run.tasks.held_out))
+    if rows and all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
+        print("No group had any signal: all rollouts of each task got the same reward, so nothing was learned.")
+    if rewards:
+        print(f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}")
+    print(f"time             {seconds:.0f} s")
+    print(f"run directory    {run.directory}")
+
+
+def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_tasks: int) -> None:
+    before, after = evaluations.get("before", {}), evaluations.get("after", {})
+    if not after:
+        return
+    print(f"held-out reward, {num_tasks} tasks, 95% intervals:")
+    for how in after:
+        if how in before:
+            lift = after[how].mean - before[how].mean
+            print(f"  {how:<8} {before[how]} -> {after[how]}   ({lift:+.3f})")
+        else:
+            print(f"  {how:<8} {after[how]}")
+
+
+def _upload(run: Run) -> int:
+    folder = run.directory / "model"
+    try:
+        print(f"uploaded to      {push_to_hub(folder, run.config.hub_model_id or run.directory.name)}")
+    except UserError as error:
+        print(f"The model is in {folder}, but was not uploaded: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,141 @@
+"""The gradient of one minibatch: forward and backward passes over its microbatches, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from plumbob.trainer.algorithm.importance_weights import importance_corrections
+from plumbob.trainer.algorithm.losses import LossInputs, policy_loss
+from plumbob.trainer.policy.packing import to_device
+from plumbob.trainer.policy.policy import NO_ROW
+from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
+from plumbob.trainer.training.metrics import MicrobatchSums, Tally
+from plumbob.trainer.training.minibatches import Minibatch
+from plumbob.trainer.training.run import Run
+
+
+def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None) -> Tally:
+    """Compute the gradient of this process's rows of the minibatch, and leave it in the trained weights.
+
+    Returns what was measured. The loss is a plain sum over tokens, so its gradient is the same however the rows are
+    divided into microbatches. If a microbatch runs out of memory, some of its gradient may have been added already, so
+    the whole minibatch begins again with half as many tokens in a microbatch; the lower limit holds for the rest of the
+    run. Raises RunFailed if a single row does not fit.
+    """
+    policy, state = run.policy, run.state
+    while True:
+        policy.sharding.zero_grad()
+        sums: list[MicrobatchSums] = []
+        failed = ""
+        microbatches = _microbatches(run, minibatch)
+        with torch.set_grad_enabled(bool(minibatch.trained)):
+            try:
+                for k, indices in enumerate(microbatches):
+                    if interruption is not None:
+                        interruption.check()
+                    last = k == len(microbatches) - 1
+                    if indices:
+                        sums.append(_backward(run, minibatch, indices, last=last))
+                    else:
+                        _empty_microbatch(run, minibatch, last=last)
+            except torch.OutOfMemoryError as error:
+                failed = str(error).splitlines()[0]
+                if policy.sharding.collective_forward:
+                    exit_out_of_memory(run, state.microbatch_tokens, failed)
+        minibatch.seen = True
+        if not run.world.any(bool(failed)):
+            return Tally.of(sums)  # sums are read only now, because reading waits for the device
+        _halve_microbatches(run, minibatch, microbatches, failed)
+
+
+def _halve_microbatches(run: Run, minibatch: Minibatch, microbatches: list[list[int]], failed: str) -> None:
+    """Halve the limit of tokens on every process. Raises RunFailed if it is below the longest row already."""
+    longest = max(len(row.token_ids) for row in minibatch.rows)
+    if run.state.microbatch_tokens < longest:
+        raise RunFailed(
+            f"a single rollout of up to {longest} tokens does not fit into memory; use --gradient-checkpointing, "
+            f"--peft or a smaller --max-context than {run.config.max_context}. {failed}"
+        )
+    largest = max((sum(len(minibatch.rows[i].token_ids) for i in rows) for rows in microbatches), default=0)
+    run.state.microbatch_tokens = min(run.state.microbatch_tokens, max(run.world.gather(largest))) // 2
+    run.state.out_of_memory += 1
+    if run.world.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _microbatches(run: Run, minibatch: Minibatch) -> list[list[int]]:
+    """This process's rows of the minibatch, microbatch by microbatch."""
+    lengths = [len(minibatch.rows[i].token_ids) for i in minibatch.mine]
+    packed = run.policy.microbatches(lengths, run.state.microbatch_tokens)
+    return [[minibatch.mine[j] for j in indices] for indices in packed]
+
+
+def _empty_microbatch(run: Run, minibatch: Minibatch, *, last: bool) -> None:
+    """Take part in the other processes' microbatch with a gradient of zero, because its passes are collectives."""
+    if run.objective.kl_beta > 0 and not minibatch.seen:
+        run.policy.reference_logprobs([NO_ROW], 1.0)
+    logprobs = run.policy.score([NO_ROW], 1.0).logprobs
+    if logprobs.requires_grad:
+        run.policy.sharding.backward((logprobs * 0).sum(), last=last)
+
+
+def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int], *, last: bool) -> MicrobatchSums:
+    """Add the gradient of one microbatch of N sampled tokens to the weights', or only measure if gradients are off."""
+    config, policy = run.config, run.policy
+    device = policy.device
+    rows = [minibatch.rows[i] for i in indices]
+    lengths = torch.tensor([row.num_sampled for row in rows])
+    row_of_token = torch.arange(len(rows)).repeat_interleave(lengths)  # [N]
+    rows_N = to_device(row_of_token, device)
+
+    def per_token(values: Sequence[float]) -> torch.Tensor:
+        """One value per row of the minibatch -> [N], each row's value at every token of it."""
+        return to_device(torch.tensor([values[i] for i in indices])[row_of_token], device)
+
+    reference_N = None
+    if run.objective.kl_beta > 0:
+        if any(i not in minibatch.reference_logprobs for i in indices):
+            logprobs = policy.reference_logprobs(rows, config.temperature)
+            minibatch.reference_logprobs.update(_by_row(indices, logprobs, lengths))
+        reference_N = torch.cat([minibatch.reference_logprobs[i] for i in indices])
+    scores = policy.score(rows, config.temperature)
+    current_N = scores.logprobs.detach()
+    # Check every row: an out-of-memory retry can mix rows that were scored with rows that were not.
+    if run.updates_per_step > 1 and any(i not in minibatch.old_logprobs for i in indices):
+        minibatch.old_logprobs.update(_by_row(indices, current_N, lengths))
+    # With one update per step the weights have not moved yet: the old policy is the current one.
+    old_N = torch.cat([minibatch.old_logprobs[i] for i in indices]) if minibatch.old_logprobs else current_N
+    sampling_N = to_device(torch.tensor([lp for row in rows for lp in row.sampled_logprobs]), device)
+    # Two ratios multiply. The importance weight is the trainer's probability under the step's first weights over the
+    # engine's. The importance ratio, inside the loss, is that under the current weights over that under the first ones.
+    corrections = importance_corrections(old_N, sampling_N, rows_N, *config.correction())
+    outputs = policy_loss(
+        LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=old_N,
+            advantages=per_token(minibatch.advantages),
+            weights=per_token(minibatch.weights),
+            rows=rows_N,
+            corrections=corrections.weights,
+            ref_logprobs=reference_N,
+        ),
+        run.objective,
+    )
+    if outputs.loss.requires_grad:
+        policy.sharding.backward(outputs.loss, last=last)
+    return MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+
+
+def score_old_policy(run: Run, minibatch: Minibatch) -> None:
+    """Store the log-probabilities of this process's rows under the step's first weights, before any optimizer step."""
+    rows = [minibatch.rows[i] for i in minibatch.mine]
+    scored = run.policy.score_rows(rows, run.config.temperature, run.state.microbatch_tokens)
+    minibatch.old_logprobs.update(zip(minibatch.mine, scored, strict=True))
+
+
+def _by_row(indices: Sequence[int], values: torch.Tensor, lengths: torch.Tensor) -> dict[int, torch.Tensor]:
+    """Values of N sampled tokens -> a tensor per row, by the row's index in the minibatch."""
+    return dict(zip(indices, values.split(lengths.tolist()), strict=True))

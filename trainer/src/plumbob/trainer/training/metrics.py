@@ -1,0 +1,301 @@
+"""The metrics of a training step: name -> number, one line of metrics.jsonl per step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import Advantages
+from plumbob.trainer.algorithm.importance_weights import Corrections
+from plumbob.trainer.algorithm.losses import LossOutputs
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.inference.weight_sync import SyncReport
+from plumbob.trainer.policy.policy import TokenScores
+from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.training.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrobatchSums:
+    """What one microbatch adds to the step's `Tally`. Sums stay on the device, so that no microbatch waits for them."""
+
+    on_device: dict[str, torch.Tensor]
+    """Name of a field of `Tally` -> scalar tensor."""
+    tokens: int = 0
+    """Number of sampled tokens that were scored."""
+    row_tokens: int = 0
+    """Number of all tokens of the rows that were scored."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Sample],
+        scores: TokenScores,
+        old: torch.Tensor,
+        sampled: torch.Tensor,
+        corrections: Corrections,
+        outputs: LossOutputs,
+    ) -> MicrobatchSums:
+        """Sums over a microbatch of N sampled tokens.
+
+        `old` [N]: the trainer's log-probabilities under the step's first weights. `sampled` [N]: the engine's.
+        """
+        log_ratio = old - sampled
+        sums = {
+            "loss": outputs.loss.detach(),
+            "entropy": scores.entropies.sum(),
+            "gap": log_ratio.abs().sum(),
+            "largest_gap": log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
+            "clipped_low": outputs.clipped_low,
+            "clipped_high": outputs.clipped_high,
+            "clipped_delta": outputs.clipped_delta,
+            "kl": outputs.kl,
+            "engine_ratio": corrections.ratio_sum,
+            "truncated": corrections.truncated,
+            "masked": corrections.masked,
+            # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
+            "mismatch_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
+        }
+        return cls(
+            {name: value.float() for name, value in sums.items()},
+            len(sampled),
+            sum(len(row.token_ids) for row in rows),
+        )
+
+
+@dataclasses.dataclass
+class Tally:
+    """Sums over a step's microbatches, of one process or of all. Sums over tokens are over sampled tokens."""
+
+    loss: float = 0.0
+    """Sum of the losses of microbatches."""
+    microbatches: int = 0
+    """Number of forward and backward passes."""
+    tokens: int = 0
+    """Number of sampled tokens that were scored."""
+    row_tokens: int = 0
+    """Number of all tokens of the rows that were scored."""
+    entropy: float = 0.0
+    """Sum of the policy's entropies, in nats."""
+    gap: float = 0.0
+    """Sum of |trainer's - engine's log-probability|, in nats."""
+    largest_gap: float = 0.0
+    """Largest |trainer's - engine's log-probability| of a token, in nats."""
+    clipped_low: float = 0.0
+    """Number of tokens clipped at the importance ratio's lower bound."""
+    clipped_high: float = 0.0
+    """Number of tokens clipped at the importance ratio's upper bound."""
+    clipped_delta: float = 0.0
+    """Number of tokens clipped at the importance ratio's bound for negative advantages, --delta."""
+    kl: float = 0.0
+    """Sum of the estimates of the KL divergence to the reference policy, in nats."""
+    engine_ratio: float = 0.0
+    """Sum of the importance weights (trainer's over engine's probability), before any is truncated or masked."""
+    truncated: float = 0.0
+    """Number of tokens whose importance weight was cut to the cap."""
+    masked: float = 0.0
+    """Number of tokens whose importance weight was set to 0."""
+    mismatch_kl: float = 0.0
+    """Sum of the k3 estimates of the KL divergence from the engine's distribution to the trainer's, in nats."""
+    updates: int = 0
+    """Number of optimizer steps, skipped ones included."""
+    skipped: int = 0
+    """Number of optimizer steps skipped because the gradient was not finite."""
+    grad_norm: float = 0.0
+    """Sum of the gradient norms, before clipping, of the optimizer steps that were applied."""
+    watched: int = 0
+    """Number of sampled weights, whose movement over the step was measured."""
+    moved: int = 0
+    """Number of sampled weights that changed."""
+    weight_squares: float = 0.0
+    """Sum of squares of the sampled weights at the step's start."""
+    change_squares: float = 0.0
+    """Sum of squares of the sampled weights' changes."""
+
+    @classmethod
+    def of(cls, sums: Sequence[MicrobatchSums]) -> Tally:
+        """Add up the sums of microbatches, with one transfer from the device."""
+        if not sums:
+            return cls()
+        names = list(sums[0].on_device)
+        values = torch.stack([torch.stack([s.on_device[name] for name in names]) for s in sums]).tolist()
+        return cls.total(
+            cls(**dict(zip(names, row, strict=True)), microbatches=1, tokens=s.tokens, row_tokens=s.row_tokens)
+            for s, row in zip(sums, values, strict=True)
+        )
+
+    @classmethod
+    def of_movement(cls, before: torch.Tensor, after: torch.Tensor) -> Tally:
+        """The movement of the sampled weights. `before`, `after` [W]: `weight_sample` at the step's start and end."""
+        change = after.double() - before.double()
+        sums = torch.stack([(change != 0).sum(), before.double().square().sum(), change.square().sum()]).tolist()
+        return cls(watched=len(change), moved=int(sums[0]), weight_squares=sums[1], change_squares=sums[2])
+
+    @classmethod
+    def total(cls, tallies: Iterable[Tally]) -> Tally:
+        """Add up every field of the tallies; of `largest_gap` take the largest."""
+        result = cls()
+        for tally in tallies:
+            for f in dataclasses.fields(cls):
+                mine, theirs = getattr(result, f.name), getattr(tally, f.name)
+                setattr(result, f.name, max(mine, theirs) if f.name == "largest_gap" else mine + theirs)
+        return result
+
+    def metrics(self) -> dict[str, float]:
+        """The tally as metrics: most are means over sampled tokens, optimizer steps or sampled weights."""
+        n = max(self.tokens, 1)
+        applied = self.updates - self.skipped
+        return {
+            "loss": self.loss,
+            "policy/entropy": self.entropy / n,
+            "policy/clip_fraction": (self.clipped_low + self.clipped_high + self.clipped_delta) / n,
+            "policy/clip_fraction_low": self.clipped_low / n,
+            "policy/clip_fraction_high": self.clipped_high / n,
+            "policy/kl": self.kl / n,
+            "correction/mean_weight": self.engine_ratio / n if self.tokens else 1.0,
+            "correction/truncated_share": self.truncated / n,
+            "correction/masked_share": self.masked / n,
+            "sync/sampling_gap": self.gap / n,
+            "sync/largest_gap": self.largest_gap,
+            "sync/mismatch_kl": self.mismatch_kl / n,
+            "optimizer/grad_norm": self.grad_norm / max(applied, 1),
+            "optimizer/updates": applied,
+            "optimizer/skipped": self.skipped,
+            "optimizer/update_rms": math.sqrt(self.change_squares / max(self.watched, 1)),
+            "optimizer/relative_update": math.sqrt(self.change_squares / self.weight_squares)
+            if self.weight_squares
+            else 0.0,
+            "optimizer/moved_share": self.moved / max(self.watched, 1),
+            "train/tokens": self.tokens,
+            "train/microbatches": self.microbatches,
+        }
+
+
+def step_metrics(
+    run: Run,
+    batch: Batch,
+    advantages: Advantages,
+    tally: Tally,
+    report: SyncReport,
+    kl_sums: Sequence[float] | None,
+) -> dict[str, float]:
+    """All metrics of a step except its times. Collective, because the processes compare their memory.
+
+    `tally`: the total of all processes. `kl_sums` [B]: each sample's KL divergence to the reference policy, in nats, if
+    it is part of the reward; None if not.
+    """
+    sampled = sum(s.num_sampled for s in batch.samples)
+    return {
+        **batch_metrics(batch),
+        **advantage_metrics(advantages),
+        **tally.metrics(),
+        **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
+        **sync_metrics(report),
+        **memory_metrics(run.world, run.state.peak_bytes),
+        "train/microbatch_tokens": run.state.microbatch_tokens,
+        "train/out_of_memory": run.state.out_of_memory,
+    }
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Metrics of a step's rollouts: rewards, lengths, ends, failures, and the environment's own metrics."""
+    samples = batch.drawn
+    rewards = [s.reward for s in samples]
+    names = sorted({name for s in samples for name in s.metrics})
+    components = sorted({name for s in samples for name in s.rewards})
+    n = max(len(samples), 1)
+    return {
+        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
+        **{f"reward/{name}": statistics.fmean(s.rewards.get(name, 0.0) for s in samples) for name in components},
+        **_within_groups(samples, components),
+        "rollout/count": batch.num_rollouts,
+        "rollout/errored": len(batch.failures),
+        "rollout/stale": batch.stale,
+        "rollout/not_finite": batch.not_finite,
+        "rollout/truncated_share": sum(s.truncated for s in samples) / n,
+        **{f"rollout/stopped/{stop}": count / n for stop, count in sorted(Counter(s.stop for s in samples).items())},
+        "rollout/sampled_tokens": sum(s.num_sampled for s in samples) / n,
+        "rollout/row_tokens": sum(len(s.token_ids) for s in samples) / n,
+        **{
+            name if name.startswith("rollout/") else f"env/{name}": statistics.fmean(
+                s.metrics[name] for s in samples if name in s.metrics
+            )
+            for name in names
+        },
+        "rollout/turns": statistics.fmean(s.metrics["rollout/turns"] for s in samples) if samples else 0.0,
+        "groups/broken": batch.groups_broken,
+        "groups/rounds": batch.rounds,
+        "groups/replaced": batch.groups_replaced,
+    }
+
+
+def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
+    """Metrics of how rewards differ within their groups, which is all that training sees of them.
+
+    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD` (see
+    diagnosis/thresholds.py) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
+    share of component NAME in the sum of all components' variances within groups.
+    """
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    spreads = [max(r) - min(r) for g in groups.values() for r in [[s.reward for s in g]]]
+    largest = max((abs(s.reward) for s in samples), default=0.0)
+    signal = [spread for spread in spreads if spread > 0]
+    result = {
+        "groups/tiny_spread_share": sum(s < thresholds.TINY_SPREAD * largest for s in signal) / max(len(signal), 1)
+    }
+    if len(components) > 1:
+        variances = {
+            name: sum(statistics.pvariance([s.rewards.get(name, 0.0) for s in g]) * len(g) for g in groups.values())
+            for name in components
+        }
+        total = sum(variances.values())
+        result |= {f"reward/{name}/variance_share": v / total if total else 0.0 for name, v in variances.items()}
+    return result
+
+
+def advantage_metrics(advantages: Advantages) -> dict[str, float]:
+    """Metrics of a step's advantages, and of groups without a signal."""
+    n = max(advantages.num_groups, 1)
+    return {
+        "groups/count": advantages.num_groups,
+        "groups/zero_signal": advantages.zero_signal_groups,
+        "groups/zero_signal_share": advantages.zero_signal_groups / n,
+        "groups/all_fail": advantages.groups_all_min,
+        "groups/all_pass": advantages.groups_all_max,
+        "advantage/mean_abs": statistics.fmean(map(abs, advantages.values)) if advantages.values else 0.0,
+        "advantage/largest": max(map(abs, advantages.values), default=0.0),
+    }
+
+
+def sync_metrics(report: SyncReport) -> dict[str, float]:
+    """Metrics of a weight sync; one that the engine does not report is left out."""
+    update = report.update
+    values = {
+        "sync/version": update.version,
+        "sync/parity": report.parity,
+        "sync/weights": update.num_weights,
+        "sync/bytes": update.num_bytes,
+        "sync/bound_modules": update.bound_modules,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def memory_metrics(world: World, before: int) -> dict[str, float]:
+    """Peak GPU memory of tensors since the run began, in GiB, in total and by rank; empty on a CPU. Collective.
+
+    `before`: this process's peak in bytes before torch's own counter was last reset.
+    """
+    if world.device.type != "cuda":
+        return {}
+    peaks = world.gather(max(before, torch.cuda.max_memory_allocated(world.device)) / math.pow(2, 30))
+    by_rank = {f"memory/rank_{rank}_gib": peak for rank, peak in enumerate(peaks)} if world.size > 1 else {}
+    return {"memory/peak_gib": max(peaks), **by_rank}

@@ -1,0 +1,66 @@
+"""A step's samples -> the rows of each optimizer step, and the weight of each row's tokens in its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import Advantages
+from plumbob.trainer.algorithm.losses import row_weights
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import World, balanced_shares
+
+
+@dataclass
+class Minibatch:
+    """The rows of one optimizer step, with what the loss needs of each. Lists are parallel to `rows`."""
+
+    rows: list[Sample]
+    advantages: list[float]
+    weights: list[float]
+    """Weight in the loss of each sampled token of a row: see `row_weights`."""
+    trained: list[int]
+    """Indices of the rows that add to the gradient."""
+    mine: list[int]
+    """Indices of the trained rows that this process computes; if no row is trained, of a few rows to measure on."""
+    old_logprobs: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Index of a row -> log-probabilities [n] under the step's first weights; empty if a step has one update only."""
+    reference_logprobs: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Index of a row -> log-probabilities [n] under the reference policy."""
+    seen: bool = False
+    """Whether this minibatch's rows have been computed once; `reference_logprobs` is complete then."""
+
+
+def make_minibatches(
+    samples: Sequence[Sample], advantages: Advantages, config: TrainConfig, world: World, *, count: int
+) -> list[Minibatch]:
+    """Divide whole groups, in order, among `count` minibatches, and each minibatch's rows among the processes.
+
+    A row is trained if its advantage is not 0, or if the loss has a KL term, which does not depend on the advantage. A
+    row that is masked out of the loss is not trained. Token weights are computed from totals over all rows of all
+    processes, so they do not depend on how rows are divided.
+    """
+    masked = [config.overlong == "mask" and s.truncated for s in samples]
+    lengths = [0 if m else s.num_sampled for s, m in zip(samples, masked, strict=True)]
+    groups = list(dict.fromkeys(s.group for s in samples))
+    result = []
+    for k in range(count):
+        names = set(groups[len(groups) * k // count : len(groups) * (k + 1) // count])
+        members = [i for i, s in enumerate(samples) if s.group in names]
+        weights = row_weights(
+            config.loss_type,
+            [lengths[i] for i in members],
+            config.max_tokens,
+            step_tokens=sum(lengths),
+            num_minibatches=count,
+        )
+        values = [advantages.values[i] for i in members]
+        trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or config.kl_in_loss)]
+        # If no row of the minibatch is trained, a few rows are scored nevertheless, to measure gap and entropy.
+        scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]
+        shares = balanced_shares([len(samples[members[j]].token_ids) for j in scored], world.size)
+        mine = [scored[j] for j in shares[world.rank]]
+        result.append(Minibatch([samples[i] for i in members], values, weights, trained, mine))
+    return result

@@ -1,0 +1,80 @@
+"""How far a training step moves the weights and the policy, measured on samples; KL divergence to the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.kl import estimate_kl
+from plumbob.trainer.distributed.base import Sharding
+from plumbob.trainer.distributed.world import balanced_shares
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.training.run import Run
+
+WEIGHTS_PER_TENSOR = 1024
+"""About how many entries of each trained tensor are compared before and after a step."""
+
+SCORED_SHARE = 1 / 64
+"""Share of a process's rollouts that are scored again for `policy/step_kl`, which takes under 1% of a step's time."""
+
+FIRST_STEPS = 5
+"""`policy/step_kl` is measured in each of the first so many steps, because a policy that breaks mostly breaks there."""
+
+
+def weight_sample(sharding: Sharding) -> torch.Tensor:
+    """Copy about 1,024 evenly spaced entries of each trained tensor that this process holds: [W].
+
+    Vectors are left out unless only vectors are trained. The entries of a norm are about 1, fifty times those of a
+    matrix, so the relative change of the matrices would look small beside them.
+    """
+    trainable = sharding.trainable
+    matrices = [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1]
+    parts = [sharding.local(p).reshape(-1) for p in matrices or trainable.values()]
+    return torch.cat([part[:: max(1, len(part) // WEIGHTS_PER_TENSOR)] for part in parts])
+
+
+def rows_to_score_again(samples: Sequence[Sample], step: int, per_process: int) -> list[Sample]:
+    """Choose the rows of step `step` (from 0) on which `step_kl` measures the policy's change; equal on every process.
+
+    Returns at most 8 rows, longest first, and in many steps none: in S steps at most S x `SCORED_SHARE` x `per_process`
+    + 1 + `FIRST_STEPS`. The step's rows are sorted by length and divided into equal parts, and the middle row of each
+    part is chosen, so the chosen rows' share of the step's tokens is about their share of its rows. The choice depends
+    on nothing but the arguments, so a resumed run scores the same rows as an uninterrupted one.
+    `per_process`: rollouts of a step divided by the number of processes. Every process scores all chosen rows.
+    """
+    rate = per_process * SCORED_SHARE
+    candidates = sorted((s for s in samples if s.num_sampled), key=lambda s: len(s.token_ids))
+    count = math.ceil((step + 1) * rate) - math.ceil(step * rate)
+    count = min(max(count, int(step < FIRST_STEPS)), 8, len(candidates))
+    return [candidates[(2 * i + 1) * len(candidates) // (2 * count)] for i in reversed(range(count))]
+
+
+def step_kl(policy: Policy, rows: Sequence[Sample], temperature: float, microbatch_tokens: int) -> float | None:
+    """KL(policy that sampled the rows || current policy) in nats per sampled token, by k3; None without rows."""
+    if not rows:
+        return None
+    now = torch.cat(policy.score_rows(rows, temperature, microbatch_tokens))
+    then = torch.tensor([logprob for row in rows for logprob in row.sampled_logprobs], device=now.device)
+    log_ratio = (now - then).double()
+    return (torch.expm1(log_ratio) - log_ratio).sum().item() / len(now)
+
+
+def reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
+    """The estimated KL divergence of each sample to the reference policy, summed over its sampled tokens: [B], in nats.
+
+    Collective.
+    """
+    mine = balanced_shares([len(s.token_ids) for s in samples], run.world.size)[run.world.rank]
+    rows, temperature = [samples[i] for i in mine], run.config.temperature
+    own = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens)
+    reference = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens, reference=True)
+    sums = {
+        i: estimate_kl(a, b, run.objective.kl_estimator).sum().item()
+        for i, a, b in zip(mine, own, reference, strict=True)
+    }
+    everywhere: dict[int, float] = {}
+    for part in run.world.gather(sums):
+        everywhere.update(part)
+    return [everywhere[i] for i in range(len(samples))]

@@ -1,0 +1,128 @@
+"""Recording a run while it trains: metrics, traces, the progress table, trackers and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.reporting.progress_table import Board
+from plumbob.trainer.reporting.trackers import make_reporter
+from plumbob.trainer.rollouts.collect import Batch, RunFailed
+from plumbob.trainer.run_files.run_directory import MetricsLog, write_traces
+from plumbob.trainer.training.run import Run
+from plumbob.trainer.watch.watch import Warner
+
+
+class Recorder:
+    """A context manager that records nothing, for every process but rank 0. Rank 0 has a `RunRecorder`."""
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """Print a line that stays on the screen."""
+
+    def status(self, text: str) -> None:
+        """Show what the run is doing at the moment."""
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        """Record a finished step."""
+
+    def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
+        """Record held-out rewards after step `step`, whose metrics are recorded already; 0: before the first step."""
+
+    def failed(self, step: int, error: Exception) -> None:
+        """Record that `error` ends the run in step `step` (from 1)."""
+
+
+def open_recorder(run: Run) -> Recorder:
+    """The recorder of this process. Raises UserError if the tracker of --report-to cannot start."""
+    return RunRecorder(run) if run.world.is_main else Recorder()
+
+
+class RunRecorder(Recorder):
+    """Rank 0's recorder. A failure to write never ends the run: it is reported on the screen, and training goes on."""
+
+    def __init__(self, run: Run) -> None:
+        config = run.config
+        self.directory = run.directory
+        self.board = Board(
+            run.num_steps, run.state.first_step, every=config.logging_steps, completions=config.log_completions
+        )
+        self.log = MetricsLog(run.directory)
+        self.reporter = make_reporter(config, run.directory)
+        before = means(run.state.evaluations.get("before", {}))
+        self.warner = Warner(run.directory, config, run.state.first_step, self.note, before)
+        self._seen_failures: set[str] = set()
+
+    def __enter__(self) -> RunRecorder:
+        self.board.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.log.flush()
+        except OSError as error:
+            lost = self.log.pending.count("\n")
+            self.note(f"The metrics of the last {lost} steps could not be written: {error}")
+        self.board.__exit__(*exc)
+        self.reporter.close()
+
+    def note(self, text: str) -> None:
+        self.board.note(text)
+
+    def status(self, text: str) -> None:
+        self.board.status(text)
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        step = int(metrics["step"])
+        self._note_failures(batch)
+        try:
+            write_traces(self.directory, step, batch.records)
+        except OSError as error:
+            self.note(f"The traces of step {step} could not be written and are lost: {error}")
+        try:
+            self.log.append(metrics)
+        except OSError as error:
+            self.note(f"The metrics of step {step} could not be written; a later step tries again: {error}")
+        self.board.step(metrics, batch.traces)
+        self.reporter.log(step, metrics)
+        self.warner.step(metrics)
+
+    def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
+        values = means(evaluation)
+        if values and step:
+            try:
+                self.log.amend(step, values)
+            except OSError as error:
+                self.note(
+                    f"The evaluation after step {step} could not be added to metrics.jsonl, "
+                    f"but the next checkpoint will hold it: {error}"
+                )
+            self.reporter.log(step, values)
+        if values or not step:
+            self.warner.evaluated(step, values)
+
+    def failed(self, step: int, error: Exception) -> None:
+        if isinstance(error, RunFailed) and error.records:
+            with suppress(OSError):
+                write_traces(self.directory, step, error.records)
+        self.note(f"Stopped in step {step}: {error}")
+
+    def _note_failures(self, batch: Batch) -> None:
+        """Report each reason for failed rollouts the first time that it occurs in the run."""
+        for reason in dict.fromkeys(batch.failures):
+            if reason not in self._seen_failures:
+                self._seen_failures.add(reason)
+                count = batch.failures.count(reason)
+                self.note(f"{count} of {batch.num_rollouts} rollouts failed and are left out of their groups: {reason}")
+
+
+def means(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
+    """An evaluation as metrics, with the number of tasks as `eval/count`; empty if nothing was evaluated."""
+    count = {"eval/count": min(e.n for e in evaluation.values())} if evaluation else {}
+    return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()} | count

@@ -1,0 +1,83 @@
+"""What a run consists of: parts that stay the same from its first step to its last, and a small state that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.losses import Objective
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.inference.engine import TrainingEngine
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.rollouts.collect import Sampler
+from plumbob.trainer.rollouts.tasks import Tasks
+
+
+@dataclass
+class TrainState:
+    """What changes from step to step. A checkpoint holds all of it that a resumed run needs."""
+
+    step: int = 0
+    """Number of finished steps."""
+    first_step: int = 0
+    """Number of finished steps when this process began: more than 0 in a resumed run."""
+    cursor: int = 0
+    """Number of tasks that have been taken, over all epochs."""
+    microbatch_tokens: int = 0
+    """Most tokens of one microbatch; halved when a microbatch runs out of memory."""
+    microbatch_tokens_fitted: bool = False
+    """Whether trial passes have found out how many tokens memory holds."""
+    out_of_memory: int = 0
+    """Number of out-of-memory retries."""
+    peak_bytes: int = 0
+    """Peak bytes of tensors on this process's GPU before torch's own counter was last reset."""
+    skipped_in_a_row: int = 0
+    """Number of optimizer steps skipped since the last applied one, each because its gradient was not finite."""
+    evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run, made by `setup.set_up`. None of them is replaced during the run."""
+
+    config: TrainConfig
+    """Resolved: no setting is left to a default that depends on the model or the data."""
+    world: World
+    directory: Path
+    tokenizer: Any
+    policy: Policy
+    sampler: Sampler
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    objective: Objective
+    parity_row: Sample
+    """Fixed ids on which engine and trainer are compared after each weight sync."""
+    state: TrainState = field(default_factory=TrainState)
+
+    @property
+    def engine(self) -> TrainingEngine:
+        return self.sampler.engine
+
+    @property
+    def tasks(self) -> Tasks:
+        return self.sampler.tasks
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.max_steps
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Number of rollouts of a training step, on all processes together."""
+        return self.sampler.groups_per_step * self.config.num_generations
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per training step."""
+        return self.config.num_iterations * self.config.num_minibatches

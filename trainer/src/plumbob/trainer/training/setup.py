@@ -1,0 +1,184 @@
+"""Everything a run needs before its first step: tasks, model, engine, optimizer, run directory, restored state."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.console import UserError
+from plumbob.rollout import Chat, ChatTemplateError, Limits, Sampling
+from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.base import MakeOptimizer
+from plumbob.trainer.distributed.launcher import requested
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.inference.engine import EngineParts, TrainingEngine, engine_module
+from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
+from plumbob.trainer.policy.loading import (
+    check_supported,
+    default_learning_rate,
+    default_threads,
+    load_chat,
+    load_model,
+    load_tokenizer,
+)
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.rollouts.collect import Sampler
+from plumbob.trainer.rollouts.tasks import Tasks, leave_out_long_prompts, load_tasks
+from plumbob.trainer.run_files.run_directory import new_directory, truncate_metrics, write_whole
+from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.run import Run, TrainState
+from transformers import PreTrainedModel, get_scheduler
+
+Status = Callable[[str], None]
+
+
+def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: Status = lambda _: None) -> Run:
+    """Load everything, make the run directory, and restore the last checkpoint when resuming.
+
+    Collective. `status` is called with a text that says what the set-up is waiting for. Raises UserError and SyncError.
+    """
+    request = requested()
+    config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
+    rollouts = config.rollouts_per_step(world.size)
+    tokenizer = load_tokenizer(config.model)
+    tasks = load_tasks(config)
+    model = load_model(config.model)
+    _check_context(model, config)
+    chat = load_chat(tokenizer, model.generation_config)
+    fixed_ids = _first_prompt(chat, tasks)[:256]
+    if config.max_prompt_length is not None:
+        tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length))
+    config = _resolved(config, model, len(tasks.train), rollouts)
+
+    torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
+    torch.manual_seed(config.seed)
+    divided = request.divides(world)
+    policy = Policy(model, config, world.device, whole=not divided)
+    engines = engine_module(config.engine)
+    # The engine's copy of the model must be made before `shard` divides the weights.
+    engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
+    optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
+    updates = config.num_iterations * config.num_minibatches
+    scheduler = get_scheduler(
+        config.lr_scheduler_type, optimizer, config.warmup_steps * updates, config.max_steps * updates
+    )
+    directory = Path(world.from_main(str(resume_from or (new_directory(config) if world.is_main else ""))))
+    parts = EngineParts(
+        config=config,
+        world=world,
+        directory=directory,
+        tokenizer=tokenizer,
+        vocab_size=model.config.get_text_config().vocab_size,
+        positions=_positions(model),
+        at_once=max(rollouts // world.size, len(tasks.held_out), 1),
+        model=engine_model,
+        status=status,
+    )
+    engine = engines.open_engine(parts)
+    run = Run(
+        config=config,
+        world=world,
+        directory=directory,
+        tokenizer=tokenizer,
+        policy=policy,
+        sampler=_sampler(config, tasks, engine, chat, rollouts // config.num_generations),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        objective=config.objective(),
+        parity_row=parity_row(fixed_ids),
+        state=TrainState(microbatch_tokens=config.microbatch_tokens),
+    )
+    try:
+        _begin(run, resume_from)
+    except BaseException:
+        engine.close()
+        raise
+    return run
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    """The longest context that the model was made for, in tokens; None if its configuration does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
+    """Raise UserError if --max-context or the model's architecture is not supported."""
+    positions = _positions(model)
+    if positions is not None and config.max_context > positions:
+        raise UserError(f"--max-context {config.max_context} is more than the model's {positions} positions; lower it")
+    check_supported(model, config.max_context)
+
+
+def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Chat, groups_per_step: int) -> Sampler:
+    sampling = Sampling(
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+    )
+    limits = Limits(config.max_turns, config.max_context, config.max_seconds)
+    return Sampler(config, tasks, engine, chat, sampling, limits, groups_per_step)
+
+
+def _begin(run: Run, resume_from: Path | None) -> None:
+    """Restore the last checkpoint when resuming, write config.toml, and sync the weights to the engine."""
+    world = run.world
+    if resume_from is not None and world.is_main:
+        checkpoint.tidy(resume_from)
+    world.barrier()
+    if resume_from is not None and (folder := checkpoint.latest(resume_from)) is not None:
+        checkpoint.restore(folder, run)
+    if world.is_main:
+        try:
+            truncate_metrics(run.directory, run.state.step)
+            write_whole(run.directory / "config.toml", run.config.to_toml())
+        except OSError as error:
+            raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
+    run.engine.version = run.state.step  # the policy versions of a resumed run continue those of the interrupted one
+    sync_weights(run.policy, run.engine, run.parity_row)
+
+
+def _optimizer(config: TrainConfig, world: World) -> MakeOptimizer:
+    assert config.learning_rate is not None
+    return functools.partial(
+        torch.optim.AdamW,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=world.device.type == "cuda",
+    )
+
+
+def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) -> TrainConfig:
+    """Fill in the settings whose defaults depend on the model or the data. config.toml holds the result."""
+    steps = config.max_steps
+    if steps == -1:
+        steps = math.ceil(config.num_epochs * num_tasks * config.num_generations / rollouts)
+    return dataclasses.replace(
+        config,
+        max_steps=steps,
+        learning_rate=config.learning_rate or default_learning_rate(model, config.peft),
+        kl_estimator=config.kl_estimator or ("k1" if config.kl_placement == "reward" else "k2"),
+    )
+
+
+def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
+    """The token ids of the first task's prompt.
+
+    Raises UserError if the chat template cannot render the prompt, or a tool result for a task with tools.
+    """
+    task = tasks.train[0]
+    try:
+        if tasks.toolsets or type(task).toolsets(task.config):
+            chat.suffix([{"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}])
+        return chat.prompt([adapter.to_wire(m) for m in adapter.initial_messages(task)], tools=[]).token_ids
+    except ChatTemplateError as error:
+        raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None

@@ -1,0 +1,142 @@
+"""One GRPO step, from top to bottom: `train_step`.
+
+Notation:
+    P  tasks (prompts) of a step            --batch-size x --gradient-accumulation-steps x processes / --num-generations
+    G  rollouts of one task: a group        --num-generations
+    B  rollouts of a step, P x G            one training row each, before any is discarded
+    T  tokens of one row                    prompt, completions and tool results; the loss is on sampled tokens alone
+    N  sampled tokens of one microbatch     what the model computes at once
+    V  vocabulary
+A *minibatch* is the rows of one optimizer step. A *microbatch* is the rows of one forward and backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+from plumbob.trainer.algorithm.advantages import step_advantages
+from plumbob.trainer.inference.weight_sync import sync_weights
+from plumbob.trainer.rollouts.collect import Batch, RolloutSource, RunFailed
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
+from plumbob.trainer.training.forward_backward import accumulate, score_old_policy
+from plumbob.trainer.training.metrics import Tally, step_metrics
+from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
+from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
+from plumbob.trainer.training.run import Run
+
+
+def train_step(
+    run: Run, source: RolloutSource, interruption: Interruption, status: Callable[[str], None]
+) -> tuple[dict[str, float], Batch]:
+    """Take training step number `run.state.step` (from 0); returns its metrics and its rollouts.
+
+    Collective: every process takes the same step. Raises RunFailed, SyncError and Interrupted; the step then does not
+    count as finished.
+    """
+    config, policy, state, world = run.config, run.policy, run.state, run.world
+    step, clock = state.step, Stopwatch()
+
+    # 1. Rollouts. The engine samples P x G rollouts with the weights of the last sync (with --max-staleness, perhaps of
+    #    an earlier sync).
+    status("rollouts")
+    batch = source.take(step, state.cursor)
+    state.cursor = batch.cursor
+    clock.lap("rollout")
+    source.begin(step + 1, state.cursor)  # with --max-staleness only: samples the next rollouts while this step trains
+
+    # 2. Advantages [B]: each reward compared with its group's rewards. Every process has all samples, so every process
+    #    computes the same advantages.
+    if config.vllm_sleep:
+        run.engine.sleep()
+    if not state.microbatch_tokens_fitted:
+        status("measuring how many tokens of a microbatch fit into memory")
+        fit_microbatch_tokens(run)
+    kl_sums = reference_kl(run, batch.samples) if config.kl_in_reward else None
+    advantages = step_advantages(batch.samples, config.advantages(), kl_sums)
+
+    # 3. Optimizer steps, each on one minibatch of whole groups. The loss is a plain sum over tokens, and token weights
+    #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
+    minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
+    num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
+    status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
+    if run.updates_per_step > 1:
+        # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
+        # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
+        for minibatch in minibatches[1:]:
+            score_old_policy(run, minibatch)
+    learning_rate, weights_before = run.scheduler.get_last_lr()[0], weight_sample(policy.sharding)
+    tallies = [
+        # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
+        optimizer_step(run, minibatch, interruption if k == 0 else None)
+        for k, minibatch in enumerate(minibatches * config.num_iterations)
+    ]
+    tallies.append(Tally.of_movement(weights_before, weight_sample(policy.sharding)))
+    tally = Tally.total(world.gather(Tally.total(tallies)))
+    rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
+    moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens)
+    if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
+        policy.sync_reference(config.ref_model_mixup_alpha)
+    clock.lap("train")
+
+    # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
+    if config.vllm_sleep:
+        run.engine.wake_up()
+    report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
+    clock.lap("sync")
+
+    metrics = {
+        "step": step + 1,
+        **step_metrics(run, batch, advantages, tally, report, kl_sums),
+        **({} if moved is None else {"policy/step_kl": moved}),
+        "optimizer/learning_rate": learning_rate,
+        "train/rows": num_trained,
+        **clock.seconds,
+        "time/sampling": batch.seconds,
+        "time/rollout_tokens_per_second": batch.generated_tokens / batch.seconds,
+        "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
+    }
+    return metrics, batch
+
+
+def optimizer_step(run: Run, minibatch: Minibatch, interruption: Interruption | None) -> Tally:
+    """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
+
+    If no row of the minibatch is trained, nothing is updated, but a few rows are scored for metrics. Raises RunFailed
+    if `max_skipped_steps` updates in a row were skipped.
+    """
+    state, sharding = run.state, run.policy.sharding
+    tally = accumulate(run, minibatch, interruption)
+    if minibatch.trained:
+        norm = sharding.update()
+        finite = math.isfinite(norm)
+        state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
+        if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes
+            tally.updates, tally.skipped, tally.grad_norm = 1, int(not finite), norm if finite else 0.0
+        if state.skipped_in_a_row >= run.config.max_skipped_steps:
+            raise RunFailed(
+                f"{state.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
+                f"({sharding.not_finite()}); none of them was applied"
+            )
+    sharding.zero_grad()
+    with warnings.catch_warnings():
+        # torch warns if the schedule advances without an update, but skipped updates count in the schedule on purpose.
+        warnings.simplefilter("ignore", UserWarning)
+        run.scheduler.step()
+    return tally
+
+
+class Stopwatch:
+    """Seconds of each phase of a step. Calling `lap` ends a phase and names it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[f"time/{phase}"] = now - self._last
+        self._last = now

@@ -1,0 +1,201 @@
+"""A GRPO run from its first step to its last. One step is in step.py, set-up in setup.py, the result in finish.py."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from plumbob.console import UserError
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world, leave_world
+from plumbob.trainer.evaluation.held_out import evaluate
+from plumbob.trainer.inference.errors import SyncError
+from plumbob.trainer.reporting.hub_upload import check_hub_access
+from plumbob.trainer.reporting.trackers import check_reporting
+from plumbob.trainer.rollouts.collect import RolloutSource, RunFailed
+from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.finish import finish
+from plumbob.trainer.training.record import Recorder, open_recorder
+from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.sampling_warnings import sampling_warnings
+from plumbob.trainer.training.setup import set_up
+from plumbob.trainer.training.step import train_step
+from transformers.utils import logging as transformers_logging
+
+
+def run(config: TrainConfig, resume_from: Path | None = None) -> int:
+    """Train as configured; returns the exit code: 0, or 1 if the run was interrupted or failed. Raises UserError."""
+    started = time.time()
+    transformers_logging.disable_progress_bar()
+    world = join_world()
+    try:
+        if world.is_main:  # find out now what would otherwise fail after hours of training
+            check_reporting(config)
+            if config.push_to_hub:
+                check_hub_access(config)
+        try:
+            run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
+        except SyncError as error:
+            raise UserError(f"before the first step: {error}") from None
+        with (
+            closing(run_.engine),
+            open_recorder(run_) as recorder,
+            Interruption(deferred=world.size > 1) as interruption,
+            asyncio.Runner() as runner,
+        ):
+            code = _train(run_, recorder, runner, interruption)
+        if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
+            return finish(run_, time.time() - started)
+        return code
+    except Exception as error:
+        if world.size > 1 and not isinstance(error, UserError):
+            # Exit at once: leaving the process group would wait for processes that wait for this one. The launcher ends
+            # them when this process has ended.
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        raise
+    finally:
+        leave_world()
+
+
+def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption) -> int:
+    """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
+    config, state, world = run_.config, run_.state, run_.world
+    schedule = checkpoint.Schedule(config.save_steps)
+    for text in (_banner(run_), *sampling_warnings(config)):
+        recorder.note(text)
+
+    def evaluate_now(when: str) -> None:
+        state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
+        recorder.evaluated(state.step, state.evaluations[when])
+
+    with closing(RolloutSource(run_.sampler, world, runner, interruption)) as source:
+        try:
+            for when in _evaluations_missing_at_start(run_):
+                evaluate_now(when)
+            while state.step < run_.num_steps:
+                if world.any(interruption.requested):
+                    raise Interrupted
+                with checkpoint.undone_if_interrupted(state):
+                    metrics, batch = train_step(run_, source, interruption, _status(run_, recorder))
+                state.step += 1
+                if state.step == state.first_step + 1:
+                    _note_microbatch_size(run_, recorder)
+                recorder.step(metrics, batch)
+                # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
+                # with it.
+                if (when := _evaluation_due(run_)) is not None:
+                    evaluate_now(when)
+                # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
+                if world.from_main(state.step == run_.num_steps or schedule.is_due(state.step)):
+                    _save(run_, recorder, schedule)
+        except (RunFailed, SyncError) as error:
+            recorder.failed(state.step + 1, error)
+            return 1
+        except Interrupted:
+            saved = _save(run_, recorder, schedule)
+            kept = (
+                f"saved {saved}" if saved else f"the last checkpoint is {checkpoint.latest(run_.directory) or 'none'}"
+            )
+            recorder.note(f"Interrupted after step {state.step}; {kept}. Resume with:  train --resume {run_.directory}")
+            return 1
+    return 0
+
+
+def _status(run_: Run, recorder: Recorder) -> Callable[[str], None]:
+    """A function that shows on the screen what the next step is doing."""
+    number = run_.state.step + 1
+    return lambda text: recorder.status(f"step {number}/{run_.num_steps}: {text}")
+
+
+def _evaluations_missing_at_start(run_: Run) -> list[str]:
+    """Names of evaluations to run before the next step: the one before the first step, or one that was interrupted."""
+    state = run_.state
+    if state.step < run_.num_steps:  # a finished run is resumed with more steps: "after" is not its end any more
+        state.evaluations.pop("after", None)
+    due = _evaluation_due(run_) if state.step else "before" if run_.config.eval_on_start else None
+    return [due] if due is not None and due not in state.evaluations else []
+
+
+def _evaluation_due(run_: Run) -> str | None:
+    """The name of the evaluation that follows the last finished step; None if none does."""
+    step = run_.state.step
+    if step == run_.num_steps:
+        return "after"
+    return str(step) if run_.config.eval_steps and step % run_.config.eval_steps == 0 else None
+
+
+def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption) -> dict:
+    """Held-out reward, greedy and at the training temperature: "greedy" and "sampled" -> Estimate."""
+    num_tasks = len(run_.tasks.held_out)
+    if not num_tasks:
+        return {}
+    result = {}
+    for how, temperature in (("greedy", 0.0), ("sampled", run_.config.temperature)):
+        recorder.status(f"evaluating {num_tasks} held-out tasks, {how}")
+        result[how], failures = interruption.run(runner, evaluate(run_.sampler, run_.world, temperature=temperature))
+        if failures:
+            recorder.note(f"{len(failures)} of {num_tasks} held-out rollouts failed and count as 0: {failures[0]}")
+    run_.engine.forget()  # a run that is resumed after this evaluation has an empty cache, and must sample the same
+    return result
+
+
+def _save(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule) -> Path | None:
+    """Write a checkpoint and return its folder. If that fails, report why and return None; older ones are kept."""
+    start = time.monotonic()
+    try:
+        return checkpoint.save(run_)
+    except OSError as error:
+        recorder.note(
+            f"The checkpoint of step {run_.state.step} could not be saved: {error}. Later steps will try again."
+        )
+        return None
+    finally:
+        schedule.saved(time.monotonic() - start)
+
+
+def _note_microbatch_size(run_: Run, recorder: Recorder) -> None:
+    """Report if microbatches are smaller than asked for because of memory."""
+    asked, tokens, longest = run_.config.microbatch_tokens, run_.state.microbatch_tokens, run_.config.max_context
+    if tokens < asked and not run_.state.out_of_memory:
+        recorder.note(f"Microbatches hold {tokens} tokens, not {asked}: more does not fit into every GPU's memory.")
+        if tokens < longest:
+            recorder.note(
+                f"A single rollout of up to {longest} tokens may not fit into memory: use --gradient-checkpointing."
+            )
+
+
+def _status_printer() -> Callable[[str], None]:
+    """A function that prints what the set-up is waiting for, in at most one line every ten seconds."""
+    last = -math.inf
+
+    def status(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"  {text}", file=sys.stderr, flush=True)
+
+    return status
+
+
+def _banner(run_: Run) -> str:
+    """What is about to be trained, in one line."""
+    c, policy, world = run_.config, run_.policy, run_.world
+    processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
+    return (
+        f"{c.env}: {len(run_.tasks.train)} training tasks, {len(run_.tasks.held_out)} held out | {c.model}: "
+        f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
+        f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
+        f"{run_.num_steps} steps of {run_.sampler.groups_per_step} tasks x {c.num_generations} rollouts, "
+        f"learning rate {c.learning_rate:g} | {run_.directory}"
+    )

@@ -1,0 +1,180 @@
+"""What the watch remembers of a run: a few rows of metrics and a few numbers, however long the run is."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
+
+WINDOW = 5
+"""Number of steps that a rule averages over, and that it waits for unless fewer are conclusive."""
+
+Row = Mapping[str, float]
+
+
+@dataclass
+class History:
+    """What the rules need to know of all rows of metrics so far, one row per training step."""
+
+    config: TrainConfig
+    first: list[Row] = field(default_factory=list)
+    """Rows of the first `WINDOW` steps."""
+    recent: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Rows of the last `WINDOW` steps."""
+    steps: int = 0
+    """Number of steps so far."""
+    updates: int = 0
+    """Number of steps whose update was applied with a learning rate above 0."""
+    best_reward: float = float("-inf")
+    """Largest mean reward of `WINDOW` consecutive steps."""
+    scale: float = 1.0
+    """Scale of the rewards: the largest |mean reward| of a step, but at least 1."""
+    negative: bool = False
+    """Whether a mean reward was below 0 in some step or evaluation."""
+    largest_std: float = 0.0
+    """Largest standard deviation of the rewards of a step."""
+    held_out: int | None = None
+    """Number of held-out tasks that were evaluated; None if it is not known."""
+    changes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """`policy_change` of the last `WINDOW` steps in which it was measured, in nats per token."""
+    largest_change: float | None = None
+    """Largest `policy_change` of a step so far, in nats per token; None until it is measured."""
+    largest_update: float = 0.0
+    """Largest change of the weights in a step so far, relative to their size: it includes the schedule's peak."""
+    start: list[Row] = field(default_factory=list)
+    """Rows of `first` whose rollouts come from the initial policy, as far as changes of the policy were measured."""
+    changed: float = 0.0
+    """Sum of all measured values of `policy_change`, in nats per token."""
+    broken_by: Row | None = None
+    """Row of the first step that changed the policy by more than `thresholds.BREAKING_KL`."""
+    reward_before: float = 0.0
+    """Mean reward of the last `WINDOW` steps up to and including `broken_by`."""
+    rewards_since: int = 0
+    """Number of steps after `broken_by`."""
+    evaluations: list[tuple[int, float, float | None]] = field(default_factory=list)
+    """The best and the last evaluation: (step, greedy held-out reward, mean training reward of the `WINDOW` steps
+    before or None).
+    """
+    sampled_at_start: float | None = None
+    """Held-out reward at the training temperature before the first step; None if it was not evaluated."""
+
+    def add(self, row: Row) -> None:
+        """Take in the metrics of the next step."""
+        self.steps += 1
+        if len(self.first) < WINDOW:
+            self.first.append(row)
+            if self.changed < thresholds.BREAKING_KL:
+                self.start.append(row)
+        self.recent.append(row)
+        self.updates += number(row, "optimizer/updates") > 0 and number(row, "optimizer/learning_rate") > 0
+        self.scale = max(self.scale, abs(number(row, "reward/mean")))
+        self.negative |= number(row, "reward/mean") < 0
+        self.largest_std = max(self.largest_std, number(row, "reward/std"))
+        self.largest_update = max(self.largest_update, number(row, "optimizer/relative_update"))
+        if len(self.recent) == WINDOW:
+            self.best_reward = max(self.best_reward, mean(self.recent, "reward/mean"))
+        self.rewards_since += self.broken_by is not None
+        change = policy_change(row)
+        # The change of a step cannot be measured if engine and trainer differ by more than it.
+        mismatch = number(row, "sync/sampling_gap") > gap_limit(self.config) and not self.config.max_staleness
+        if change is None or mismatch:
+            return
+        self.changes.append(change)
+        self.changed += change
+        self.largest_change = max(self.largest_change or 0.0, change)
+        if change > thresholds.BREAKING_KL and self.broken_by is None:
+            self.broken_by, self.rewards_since = row, 0
+            self.reward_before = mean(self.recent, "reward/mean")
+
+    def evaluated(self, step: int, held_out: float, training: float | None) -> None:
+        """Take in an evaluation: its greedy held-out reward, and the mean training reward before it if there is one."""
+        self.negative |= held_out < 0
+        best = max(self.evaluations, key=lambda evaluation: evaluation[1], default=None)
+        self.evaluations = [*([best] if best is not None else []), (step, held_out, training)]
+
+    @property
+    def gain(self) -> float:
+        """Rise of the mean reward from the first `WINDOW` steps to the last, in units of `scale`."""
+        return (mean(self.recent, "reward/mean") - mean(self.first, "reward/mean")) / self.scale
+
+    @property
+    def solved(self) -> bool:
+        """Whether nearly every rollout earns the largest reward, so that the reward need not rise any more.
+
+        If rewards exceed 1, their maximum is unknown (`scale` only follows the mean). Then the task counts as solved if
+        all rollouts earn the same high reward in more than half of the groups: with 8 rollouts per group, that is when
+        92% of the rollouts earn the maximum.
+        """
+        if self.scale > 1:
+            return share(self.recent, "groups/all_pass", "groups/count") > 0.5
+        return mean(self.recent, "reward/mean") > 0.9
+
+    @property
+    def deviation(self) -> float:
+        """Upper bound of the standard deviation of rewards.
+
+        Half the range 0..`scale`, or -`scale`..`scale` if some were negative; or the largest observed one, if that is
+        larger.
+        """
+        return max(self.scale * (1.0 if self.negative else 0.5), self.largest_std)
+
+    @property
+    def fewest_held_out(self) -> int:
+        """Number of held-out tasks; a low estimate if unknown, since there may be fewer than `--eval-examples`."""
+        return max(self.held_out or min(self.config.eval_examples, 32), 1)
+
+
+def is_exact(config: TrainConfig) -> bool:
+    """Whether engine and trainer compute in float32 in the same process, so that they differ by rounding alone."""
+    return not (config.bf16 or config.engine == "vllm")
+
+
+def gap_limit(config: TrainConfig) -> float:
+    """Largest mean difference of engine and trainer that is healthy, in nats per sampled token."""
+    return thresholds.SAMPLING_GAP[not is_exact(config)]
+
+
+Outcome = tuple[str | None, str] | None
+"""Verdict of a rule: (id of a cause or None if all is well, evidence); None while there is too little evidence."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check of a run's metrics, with the function that judges it."""
+
+    check: str
+    judge: Callable[[History], Outcome]
+
+
+def number(row: Row, name: str, default: float = 0.0) -> float:
+    """The metric `name` of a row; `default` if it is absent (as for a limit that no rollout reached) or not finite."""
+    value = row.get(name, default)
+    return value if isinstance(value, int | float) and math.isfinite(value) else default
+
+
+def mean(rows: Sequence[Row] | deque[Row], name: str, default: float = 0.0) -> float:
+    """Mean of a metric over rows, with `default` where it is absent; 0 without rows."""
+    return sum(number(row, name, default) for row in rows) / len(rows) if rows else default
+
+
+def total(rows: Sequence[Row] | deque[Row], name: str) -> float:
+    """Sum of a metric over rows, with 0 where it is absent."""
+    return sum(number(row, name) for row in rows)
+
+
+def share(rows: Sequence[Row] | deque[Row], part: str, whole: str) -> float:
+    """Sum of the metric `part` divided by the sum of the metric `whole`; 0 if the latter is 0."""
+    return total(rows, part) / total(rows, whole) if total(rows, whole) > 0 else 0.0
+
+
+def policy_change(row: Row) -> float | None:
+    """Change of the policy in a step, in nats per token: `policy/step_kl` minus the mismatch of engine and trainer.
+
+    None if it was not measured, which is not done in every step: see `plumbob.trainer.training.metrics.scored_again`.
+    """
+    change = number(row, "policy/step_kl", math.nan)
+    return None if math.isnan(change) else max(change - max(number(row, "sync/mismatch_kl"), 0.0), 0.0)

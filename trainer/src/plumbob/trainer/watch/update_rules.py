@@ -1,0 +1,187 @@
+"""The rules of the watch about updates: is there a gradient, and does it change the policy, but not too much?"""
+
+from __future__ import annotations
+
+import statistics
+
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.watch.history import (
+    WINDOW,
+    History,
+    Outcome,
+    is_exact,
+    mean,
+    number,
+    policy_change,
+    share,
+)
+
+
+def finite(h: History) -> Outcome:
+    """Are rewards and gradients finite?"""
+    if not h.recent:
+        return None
+    skipped = sum(1 for row in h.recent if number(row, "optimizer/skipped"))
+    lost = share(h.recent, "rollout/not_finite", "rollout/count")
+    evidence = (
+        f"in the last {len(h.recent)} steps, {skipped} skipped an update and {lost:.0%} of the rollouts were not finite"
+    )
+    # Rollouts are lost if a reward or a log-probability is not finite. It is the reward, because an engine whose
+    # log-probabilities are not finite fails the next weight sync.
+    return (
+        "reward-not-finite" if lost > thresholds.NOT_FINITE else "gradient-not-finite" if skipped >= 2 else None
+    ), evidence
+
+
+def gradient(h: History) -> Outcome:
+    """Is there a gradient in steps with a signal?"""
+    with_signal = [row for row in h.recent if number(row, "advantage/mean_abs") > 0]
+    if len(with_signal) < 3:
+        return None
+    masked = [row for row in with_signal if number(row, "train/rows", 1.0) == 0]
+    if h.config.overlong == "mask" and len(masked) > len(with_signal) / 2:
+        cut = mean(with_signal, "rollout/truncated_share")
+        return (
+            "signal-masked",
+            f"no row is left to train on in {len(masked)} of {len(with_signal)} steps with a signal; "
+            f"{cut:.0%} of the rollouts are cut off",
+        )
+    # A step whose updates were all skipped has no gradient norm; `finite` reports it.
+    norms = [number(row, "optimizer/grad_norm") for row in with_signal if number(row, "optimizer/updates")]
+    if len(norms) < 3:
+        return None
+    evidence = f"median gradient norm {statistics.median(norms):.2g} in {len(norms)} steps with a signal"
+    return ("no-gradient" if max(norms) < thresholds.NO_GRADIENT else None), evidence
+
+
+def movement(h: History) -> Outcome:
+    """Do updates change the weights and the policy?
+
+    The change is projected to max(--max-steps, 100) steps in the same direction.
+    """
+    c = h.config
+    rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
+    if len(rows) < WINDOW - 1 or h.updates < WINDOW or c.learning_rate is None:
+        return None
+    rate = mean(rows, "optimizer/learning_rate")
+    if c.lr_scheduler_type != "constant" and h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
+        evidence = (
+            f"step {h.steps} of {c.max_steps}, rate {rate:.2g} of {c.learning_rate:g}, --warmup-steps {c.warmup_steps}"
+        )
+        long = 0 < c.max_steps < 2 * c.warmup_steps and rate < 0.01 * c.learning_rate
+        # While the learning rate rises, the size of a step says nothing about later steps.
+        return ("warmup-too-long", evidence) if long else None
+    rms, moved, norm = (mean(rows, f"optimizer/{n}") for n in ("update_rms", "moved_share", "grad_norm"))
+    if not norm:  # no gradient: `variety` or `gradient` reports why
+        return None
+    relative = mean(rows, "optimizer/relative_update")
+    evidence = (
+        f"a step changes the weights by {relative:.1e} of their size ({rms / max(rate, 1e-30):.2g} learning rates)"
+    )
+    if c.max_grad_norm and norm > 100 * c.max_grad_norm and rms < 0.05 * rate:
+        return (
+            "gradient-clipped-to-nothing",
+            f"gradient norm {norm:.2g}, --max-grad-norm {c.max_grad_norm:g}; {evidence}",
+        )
+    if moved < 0.3 and rate >= FLOAT32_QUANTUM:
+        cause = "weights-in-bf16" if moved else "optimizer-moves-nothing"
+        return cause, f"only {moved:.0%} of the weights changed, at rate {rate:.2g}; {evidence}"
+    steps, change = max(c.max_steps, 100), h.largest_change
+    reach, exact = 0.0, is_exact(c)
+    if change is not None:
+        reach = min(steps**2 * change, 1e9)
+        evidence += f" and the policy by at most {change:.1e} nats per token ({reach:.1e} in {steps} steps)"
+        if exact and change < KL_ROUNDING and relative * steps > 0.1:
+            return "update-without-effect", evidence
+    # Weights and policy must both stand still, because only a few rows are scored, and a step may leave all of them as
+    # they are if the policy is nearly deterministic. The largest update counts, so that the end of a schedule is no
+    # failure.
+    if exact:
+        stuck = reach < 1e-4 and h.largest_update * steps < (1e-2 if change is not None else 1e-4)
+    else:
+        # Rounding hides the policy's change, so the weights decide, once the reward has had time to contradict them.
+        drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
+        stuck = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW
+    low = stuck and h.gain < 0.02
+    return ("learning-rate-too-low" if low else None), f"rate {rate:.1e}: {evidence}"
+
+
+KL_ROUNDING = 1e-11
+"""Largest apparent change of an unchanged policy, in nats per token: rounding in float32 causes about 1e-13."""
+
+FLOAT32_QUANTUM = 1e-7
+"""Learning rate above which float32 does not round away the update of a weight below 1."""
+
+
+def breaking(h: History) -> Outcome:
+    """Did one step change the policy so much that the reward fell, or do steps change it without a better reward?"""
+    now = mean(h.recent, "reward/mean")
+    lost = h.reward_before - now
+    if h.broken_by is not None and h.rewards_since >= 3 and lost > max(0.5 * abs(h.reward_before), 0.1 * h.scale):
+        step, change = number(h.broken_by, "step"), policy_change(h.broken_by)
+        return (
+            "learning-rate-too-high",
+            f"step {step:.0f} changed the policy by {change:.2g} nats per token; reward {h.reward_before:.3f} -> {now:.3f}",
+        )
+    if h.steps < WINDOW or len(h.changes) < 3:
+        return None
+    change = statistics.median(h.changes)
+    evidence = f"a step changes the policy by {change:.1e} nats per token (median of {len(h.changes)})"
+    return (
+        "learning-rate-too-high" if change > thresholds.RESTLESS and h.gain < 0.05 and not h.solved else None
+    ), evidence
+
+
+def kl_penalty(h: History) -> Outcome:
+    """Does the KL term pull more than the advantage?
+
+    Per token, the KL term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
+    """
+    c = h.config
+    if not c.kl_beta or h.steps < WINDOW:
+        return None
+    kl = mean(h.recent, "policy/kl")
+    # The larger of both windows, because a task that has been learned leaves little advantage, which is no fault.
+    advantage = max(mean(rows, "advantage/mean_abs") for rows in (h.first, h.recent))
+    if not advantage:  # nothing to compare with: `variety` reports why
+        return None
+    length = mean(h.recent, "rollout/sampled_tokens") if c.kl_placement == "reward" else 1.0
+    pull = c.kl_beta * (abs(kl) * length if c.kl_placement == "reward" else (2 * abs(kl)) ** 0.5)
+    evidence = (
+        f"--kl-beta {c.kl_beta:g}: pull {pull:.2g} against a mean |advantage| of {advantage:.2g}, "
+        f"KL {kl:.1e} nats per token"
+    )
+    return ("kl-too-large" if pull > thresholds.KL_PULL * advantage and h.gain < 0.1 else None), evidence
+
+
+def clipping(h: History) -> Outcome:
+    """Does the ratio clip leave a gradient?"""
+    # cispo is left out: its cap bounds a token's weight but does not remove its gradient.
+    if h.steps < WINDOW or h.config.num_iterations * h.config.num_minibatches == 1 or h.config.loss_type == "cispo":
+        return None
+    clipped = mean(h.recent, "policy/clip_fraction")
+    # gspo clips whole rows at once, and its bounds are narrow by design.
+    limit = 0.7 if h.config.loss_type == "gspo" else thresholds.CLIPPED
+    low, high = h.config.clip_bounds()
+    evidence = f"{clipped:.0%} of the tokens are outside 1 - {low:g} .. 1 + {high:g}"
+    return ("ratio-clipped" if clipped > limit and h.gain < 0.05 and not h.solved else None), evidence
+
+
+def entropy(h: History) -> Outcome:
+    """Does the entropy stay in bounds, unless the reward justifies its change?"""
+    if h.steps < 2 * WINDOW:
+        return None
+    before, now = mean(h.first, "policy/entropy"), mean(h.recent, "policy/entropy")
+    first, reward = mean(h.first, "reward/mean"), mean(h.recent, "reward/mean")
+    evidence = f"entropy {before:.3g} -> {now:.3g} nats per token, mean reward {first:.3f} -> {reward:.3f}"
+    lost = h.best_reward - reward
+    if (
+        now > 1.0
+        and now > thresholds.ENTROPY_RISE * before
+        and lost > max(0.1 * h.scale, 0.3 * abs(h.best_reward))
+        and h.broken_by is None
+    ):
+        return "entropy-explosion", evidence
+    if now < thresholds.ENTROPY_FALL * before and h.gain < 0.02 and not h.solved:
+        return "entropy-collapse", evidence
+    return None, evidence

@@ -1,0 +1,234 @@
+"""The watch of a run: applies the rules to the metrics of each step, or to a run directory afterwards.
+
+watch = Watch(config)
+for row in rows:                       # of metrics.jsonl
+    for finding in watch.update(row):  # what is wrong, each once
+        print(warning(finding))
+
+findings = examine(Path("runs/NAME"))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.trainer.config.options import read_toml
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.watch.history import History, Row, mean, number
+from plumbob.trainer.watch.rules import RULES
+from plumbob.trainer.watch.traces import examine_traces
+
+WARNINGS = "warnings.jsonl"
+"""File in the run directory with one line per failed rule, with the step in which it first failed."""
+
+
+class Watch:
+    """Reports each rule once, in the step in which it first fails. A step takes constant time and memory."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.history = History(config)
+        self.failed: dict[str, Finding] = {}
+        """Check of a rule -> the finding of its first failure."""
+
+    def update(self, row: Row) -> list[Finding]:
+        """Take in the metrics of one more step; returns the findings of rules that fail for the first time."""
+        self.history.add(row)
+        step = int(row.get("step", self.history.steps))
+        new = self._judge(step)
+        evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
+        return new + (self.evaluated(step, evaluation) if evaluation else [])
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> list[Finding]:
+        """Take in the evaluation after step `step`, which is known later than the step's row; returns new failures."""
+        if count := int(number(values, "eval/count")):
+            self.history.held_out = count
+        if step == 0:
+            sampled = number(values, "eval/sampled", math.nan)
+            self.history.sampled_at_start = None if math.isnan(sampled) else sampled
+            self.history.negative |= sampled < 0
+        held_out = number(values, "eval/greedy", math.nan)
+        if not math.isnan(held_out):
+            training = mean(self.history.recent, "reward/mean") if self.history.steps else None
+            self.history.evaluated(step, held_out, training)
+        return self._judge(step) if self.history.steps else []
+
+    def _judge(self, step: int) -> list[Finding]:
+        new = []
+        for rule in RULES:
+            if rule.check in self.failed:
+                continue
+            outcome = rule.judge(self.history)
+            if outcome is not None and outcome[0] is not None:
+                new.append(Finding(rule.check, "fail", outcome[1], outcome[0], step))
+                self.failed[rule.check] = new[-1]
+        return new
+
+    def findings(self) -> list[Finding]:
+        """The verdict of every rule so far, in the order of RULES. Rules that do not apply yet are left out."""
+        found = []
+        for rule in RULES:
+            outcome = rule.judge(self.history)
+            if rule.check in self.failed:
+                found.append(self.failed[rule.check])
+            elif outcome is not None:
+                found.append(Finding(rule.check, "pass", outcome[1]))
+        return found
+
+
+class Warner:
+    """The watch of a run in progress: prints each warning once and stores it in the run directory.
+
+    Warnings are only advice, so an error in here never ends the run.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        steps: int,
+        tell: Callable[[str], None],
+        before: Mapping[str, float] | None = None,
+    ) -> None:
+        """`steps`: number of steps that a resumed run has finished already, whose warnings are not printed again.
+        `tell`: prints one message. `before`: metrics of the evaluation before the first step, if there was one.
+        """
+        self.path, self.tell = run_dir / WARNINGS, tell
+        self.watch: Watch | None = Watch(config)
+        self._guarded(lambda watch: self._catch_up(watch, run_dir, steps, before or {}))
+
+    def step(self, row: Row) -> None:
+        """Take in the metrics of one step."""
+        self._guarded(lambda watch: self._say(watch.update(row)))
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Take in `eval/greedy` and `eval/sampled` after step `step`; step 0 is before the first step."""
+        self._guarded(lambda watch: self._say(watch.evaluated(step, values)))
+
+    def _catch_up(self, watch: Watch, run_dir: Path, steps: int, before: Mapping[str, float]) -> None:
+        if before:
+            watch.evaluated(0, before)
+        for row in read_metrics(run_dir) if steps else []:
+            if row.get("step", 0) <= steps:
+                watch.update(row)
+        if self.path.exists():  # warnings of later steps are dropped, because these steps are run again
+            kept = [line for line in read_lines(self.path) if line.get("step", 0) <= steps]
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def _say(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self.tell(warning(finding))
+        if findings:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(dataclasses.asdict(finding)) + "\n" for finding in findings)
+
+    def _guarded(self, use: Callable[[Watch], None]) -> None:
+        if self.watch is None:
+            return
+        try:
+            use(self.watch)
+        except OSError as error:
+            self.tell(f"Warning: cannot write to {self.path}: {error.strerror}")
+        except Exception as error:
+            self.watch = None
+            self.tell(f"The run goes on but is no longer watched, because of {type(error).__name__}: {error}")
+
+
+def warning(finding: Finding) -> str:
+    """A failure as two lines for the progress table."""
+    assert finding.cause is not None
+    cause = CAUSES[finding.cause]
+    return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {cause.fix}"
+
+
+def examine(run_dir: Path) -> list[Finding]:
+    """Apply every check to a run directory: to metrics.jsonl, traces/ and the evaluations in summary.json.
+
+    The first failure is the one to look at first. Raises UserError without a run directory or a finished step.
+    """
+    config = _config(run_dir)
+    rows = read_metrics(run_dir)
+    if not rows:
+        raise UserError(f"{run_dir} has no finished step yet, so there is nothing to examine")
+    watch = Watch(config)
+    start = evaluation_before(run_dir)
+    if start:
+        watch.evaluated(0, start)
+    for row in rows:
+        watch.update(row)
+    found = [*examine_traces(run_dir, config), *watch.findings()]
+    if len(rows) < 5:
+        found.append(
+            Finding(
+                "there are enough steps to judge",
+                "unsure",
+                f"the run has {len(rows)} of the 5 steps that most rules need",
+            )
+        )
+    elif all(f.cause is None for f in found):
+        found.append(_learning(watch.history))
+    return found
+
+
+def _learning(history: History) -> Finding:
+    """Does the reward rise? Asked only if no rule has found a cause."""
+    first, last = mean(history.first, "reward/mean"), mean(history.recent, "reward/mean")
+    evidence = f"mean reward {first:.3f} -> {last:.3f} from the first 5 of {history.steps} steps to the last 5"
+    if history.steps < 10:
+        return Finding("the reward rises", "unsure", f"{history.steps} steps are too few to tell")
+    learns = history.gain > 0.02 or history.solved
+    hint = "" if learns else "; no rule explains why: run the probes with `doctor ENV` and this run's options"
+    return Finding("the reward rises", "pass" if learns else "unsure", evidence + hint)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl; an empty list without the file."""
+    path = run_dir / "metrics.jsonl"
+    return read_lines(path) if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, up to the first invalid line: a killed process may have left half a line."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
+    return rows
+
+
+def _config(run_dir: Path) -> TrainConfig:
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
+    return TrainConfig(**read_toml(path, TrainConfig))
+
+
+def evaluation_before(run_dir: Path) -> dict[str, float]:
+    """Metrics of the evaluation before the first step, from a finished run's summary or else from its last checkpoint.
+
+    `eval/count` is the smallest number of tasks of all evaluations. Empty if there was no evaluation.
+    """
+    checkpoints = sorted(run_dir.glob("checkpoints/step_*/state.json"), key=lambda path: path.stat().st_mtime)
+    for path in (run_dir / "summary.json", *reversed(checkpoints)):
+        try:
+            evaluations = json.loads(path.read_text())["evaluations"]
+            before = {f"eval/{how}": estimate["mean"] for how, estimate in evaluations.get("before", {}).items()}
+            counts = [estimate["n"] for both in evaluations.values() for estimate in both.values() if "n" in estimate]
+        except (OSError, ValueError, LookupError):  # no evaluation, or the file was cut off when the process was killed
+            continue
+        if before or counts:
+            return {**before, **({"eval/count": min(counts)} if counts else {})}
+    return {}

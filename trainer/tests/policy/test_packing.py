@@ -1,0 +1,66 @@
+"""Rows into passes: each once, none too large, few, the longest first."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plumbob.trainer.policy.packing import pack
+
+LENGTHS = st.lists(st.integers(1, 60), max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 100))
+@settings(max_examples=200, deadline=None)
+def test_every_row_is_in_exactly_one_pass_and_no_pass_is_too_large(lengths, max_tokens):
+    passes = pack(lengths, max_tokens)
+    assert sorted(i for rows in passes for i in rows) == list(range(len(lengths)))
+    for rows in passes:
+        assert rows
+        assert sum(lengths[i] for i in rows) <= max_tokens or len(rows) == 1
+
+
+@given(LENGTHS, st.integers(1, 100))
+@settings(max_examples=200, deadline=None)
+def test_passes_are_few(lengths, max_tokens):
+    """First-fit decreasing needs at most 11/9 OPT + 6/9 bins (Dosa, 2007); OPT is at least the tokens over the room."""
+    lengths = [min(n, max_tokens) for n in lengths]
+    passes = pack(lengths, max_tokens)
+    halves = sum(sum(lengths[i] for i in rows) * 2 <= max_tokens for rows in passes)
+    assert halves <= 1  # two passes that are no more than half full would have been one
+    assert len(passes) <= 11 / 9 * max(_optimum(lengths, max_tokens), 0) + 6 / 9
+
+
+def _optimum(lengths: list[int], room: int) -> int:
+    """At least so many passes by volume, but at least so many as rows that cannot share one; exact is NP-hard."""
+    if not lengths:
+        return 0
+    volume = -(-sum(lengths) // room)
+    return max(volume, sum(n * 2 > room for n in lengths)) if len(lengths) > 12 else _exact(lengths, room)
+
+
+def _exact(lengths: list[int], room: int) -> int:
+    best = len(lengths)
+
+    def place(i: int, bins: list[int]) -> None:
+        nonlocal best
+        if len(bins) >= best:
+            return
+        if i == len(lengths):
+            best = len(bins)
+            return
+        for b in {load: b for b, load in enumerate(bins)}.values():
+            if bins[b] + lengths[i] <= room:
+                place(i + 1, [*bins[:b], bins[b] + lengths[i], *bins[b + 1 :]])
+        place(i + 1, [*bins, lengths[i]])
+
+    lengths = sorted(lengths, reverse=True)
+    place(0, [])
+    return best
+
+
+def test_the_longest_rows_come_first_and_equal_input_gives_equal_passes():
+    lengths = [3, 50, 7, 20, 20, 1, 49]
+    passes = pack(lengths, 60)
+    assert passes == pack(lengths, 60) == [[1, 2, 0], [6, 5], [3, 4]]
+
+
+def test_a_row_that_is_longer_than_a_pass_goes_alone():
+    assert pack([10, 100, 10], 50) == [[1], [0, 2]]

@@ -1,0 +1,192 @@
+"""Whole runs on the bundled policy: small, real, end to end."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from plumbob.console.app import run_app
+from plumbob.rollout import to_sample
+from plumbob.trainer.cli import train as cli
+from plumbob.trainer.config.options import read_toml
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.train import run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verifiers.v1.trace import WireTrace
+
+QUICK = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 48, "eval_examples": 8}
+
+
+def train(tmp_path: Path, **settings) -> Path:
+    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", **settings}
+    assert run(TrainConfig(**settings)) == 0
+    return tmp_path / settings["run_name"]
+
+
+def metrics(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_a_run_leaves_everything_behind(tmp_path, capsys):
+    directory = train(tmp_path, max_steps=2)
+    rows = metrics(directory)
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
+        assert row["sync/parity"] < 1e-4 and row["sync/sampling_gap"] < 1e-4
+        assert row["groups/count"] == 4
+        assert row["env/malformed_calls"] == 0
+    assert [row["sync/version"] for row in rows] == [2, 3]
+    output = capsys.readouterr()
+    assert re.search(r"greedy +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] -> ", output.out)
+    assert str(directory) in output.out
+
+    traces = [
+        WireTrace.model_validate_json(line) for line in (directory / "traces" / "step_1.jsonl").read_text().splitlines()
+    ]
+    assert len(traces) == 16 and all(trace.num_branches == 1 for trace in traces)
+    sample = to_sample(traces[0], "g")
+    assert sample.num_sampled == sum(sample.loss_mask) > 0
+
+    folder = checkpoint.latest(directory)
+    assert folder is not None and folder.name == "step_2"
+    assert AutoTokenizer.from_pretrained(folder / "model").chat_template
+    saved = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert saved.dtype == torch.float32
+    assert read_toml(directory / "config.toml", TrainConfig)["learning_rate"] == 3e-4
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
+    one = metrics(train(tmp_path, max_steps=2, run_name="one"))
+    two = metrics(train(tmp_path, max_steps=2, run_name="two"))
+    assert timeless(one) == timeless(two)
+    assert timeless(metrics(train(tmp_path, max_steps=2, run_name="three", seed=1))) != timeless(one)
+
+
+@pytest.mark.parametrize("peft", [False, True])
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
+    settings = {"peft": peft, "learning_rate": 1e-3, "save_steps": 2}
+    whole = train(tmp_path, max_steps=4, run_name="whole", **settings)
+    directory = train(tmp_path, max_steps=4, run_name="part", **settings)
+    # As a crash after step 3 would leave it: the checkpoint of step 2, and metrics beyond it.
+    (directory / "summary.json").unlink()
+    (directory / "checkpoints" / "step_4").rename(tmp_path / "gone")
+    rows = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(rows[:3]))
+    assert run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory) == 0
+    assert timeless(metrics(directory)) == timeless(metrics(whole))
+    summaries = [json.loads((d / "summary.json").read_text())["evaluations"] for d in (whole, directory)]
+    assert summaries[0] == summaries[1]
+
+
+def test_gsm8k_runs_through(tmp_path):
+    directory = train(tmp_path, env="gsm8k", datasets="synthetic", max_steps=1, max_tokens=24, eval_examples=4)
+    (row,) = metrics(directory)
+    assert row["rollout/turns"] == 1.0
+    assert row["sync/sampling_gap"] < 1e-4
+    assert row["env/answer_found"] <= 1.0
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    command = [sys.executable, "-c", "from plumbob.trainer.cli.train import main; main()"]
+    process = subprocess.Popen(
+        [*command, "--output-dir", str(tmp_path), "--run-name", "r", "--max-steps", "500", "--eval-examples", "8"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = tmp_path / "r" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 2):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    match = re.search(r"Interrupted after step (\d+); saved .*Resume with:  train --resume (\S+)", stderr)
+    assert match and "Traceback" not in stderr
+    done = int(match[1])
+    assert len(metrics(tmp_path / "r")) == done >= 2
+
+    again = subprocess.run(
+        [*command, "--resume", match[2], "--max-steps", str(done + 1)], capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 0, again.stderr
+    assert [row["step"] for row in metrics(tmp_path / "r")] == list(range(1, done + 2))
+
+
+@pytest.mark.slow
+def test_the_bundled_policy_learns_lookup(tmp_path):
+    """The first 12 steps of the main job: 0.45 to 0.70 before, at least 0.20 more after, greedy and sampled."""
+    directory = tmp_path / "r"
+    assert run(TrainConfig(output_dir=str(tmp_path), run_name="r", max_steps=12, save_steps=12)) == 0
+    evaluations = json.loads((directory / "summary.json").read_text())["evaluations"]
+    for how in ("greedy", "sampled"):
+        before, after = evaluations["before"][how]["mean"], evaluations["after"][how]["mean"]
+        assert 0.45 <= before <= 0.70
+        assert after - before >= 0.20
+
+
+def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch, capsys):
+    """Recorded failures alone would look like a run whose reward is 0."""
+    import vf_lookup.tools
+
+    async def fail(self, task):
+        raise OSError("no table here")
+
+    monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
+    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
+    assert run(TrainConfig(**settings)) == 1
+    assert "all 16 rollouts failed: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
+    assert (tmp_path / "r" / "traces" / "step_1.jsonl").read_text().count("\n") == 16
+
+
+def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, monkeypatch, capsys):
+    import vf_lookup.tools
+
+    original = vf_lookup.tools.LookupToolset.setup_task
+    calls = []
+
+    async def fail_sometimes(self, task):
+        calls.append(task)
+        if len(calls) % 5 == 0:
+            raise OSError("busy")
+        await original(self, task)
+
+    monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail_sometimes)
+    directory = train(tmp_path, max_steps=2, eval_examples=0)
+    assert [row["rollout/errored"] for row in metrics(directory)] == [3, 3]
+    assert capsys.readouterr().err.count("of 16 rollouts failed and are left out of their groups: ToolsetError") == 1
+
+
+def resume(directory: Path, *flags: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        run_app("train", cli.app, ["--resume", str(directory), *flags])
+    return int(exit_.value.code or 0)
+
+
+def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp_path, capsys):
+    directory = train(tmp_path, max_steps=2, eval_examples=0)
+    assert resume(directory, "--max-steps", "4", "--learning-rate", "1e-5") == 0
+    # Linear decay over four steps: the saved schedule alone would have gone on at 0.
+    rates = [row["optimizer/learning_rate"] for row in metrics(directory)]
+    assert rates == pytest.approx([3e-4, 1.5e-4, 0.5e-5, 0.25e-5])
+    capsys.readouterr()
+    for flags in (["--peft"], ["--env-arg", "max_hops=3"], ["--model", "./other"]):
+        assert resume(directory, *flags) == 2
+        assert "start a new run to change it" in capsys.readouterr().err
+    for name in ("trainer.pt", "model/model.safetensors"):
+        path = directory / "checkpoints" / "step_4" / name
+        path.write_bytes(path.read_bytes()[:500])
+        assert resume(directory, "--max-steps", "5") == 2
+        assert "it is damaged or belongs to another run" in capsys.readouterr().err

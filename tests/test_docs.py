@@ -1,4 +1,4 @@
-"""What the documentation says of the code is true: links, the data's way, the generated pages, the names of metrics."""
+"""What the documentation says of the code is true: links, the data flow, the generated pages, the names of metrics."""
 
 import ast
 import json

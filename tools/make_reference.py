@@ -74,9 +74,10 @@ def options_page() -> list[str]:
     return [
         "# Options",
         "",
-        "Every option in these tables is also a key of the TOML file that `--config FILE` reads, with underscores for",
-        "dashes. The environment is the first argument of a command; `train` and `doctor` also take it as `--env` or",
-        "`--env-id`. Settings of an environment are options too: `train ENV --help` lists them.",
+        "Every option in these tables is also a key of the TOML file that `--config FILE` reads, with underscores",
+        "instead of dashes. The environment is the first argument of a command; `train` and `doctor` also take it as",
+        "`--env` or `--env-id`. Each setting of an environment is an option of `train` and `doctor` as well:",
+        "`train ENV --help` lists the settings.",
         "",
         "## `train` and `doctor`",
         *options_of(TrainConfig),
@@ -91,8 +92,9 @@ def metrics_page() -> list[str]:
     return [
         "# Metrics",
         "",
-        "The keys of `metrics.jsonl`, which has one line per training step. A part in capitals stands for a name from",
-        "the environment or the run. A metric that does not apply to a run is absent.",
+        "The keys of `metrics.jsonl` in a run directory, which has one line per training step. A part in capitals,",
+        "such as COMPONENT, stands for a name from the environment or the run. A metric that does not apply to a run",
+        "is absent. The [glossary](../architecture.md#glossary) explains terms such as signal and weight sync.",
         "",
         *table(["name", "unit", "meaning"], rows),
     ]
@@ -111,15 +113,16 @@ def causes_page() -> list[str]:
     lines = [
         "# Causes",
         "",
-        "Every cause that `doctor` and the watch can name, with the thresholds that decide. The suspicions H01 to H08",
-        "are explained in [diagnosis](../guides/diagnosis.md). A source is an arXiv number, or owner/repository#issue on",
-        "GitHub.",
+        "Every cause that `doctor` and the warnings of `train` can name, with the thresholds that decide. H01 to H08",
+        'are the usual suspicions listed in [diagnosis](../guides/diagnosis.md). "Reported in" gives an arXiv number, '
+        "or",
+        "owner/repository#issue on GitHub, where such a fault is described.",
     ]
     for title, topic in TOPICS.items():
         lines += ["", f"## {title}"]
         for cause in topic.CAUSES:
             lines += ["", f"### `{cause.id}`", "", cause.sentence, "", f"**What to do:** {cause.fix}"]
-            about = [", ".join(cause.hypotheses), cause.source and f"seen in {cause.source}"]
+            about = [", ".join(cause.hypotheses), cause.source and f"reported in {cause.source}"]
             if any(about):
                 lines += ["", f"*{'; '.join(part for part in about if part)}*"]
             bounds = [t for t in THRESHOLDS if cause.id in t.causes]

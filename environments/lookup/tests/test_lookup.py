@@ -216,7 +216,10 @@ def test_what_is_given_wins_over_the_difficulty():
     [
         ({"difficulty": "impossible"}, "'trivial', 'easy', 'medium', 'hard' or 'extreme'"),
         ({"difficulty": ["hard"]}, "'trivial', 'easy', 'medium', 'hard' or 'extreme'"),
-        ({"difficulty": "hard", "max_hops": 3}, r"min_hops \(4\); difficulty hard sets those that are not given"),
+        (
+            {"difficulty": "hard", "max_hops": 3},
+            r"min_hops \(4\); difficulty hard sets the settings that are not given",
+        ),
         (
             {"difficulty": "hard", "table_size": 8},
             r"table_size \(8\) cannot hold 10 links and 2 distractors; difficulty",

@@ -139,13 +139,17 @@ A, TWIN = gold("a", "x"), gold("a", "x", answerable=False)
 @pytest.mark.parametrize(
     ("golds", "predictions", "message"),
     [
-        ([A], [], "1 gold rows need as many predictions, got 0"),
+        ([A], [], "there must be as many predictions as gold rows, 1, not 0"),
         ([], [], "there are no gold rows"),
         ([A], [predicted("b", "x")], "prediction 1 is for 'b', but gold row 1 is 'a'; predict with shuffle=false"),
         ([A], [predicted("a", None)], "prediction 1: 'predicted_answer' is missing or not a str"),
         ([A], [{"id": "a"}], "prediction 1: 'predicted_answer' is missing"),
         ([A], [predicted("a", "x", support=["1"])], "'predicted_support_idxs' must hold integers"),
-        ([TWIN], [predicted("a", "x")], "'a' must be in the gold rows exactly twice, once answerable and once not"),
+        (
+            [TWIN],
+            [predicted("a", "x")],
+            "'a' must be in the gold rows exactly twice, once answerable and once unanswerable",
+        ),
         ([A, TWIN, TWIN], [predicted("a", "x")] * 3, "'a' must be in the gold rows exactly twice"),
     ],
 )

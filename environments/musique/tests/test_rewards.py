@@ -237,7 +237,7 @@ def test_weights_are_read_from_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("f2=1", "there is no component 'f2'; the components are exact_match, f1, citation, retrieval_recall"),
+        ("f2=1", "there is no reward component 'f2'; the components are exact_match, f1, citation, retrieval_recall"),
         ("f1", "weights are written \"f1=0.5,format=0\"; 'f1' has no value"),
         ("f1=x", "the weight of f1 must be a number that is not negative, not 'x'"),
         ("f1=-1", "the weight of f1 must be a number that is not negative"),

@@ -72,10 +72,10 @@ def test_every_setting_is_read_from_text(real):
         ({"retriever": "bm52"}, "retriever: there is no retriever 'bm52'; did you mean 'bm25'? The names are bm25"),
         ({"max_top_k": "0"}, "max_top_k: Input should be greater than or equal to 1"),
         ({"answer_style": "tag"}, "answer_style: Input should be 'tags' or 'complete'"),
-        ({"weights": "f2=1"}, "weights: there is no component 'f2'"),
+        ({"weights": "f2=1"}, "weights: there is no reward component 'f2'"),
         ({"grounding": "1.5"}, "grounding: Input should be less than or equal to 1"),
         ({"synthetic_paragraphs": "3"}, "synthetic_paragraphs: Input should be greater than or equal to 4"),
-        ({"retreiver": "bm25"}, "it has no setting 'retreiver'; did you mean 'retriever'?"),
+        ({"retreiver": "bm25"}, "there is no setting 'retreiver'; did you mean 'retriever'?"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(chosen, message):

@@ -354,4 +354,4 @@ def test_a_reranker_that_refuses_fails_the_rollout_and_is_no_observation(kit):
             return await kit.rollout(task, [kit.say("", kit.search()), kit.final("x")])
 
     trace = asyncio.run(main())
-    assert not trace.ok and "refuses with status 400" in trace.errors[-1].message
+    assert not trace.ok and "refused the request with status 400" in trace.errors[-1].message

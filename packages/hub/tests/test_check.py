@@ -117,7 +117,7 @@ def test_loading_that_asks_the_network(tmp_path):
     pyproject.write_text(pyproject.read_text().replace("<0.5", ""))
     report = run_check(project)
     assert list(failing(report)) == ["dependencies", "load"], "all failures, not the first"
-    assert "data.example:80 was asked for" in report.failures[1] and "check_settings" in report.failures[1]
+    assert "tried to reach data.example:80" in report.failures[1] and "check_settings" in report.failures[1]
     assert "(taskset.py, line" in report.failures[1]
     assert report.text().endswith("2 of 8 checks failed, 7 skipped")
 

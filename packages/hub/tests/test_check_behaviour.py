@@ -71,7 +71,7 @@ def test_a_scaffold_passes(examined, tools):
         (("taskset.py", "def oracle", "def perfect"), {"oracle": "give the Task a method `oracle(self)"}),
         (("taskset.py", "{_MARK}{self.data.answer}", "{_MARK}{self.data.answer}."), {"oracle": "on 64 of 64 tasks: task 0"}),
         (("taskset.py", CORRECT, CORRECT.replace("float(", "0.999 * float(")), {"oracle": "scores 0.999"}),
-        (("taskset.py", ORACLE, "return []\n        " + ORACLE), {"oracle": "the script has only 0 turns"}),
+        (("taskset.py", ORACLE, "return []\n        " + ORACLE), {"oracle": "the stored transcript has only 0 turns"}),
         (("taskset.py", ORACLE, "raise KeyError('gone')\n        " + ORACLE), {"oracle": "KeyError: 'gone' (taskset.py, line"}),
         (("taskset.py", CORRECT, "return float(read_answer(trace.last_reply) in (None, self.data.answer))"),
          {"garbage": "an empty reply scores 1 on task 0"}),
@@ -156,7 +156,7 @@ def test_settings_of_the_check_of_the_oracle_and_of_the_user_in_that_order(exami
         "7 tasks in" in found["load"].measured and "with largest=10, num_examples=7, seed=0" in found["load"].measured
     )
     wrong = examined(edit, largets="7").failures
-    assert "it has no setting 'largets'; did you mean 'largest'?" in wrong["load"][0]
+    assert "there is no setting 'largets'; did you mean 'largest'?" in wrong["load"][0]
 
 
 def test_a_task_that_needs_a_container_is_skipped_and_told(examined):

@@ -39,8 +39,8 @@ def test_several_names_end_in_one_summary(new_python, hub_index):
         lines[3]
         == "failed         ./nowhere: ./nowhere does not exist; give the path of a project directory or of a wheel"
     )
-    assert lines[4].startswith("failed         toy==9: no vf-toy==9 on file://") and lines[4].endswith(
-        "only 0.1.0, 0.2.0"
+    assert lines[4].startswith("failed         toy==9: file://") and lines[4].endswith(
+        "has no vf-toy==9, only 0.1.0, 0.2.0"
     )
 
 
@@ -163,13 +163,13 @@ def test_an_environment_that_does_not_load_says_why(new_python, make_wheel):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["toy"], "no index is set; give --index URL, set PLUMBOB_INDEX, or name one `plumbob`"),
+        (["toy"], "no package index is set; give --index URL, set PLUMBOB_INDEX, or add an index named `plumbob`"),
         (["toy", "--index", "nope"], "there is no index 'nope'"),
         (["https://example.org/x.whl"], "https://example.org/x.whl is a URL; give a name or a path"),
         (["a b"], "'a b' is neither a name, like gsm8k or gsm8k==0.2.0, nor a path"),
-        (["toy", "-b", "main"], "--branch is for --from-repo"),
+        (["toy", "-b", "main"], "--branch has an effect only with --from-repo"),
         (["toy", "-r"], "--from-repo needs a repository; give --repo URL or set PLUMBOB_REPO"),
-        (["toy", "-r", "--repo", "ext::sh -c id"], "is neither the URL of a repository nor a directory"),
+        (["toy", "-r", "--repo", "ext::sh -c id"], "is neither the URL of a git repository nor a directory"),
         (["toy", "--index", "http://127.0.0.1:9/simple/"], "cannot reach http://127.0.0.1:9/simple/vf-toy/"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -135,7 +135,7 @@ def test_it_builds_without_sources(make_project, tmp_path):
     toy = make_project(tmp_path / "toy", "vf-toy", environment="toy")
     text = (toy / "pyproject.toml").read_text().replace("uv_build>=0.9,<0.14", "a-backend-9f3b")
     (toy / "pyproject.toml").write_text(text + '\n[tool.uv.sources]\na-backend-9f3b = { path = "../backend" }\n')
-    with pytest.raises(UserError, match="toy does not build: .*a-backend-9f3b"):
+    with pytest.raises(UserError, match="toy is not published, because its build failed: .*a-backend-9f3b"):
         publish([toy], publishing_to(locate_target("./hub", tmp_path), None), None)
 
 

@@ -46,11 +46,14 @@ def test_a_near_miss_gets_a_suggestion_and_the_install_line():
 def test_two_claims_to_one_name_are_refused_with_both_owners_and_how_to_choose(plugin):
     plugin("vf-math", "math = a:A")
     plugin("evil-math", "vf_math = b:B")
-    with pytest.raises(UserError, match="claimed by vf-math 1.0 and evil-math 1.0; .*`uv pip uninstall vf-math`"):
+    with pytest.raises(UserError, match="provided by vf-math 1.0 and evil-math 1.0; .*`uv pip uninstall vf-math`"):
         find("math")
     claims = {r["distribution"]: r for r in rows() if r["status"] == "conflict"}
     assert set(claims) == {"vf-math", "evil-math"}
-    assert claims["vf-math"]["reason"] == "the name is also claimed by evil-math; uninstall one of them"
+    assert (
+        claims["vf-math"]["reason"]
+        == "evil-math also provides an environment of this name; uninstall one of these packages"
+    )
 
 
 def test_a_broken_plugin_names_itself_and_harms_no_other(plugin):

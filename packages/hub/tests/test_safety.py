@@ -71,7 +71,7 @@ def test_a_name_that_is_not_on_the_hub_is_an_error(hub_index, evil_index, evil_l
             assert [o.status for o in outcomes] == ["failed"] * 3 and all(o.user_error for o in outcomes)
             assert "did you mean 'toy'?" in outcomes[0].detail
             (unnamed,) = install(["absent"], Options(), tmp_path)
-            assert "no index is set" in unnamed.detail
+            assert "no package index is set" in unnamed.detail
     assert evil_index.requests == []
 
 
@@ -104,7 +104,7 @@ def test_no_other_source_lets_it_in_either(
         "nearby": (["mine"], Options()),
     }[source]
     (refused,) = install(command[:1], options, here)
-    assert "needs plumbob-shared>=0.1, which is not installed; give the --index to take it from" in refused.detail
+    assert "needs plumbob-shared>=0.1, which is not installed; give the --index that has it" in refused.detail
     python = new_python()
     public = evil_index.url
     # A build needs its backend, which the evil index does not have.

@@ -98,7 +98,7 @@ def test_a_yanked_version_is_passed_over_but_an_exact_pin_gets_it(hub, hub_index
     hub("yank", "toy==0.2.0", "--index", hub_index, "--undo")
     assert not any(e["yanked"] for e in read_catalog(hub_index))
     missing = hub("yank", "vf-toy==7", "--index", hub_index, "--reason", "x", code=2)
-    assert "has no vf-toy 7; it has 0.1.0, 0.2.0" in missing.stderr
+    assert "has no vf-toy 7; its versions are 0.1.0, 0.2.0" in missing.stderr
 
 
 def test_search_reads_the_catalog(hub_index, serve, tmp_path):

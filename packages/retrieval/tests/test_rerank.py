@@ -105,27 +105,27 @@ def test_retry_after_is_heeded(service):
 
 def test_lasting_failures_end_in_one_sentence(service):
     service.script = [(500, {}, {})]
-    with pytest.raises(RerankError, match="/rerank failed 3 times, at last with status 500$"):
+    with pytest.raises(RerankError, match="/rerank failed 3 times; the last error: status 500$"):
         ask(RerankClient(service.url, first_wait=0.01, attempts=3))
     assert len(service.requests) == 3
 
 
 def test_a_slow_server_times_out(service):
     service.delay = 0.6
-    with pytest.raises(RerankError, match="failed 2 times, at last with ReadTimeout"):
+    with pytest.raises(RerankError, match="failed 2 times; the last error: ReadTimeout"):
         ask(RerankClient(service.url, timeout=0.1, first_wait=0.01, attempts=2))
 
 
 def test_no_server_is_one_sentence(service):
-    with pytest.raises(RerankError, match="failed 2 times, at last with ConnectError"):
+    with pytest.raises(RerankError, match="failed 2 times; the last error: ConnectError"):
         ask(RerankClient("http://127.0.0.1:9", first_wait=0.01, attempts=2))
-    with pytest.raises(RerankError, match="at last with UnsupportedProtocol|cannot be asked"):
+    with pytest.raises(RerankError, match="the last error: UnsupportedProtocol|cannot be called"):
         ask(RerankClient("localhost:9", first_wait=0.01, attempts=2))
 
 
 def test_a_refusal_is_not_retried(service):
     service.script = [(401, {"detail": "no such key"}, {})]
-    with pytest.raises(RerankError, match="refuses with status 401: .*no such key"):
+    with pytest.raises(RerankError, match="refused the request with status 401: .*no such key"):
         ask(RerankClient(service.url))
     assert len(service.requests) == 1
 
@@ -188,7 +188,7 @@ def test_search_on_a_running_loop_says_what_to_do(service):
     async def wrong() -> None:
         retriever.search("x", 1)
 
-    with pytest.raises(RuntimeError, match="await asearch instead"):
+    with pytest.raises(RuntimeError, match="use `await retriever.asearch"):
         asyncio.run(wrong())
     with pytest.raises(ValueError, match="top_k"):
         retriever.search("x", 0)

@@ -297,8 +297,8 @@ def test_settings_are_read_as_their_fields_types():
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"num_example": 3}, "it has no setting 'num_example'; did you mean 'num_examples'?"),
-        ({"qqq": 3}, "it has no setting 'qqq'$"),
+        ({"num_example": 3}, "there is no setting 'num_example'; did you mean 'num_examples'?"),
+        ({"qqq": 3}, "there is no setting 'qqq'$"),
         ({"split": "dev"}, "split: Input should be 'train' or 'eval'"),
         ({"min_hops": 6}, r"max_hops \(5\) is less than min_hops \(6\)"),
     ],

@@ -89,7 +89,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
     assert exit_.value.code == 1
     out = capsys.readouterr().out
     assert out.startswith("pass    a: 1 of 2\nFAIL    b: 3 of 4\nFAIL    c: 5 of 6\n\nCause: groups-mixed\n")
-    assert CAUSES["groups-mixed"].fix in out and "may be consequences of it: engine-stale" in out
+    assert CAUSES["groups-mixed"].fix in out and "may be consequences of this one: engine-stale" in out
     assert "groups-mixed" in page.read_text()
 
 
@@ -111,7 +111,7 @@ def test_nothing_wrong_is_exit_code_0(capsys, monkeypatch):
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup"])
     assert exit_.value.code == 0
-    assert "No cause found: 2 checks, 1 of them unsure." in capsys.readouterr().out
+    assert "No cause found: 2 checks, 1 of them inconclusive (unsure)." in capsys.readouterr().out
 
 
 def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
@@ -121,7 +121,7 @@ def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
     code, out, _ = told("lookup", "--html", str(page))
     assert code == 2
     assert "ERROR   b: KeyError: 'x'\n" in out
-    assert "No answer: 1 of 2 checks could not be completed, the others found no cause." in out
+    assert "No cause found, but 1 of 2 checks could not be completed (ERROR)." in out
     assert "some could not be completed" in page.read_text() and "1 pass, 0 fail, 0 unsure, 1 error" in page.read_text()
     found.append(("sync", Finding("c", "fail", "3", "engine-stale")))
     assert told("lookup")[0] == 1
@@ -167,7 +167,7 @@ def test_a_learning_rate_of_nothing_from_the_command_line(told):
     assert findings[-1].startswith("FAIL    ") and all(f.startswith(("pass ", "unsure ")) for f in findings[:-1])
     assert cause == "Cause: learning-rate-too-low"
     assert "Raise --learning-rate" in fix
-    assert more == "Later checks were not run; --all runs them too."
+    assert more == "The checks after this failure were not run; --all runs them too."
 
 
 def test_it_stops_at_the_first_failure_and_goes_on_with_all(told):
@@ -186,7 +186,7 @@ def test_it_stops_at_the_first_failure_and_goes_on_with_all(told):
 def test_what_train_would_refuse_is_refused(told):
     code, out, err = told("lookup", "--num-generations", "7")
     assert (code, out) == (2, "")
-    assert "does not hold whole groups" in err.splitlines()[-1] and "Traceback" not in err
+    assert "is not a multiple of --num-generations" in err.splitlines()[-1] and "Traceback" not in err
 
 
 def test_a_finding_names_a_cause_exactly_if_it_failed():

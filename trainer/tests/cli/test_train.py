@@ -60,9 +60,9 @@ def test_unknown_flag(refused):
         ),
         ("--min-hops", "--min-hops needs a value"),
         ("--min-hop 3", "there is no option --min-hop, and lookup has no such setting; did you mean '--min-hops'?"),
-        ("--retriever bm25", "lookup has no such setting; `train lookup --help` lists both"),
+        ("--retriever bm25", "lookup has no such setting; `train lookup --help` lists all options and settings"),
         ("--env lokup", "did you mean 'lookup'?"),
-        ("gsm8k --env lookup", "one run has one environment, not gsm8k and lookup"),
+        ("gsm8k --env lookup", "a run has one environment, but two are named: gsm8k and lookup"),
         ("lookup gsm8k", "unexpected extra argument"),
         ("--save-step 3", "did you mean '--save-steps'?"),
     ],
@@ -73,7 +73,7 @@ def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(refused, arg
 
 def test_batch_that_does_not_hold_whole_groups(refused):
     message = refused("--batch-size", "10", "--gradient-accumulation-steps", "2", "--num-generations", "8")
-    assert "a step of 20 rollouts" in message and "does not hold whole groups of --num-generations 8" in message
+    assert "a step of 20 rollouts" in message and "is not a multiple of --num-generations 8" in message
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_batch_that_does_not_hold_whole_groups(refused):
         (["--max-steps", "0"], "--max-steps must be at least 1, or -1, not 0"),
         (["--loss-type", "ppo"], "--loss-type"),
         (["--env-arg", "hops"], "--env-arg needs key=value, not 'hops'"),
-        (["-a", "min_hop=3"], "lookup: it has no setting 'min_hop'; did you mean 'min_hops'?"),
+        (["-a", "min_hop=3"], "lookup: there is no setting 'min_hop'; did you mean 'min_hops'?"),
         (["-a", "min_hops=three"], "lookup: min_hops: Input should be a valid integer"),
         (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
-        (["--datasets", "x.jsonl"], "lookup: it has no setting 'datasets'"),
-        (["--max-context", "100000"], "--max-context 100000 is more than the model's 4096 positions"),
+        (["--datasets", "x.jsonl"], "lookup: there is no setting 'datasets'"),
+        (["--max-context", "100000"], "--max-context 100000 is more than the 4096 positions of the model"),
         (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
         (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.toml"),
         (["--config", "nowhere.toml"], "there is no config file nowhere.toml"),

@@ -121,7 +121,8 @@ def test_flags_of_the_original_script(line):
 def test_a_flag_without_effect_says_so(capsys):
     configured("--n-env-jobs", "4")
     assert capsys.readouterr().err == (
-        "--n-env-jobs has no effect: rollouts are asynchronous in one process; --max-concurrent bounds them\n"
+        "--n-env-jobs has no effect: rollouts run asynchronously in the training process; --max-concurrent bounds "
+        "their number\n"
     )
 
 

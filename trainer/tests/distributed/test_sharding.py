@@ -111,7 +111,7 @@ def test_accelerate_starts_a_run_that_goes_on_only_as_it_was_started(tmp_path, r
     assert max(float((trained[name] - weight).abs().max()) for name, weight in begun.items()) < 1e-3
     config = TrainConfig(**read_toml(tmp_path / "r" / "config.toml", TrainConfig))
     with pytest.raises(
-        UserError, match="was saved by a run of kind fsdp2 in 2 processes, and this run is of kind replicated in 1"
+        UserError, match="was saved with sharding fsdp2 in 2 processes, and this run has sharding replicated in 1"
     ):
         set_up(config, World(0, 1, torch.device("cpu")), tmp_path / "r")
 

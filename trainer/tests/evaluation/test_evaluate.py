@@ -74,7 +74,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate):
 
 def test_resuming_with_other_data_is_refused(evaluate):
     directory = evaluate()
-    with pytest.raises(UserError, match="has other tasks than this evaluation"):
+    with pytest.raises(UserError, match="has rollouts of other tasks than this evaluation"):
         evaluate(resume=directory, env_args=("seed=7",))
 
 

@@ -179,7 +179,7 @@ def test_analyze_prints_a_line_per_file(results, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["nowhere.jsonl"], "there is no nowhere.jsonl"),
+        (["nowhere.jsonl"], "there is no file or directory nowhere.jsonl"),
         (["."], "there is no result file in"),
         (["a.jsonl", "-m", "f2"], "it has reward, correct, f1"),
     ],

@@ -61,7 +61,9 @@ def test_no_report_goes_nowhere(tmp_path):
 def test_a_missing_library_is_one_sentence_before_the_run(library, tmp_path):
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed")
-    with pytest.raises(UserError, match=f"needs its library: `uv sync --extra {library}`, or `pip install {library}`"):
+    with pytest.raises(
+        UserError, match=f"needs the package {library}: `uv sync --extra {library}`, or `pip install {library}`"
+    ):
         make_reporter(TrainConfig(report_to=library), tmp_path)
 
 

@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
     [
         (["--model", "./nowhere"], "there is no model in './nowhere': it has no config.json"),
         (["--host", "nowhere.invalid", "--port", "0"], "cannot listen on nowhere.invalid:0: Name or service not known"),
-        (["--max-context", "100000000"], "--max-context 100000000 is more than the model's"),
+        (["--max-context", "100000000"], "--max-context 100000000 is more than the 4096 positions of the model"),
         (["--port", "70000"], "--port"),
     ],
 )

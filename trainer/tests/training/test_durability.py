@@ -267,7 +267,7 @@ def test_a_step_that_ran_out_of_memory_has_the_same_gradient_in_smaller_microbat
 
 
 def test_a_row_that_does_not_fit_alone_ends_the_run(real_run, monkeypatch):
-    with pytest.raises(RunFailed, match="a single rollout of up to 8[0-9] tokens does not fit into memory; use --grad"):
+    with pytest.raises(RunFailed, match="a single rollout of up to 8[0-9] tokens runs out of memory; use --grad"):
         gradients(real_run, SmallMemory(real_run.policy.score, limit=50), monkeypatch)
 
 

@@ -210,7 +210,7 @@ def test_long_prompts_are_left_out(tmp_path, capfd):
     match = re.search(r"lookup: (\d+) training tasks", capfd.readouterr().err)
     assert match and 4 <= int(match[1]) <= 64
     assert all(first_prompt(trace) <= limit for trace in traces(tmp_path / "short", 1))
-    with pytest.raises(UserError, match="--max-prompt-length 10 leaves none of 64 tasks"):
+    with pytest.raises(UserError, match="all 64 training tasks have prompts longer than --max-prompt-length 10"):
         train(tmp_path, "none", env_args=("num_examples=64",), max_prompt_length=10)
 
 

@@ -147,7 +147,7 @@ def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch,
     monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
     settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
     assert run(TrainConfig(**settings)) == 1
-    assert "all 16 rollouts failed: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
+    assert "all 16 rollouts failed, the first with: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
     assert (tmp_path / "r" / "traces" / "step_1.jsonl").read_text().count("\n") == 16
 
 

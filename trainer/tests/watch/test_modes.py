@@ -135,7 +135,7 @@ def test_a_resumed_run_is_warned_as_an_uninterrupted_one(
             with (parts / WARNINGS).open("a") as file:
                 file.write('{"check": "the')
         go(parts, Warner(parts, config, saved, told.append, before), saved, len(rows))
-        assert not any("no longer watched" in line for line in told)
+        assert not any("no longer checked" in line for line in told)
         wanted, got = (read_lines(f / WARNINGS) if (f / WARNINGS).exists() else [] for f in (whole, parts))
         assert got == wanted
 

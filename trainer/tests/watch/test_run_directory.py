@@ -184,7 +184,7 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
         "empty": "empty is neither an environment nor a run directory: it has no config.toml",
         tmp_path / "empty": "is not a run directory: it has no config.toml",
         "nowhere/x": "nowhere/x is not a run directory",
-        "begun": "begun has no finished step yet, so there is nothing to examine",
+        "begun": "begun has no finished training step yet, so there is nothing to examine",
         "broken": "broken/config.toml is not valid TOML",
         "other": "other/config.toml has an unknown key 'envs'",
     }.items():

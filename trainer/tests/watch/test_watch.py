@@ -206,7 +206,7 @@ def test_a_watch_that_fails_does_not_end_the_run(warned: tuple[Path, str], tmp_p
     warner = Warner(tmp_path, TrainConfig(), 0, told.append)
     warner.step([])  # ty: ignore[invalid-argument-type]
     warner.step({"reward/mean": 0.0})
-    assert len(told) == 1 and "no longer watched" in told[0]
+    assert len(told) == 1 and "no longer checked" in told[0]
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_examine_refuses_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.toml"):
         examine(tmp_path)
     (tmp_path / "config.toml").write_text("model = 'tiny'")
-    with pytest.raises(UserError, match="no finished step"):
+    with pytest.raises(UserError, match="no finished training step"):
         examine(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows_of(FIRST)[0]) + '\n{"step": 2, "rew')
     assert [f.verdict for f in examine(tmp_path) if f.verdict != "pass"] == ["unsure"]

@@ -161,7 +161,7 @@ class LookupConfig(vf.TasksetConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> LookupConfig:
-        chosen = f"; difficulty {self.difficulty} sets those that are not given" if self.difficulty else ""
+        chosen = f"; difficulty {self.difficulty} sets the settings that are not given" if self.difficulty else ""
         if self.max_hops < self.min_hops:
             raise ValueError(f"max_hops ({self.max_hops}) is less than min_hops ({self.min_hops}){chosen}")
         if self.table_size < self.max_hops + self.distractors:

@@ -71,7 +71,9 @@ def _group(twins: list[dict[str, Any]], name: str) -> float:
 
 def _check(gold_rows: Sequence[Mapping[str, Any]], prediction_rows: Sequence[Mapping[str, Any]]) -> None:
     if len(gold_rows) != len(prediction_rows):
-        raise ValueError(f"{len(gold_rows)} gold rows need as many predictions, got {len(prediction_rows)}")
+        raise ValueError(
+            f"there must be as many predictions as gold rows, {len(gold_rows)}, not {len(prediction_rows)}"
+        )
     if not gold_rows:
         raise ValueError("there are no gold rows")
     for number, (gold, predicted) in enumerate(zip(gold_rows, prediction_rows, strict=True), start=1):
@@ -90,4 +92,7 @@ def _check(gold_rows: Sequence[Mapping[str, Any]], prediction_rows: Sequence[Map
         return
     for question_id, count in Counter(row["id"] for row in gold_rows).items():
         if count != 2 or answerable[question_id] != 1:
-            raise ValueError(f"{question_id!r} must be in the gold rows exactly twice, once answerable and once not")
+            raise ValueError(
+                f"the question {question_id!r} must be in the gold rows exactly twice, once answerable and once "
+                "unanswerable"
+            )

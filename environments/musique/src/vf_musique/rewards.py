@@ -48,7 +48,7 @@ class Weights(BaseModel):
             for name, number in value.items():
                 if name not in cls.model_fields:
                     raise ValueError(
-                        f"there is no component {name!r}; the components are {', '.join(cls.model_fields)}"
+                        f"there is no reward component {name!r}; the components are {', '.join(cls.model_fields)}"
                     )
                 if not _is_weight(number):
                     raise ValueError(f"the weight of {name} must be a number that is not negative, not {number!r}")

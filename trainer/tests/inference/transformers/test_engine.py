@@ -190,7 +190,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on(qwen2, run_async):
 
 def test_requests_that_cannot_be_served_say_why(qwen2, run_async):
     engine = TransformersEngine(qwen2, max_length=50)
-    with pytest.raises(EngineError, match="exceed the engine's 50"):
+    with pytest.raises(EngineError, match="exceed the engine's limit of 50"):
         run_async(engine.generate([1] * 40, Sampling(max_tokens=20)))
     with pytest.raises(EngineError, match="prompt is empty"):
         run_async(engine.generate([], Sampling(max_tokens=20)))

@@ -277,7 +277,7 @@ def test_the_adapter_s_files_are_peft_s(tmp_path):
     assert modules == len(policy.trainable) // 2 and size == sum(t.nbytes for t in policy.trainable.values())
     loaded = PeftModel.from_pretrained(load_model("tiny"), tmp_path / "a").merge_and_unload()
     assert TransformersEngine(loaded).score(IDS) == pytest.approx(own_logprobs(policy), abs=1e-4)
-    with pytest.raises(SyncError, match=r"'model.norm.weight' is not a weight of a LoRA adapter"):
+    with pytest.raises(SyncError, match=r"'model.norm.weight' is not a weight of one"):
         write_adapter(tmp_path / "b", {"model.norm.weight": torch.ones(3)}, LoraShape(8, 16))
 
 

@@ -59,7 +59,10 @@ def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path,
 
     monkeypatch.setattr(adapters, "save_file", full)
     folders = {"output_dir": str(tmp_path), "vllm_folder": str(tmp_path / "sent")}
-    with serving(Double()) as url, pytest.raises(UserError, match="before the first step: .*No space left"):
+    with (
+        serving(Double()) as url,
+        pytest.raises(UserError, match="weight sync before the first step failed: .*No space left"),
+    ):
         run(TrainConfig(vllm_url=(url,), peft=True, **folders, **QUICK))
     assert list((tmp_path / "sent").iterdir()) == []
 

@@ -84,7 +84,7 @@ def test_each_way_of_syncing():
     assert not any("--enable-lora" in launch.argv for launch in (nccl, ipc, disk))
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" in ipc.environment
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in nccl.environment
-    with pytest.raises(UserError, match="--sync mail does not exist; the choices are lora, nccl, ipc, disk"):
+    with pytest.raises(UserError, match="--sync mail is not valid; the choices are lora, nccl, ipc, disk"):
         planned("--model m --sync mail")
 
 
@@ -127,7 +127,7 @@ def test_several_copies_answer_through_one_process():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.3", "::", "gpu-7"])
 def test_other_machines_are_let_in_only_when_asked_for(host):
-    with pytest.raises(UserError, match=f"--host {host} lets other machines in"):
+    with pytest.raises(UserError, match=f"with --host {host}, other machines could replace"):
         planned(f"--model m --host {host}")
     exposed = planned(f"--model m --host {host} --expose-dev-endpoints")
     assert "can replace the server's weights" in exposed.warnings[0]
@@ -156,7 +156,10 @@ def test_the_program():
     assert (wrong.returncode, wrong.stdout) == (2, "") and wrong.stderr.startswith("vf-vllm: --model is missing")
     if serve.installed_options() is None:
         missing = command("--model", "tiny")
-        assert missing.returncode == 2 and "vLLM is not installed: `uv sync --extra vllm`" in missing.stderr
+        assert (
+            missing.returncode == 2
+            and "vLLM is not installed; install it with `uv sync --extra vllm`" in missing.stderr
+        )
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

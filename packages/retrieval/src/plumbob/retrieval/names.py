@@ -37,7 +37,9 @@ def parse_name(name: str) -> Spec:
         raise ValueError(f"there is no retriever {name!r}; {hint}The names are {syntax}")
     kind = kinds()[first]
     if slash and not (kind.takes_model or kind.variants):
-        raise ValueError(f"the retriever {first!r} takes nothing after its name, got {name!r}; the names are {syntax}")
+        raise ValueError(
+            f"the retriever {first!r} takes no options after its name, got {name!r}; the names are {syntax}"
+        )
     if slash and not rest:
         raise ValueError(f"the retriever name {name!r} ends in a slash; give a model after it or write {first!r}")
     variant, rest = _variant(name, kind, rest, syntax)

@@ -118,7 +118,9 @@ class RerankClient:
         try:
             return await retrying(self._attempt, client, body, headers)
         except _Transient as error:
-            raise RerankError(f"the reranker {self.url} failed {self.attempts} times, at last with {error}") from error
+            raise RerankError(
+                f"the reranker {self.url} failed {self.attempts} times; the last error: {error}"
+            ) from error
 
     async def _attempt(self, client: httpx.AsyncClient, body: dict, headers: dict[str, str]) -> list[float]:
         import httpx
@@ -128,11 +130,13 @@ class RerankClient:
         except httpx.TransportError as error:
             raise _Transient(f"{type(error).__name__} {error}".strip()) from error
         except (httpx.InvalidURL, httpx.DecodingError, httpx.TooManyRedirects) as error:
-            raise RerankError(f"the reranker {self.url} cannot be asked: {error}") from error
+            raise RerankError(f"the reranker {self.url} cannot be called: {error}") from error
         if reply.status_code == 429 or reply.status_code >= 500:
             raise _Transient(f"status {reply.status_code}", _seconds(reply.headers.get("Retry-After")))
         if reply.status_code != 200:
-            raise RerankError(f"the reranker {self.url} refuses with status {reply.status_code}: {reply.text[:200]!r}")
+            raise RerankError(
+                f"the reranker {self.url} refused the request with status {reply.status_code}: {reply.text[:200]!r}"
+            )
         return self._read(reply, len(body["documents"]))
 
     def _read(self, reply: httpx.Response, count: int) -> list[float]:
@@ -142,7 +146,7 @@ class RerankClient:
             for result in reply.json()["results"]:
                 scores[int(result["index"])] = float(result["relevance_score"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RerankError(f"the reranker {self.url} gave a malformed reply: {reply.text[:200]!r}") from error
+            raise RerankError(f"the reranker {self.url} sent a malformed reply: {reply.text[:200]!r}") from error
         if sorted(scores) != list(range(count)) or not all(map(math.isfinite, scores.values())):
             raise RerankError(f"the reranker {self.url} did not score each of {count} documents: {reply.text[:200]!r}")
         return [scores[index] for index in range(count)]
@@ -198,7 +202,9 @@ class Reranked(Retriever):
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self._search_and_close(query, top_k))
-        raise RuntimeError("Reranked.search would block the running event loop; await asearch instead")
+        raise RuntimeError(
+            "Reranked.search would block the running event loop; use `await retriever.asearch(...)` instead"
+        )
 
     async def _search_and_close(self, query: str, top_k: int) -> list[Hit]:
         try:

@@ -203,7 +203,7 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any)
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
     except Exception as error:  # a template may raise any exception
-        raise ChatTemplateError(f"the chat template refuses the conversation: {error}") from error
+        raise ChatTemplateError(f"the chat template cannot render the conversation: {error}") from error
 
 
 def _after_sentinel(text: str) -> str:

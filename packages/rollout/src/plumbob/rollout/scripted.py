@@ -28,7 +28,7 @@ class ScriptedChat:
         if self.said == len(self.replies):
             if self.ending is not None:
                 raise EndOfScript(self.ending)
-            raise EngineError(f"the script has only {self.said} turns, and the rollout needs another one")
+            raise EngineError(f"the stored transcript has only {self.said} turns, and the rollout needs another one")
         self.said += 1
         return self.replies[self.said - 1]
 

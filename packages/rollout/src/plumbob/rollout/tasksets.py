@@ -18,7 +18,7 @@ def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -
     for name in settings:
         if name not in config_type.model_fields:
             near = difflib.get_close_matches(name, config_type.model_fields, n=1)
-            raise ValueError(f"it has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     try:
         return cls(config_type.model_validate({"id": module, **settings}))
     except ValidationError as error:

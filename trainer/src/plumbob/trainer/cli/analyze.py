@@ -56,7 +56,9 @@ def result_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(file for file in path.rglob("*.jsonl") if file.name not in ("predictions.jsonl", "metrics.jsonl"))
     if not found:
-        raise UserError(f"there is no result file in {path}" if path.is_dir() else f"there is no {path}")
+        raise UserError(
+            f"there is no result file in {path}" if path.is_dir() else f"there is no file or directory {path}"
+        )
     return found
 
 

@@ -28,16 +28,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
-_HELP = """Find out why a run does not learn.
+_HELP = """Find out why a training run does not learn.
 
-`doctor ENV --model M`, with train's own options: runs controlled experiments (probes) on your model and environment, in
-minutes. They examine data, reward, tokens, conditioning, parity, signal, sync, gradient and movement. It stops at the
-first failure and names its cause.
+`doctor ENV --model M`, with the options of `train`, runs controlled experiments (probes) on your model, environment and
+options, in minutes. `doctor` stops at the first probe that fails, and names the cause.
 
-`doctor RUN_DIR`: examines the metrics and traces of a run, finished or not.
+`doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running.
 
-Exit code 0: no check failed. 1: a cause was found. 2: it could not start, or some checks could not be completed and the
-others found no cause.
+Exit code 0: no check failed. 1: a cause was found. 2: `doctor` could not start, or it found no cause but could not
+complete some checks.
 """
 
 
@@ -159,17 +158,17 @@ def _conclusion(findings: list[Finding], everything: bool) -> str:
     if not causes:
         unsure, broken = (sum(f.verdict == verdict for f in findings) for verdict in ("unsure", "error"))
         if broken:
-            return f"\nNo answer: {broken} of {len(findings)} checks could not be completed, the others found no cause."
-        return f"\nNo cause found: {len(findings)} checks, {unsure} of them unsure."
+            return f"\nNo cause found, but {broken} of {len(findings)} checks could not be completed (ERROR)."
+        return f"\nNo cause found: {len(findings)} checks, {unsure} of them inconclusive (unsure)."
     first = CAUSES[causes[0]]
     lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.fix}"]
-    about = [", ".join(first.hypotheses), first.source and f"seen in {first.source}"]
+    about = [", ".join(first.hypotheses), first.source and f"reported in {first.source}"]
     if any(about):
         lines.append(f"  ({'; '.join(part for part in about if part)})")
     if causes[1:]:
-        lines.append(f"Later failures, which may be consequences of it: {', '.join(causes[1:])}")
+        lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(causes[1:])}")
     elif not everything:
-        lines.append("Later checks were not run; --all runs them too.")
+        lines.append("The checks after this failure were not run; --all runs them too.")
     return "\n".join(lines)
 
 
@@ -190,17 +189,19 @@ _ARGUMENTS: dict[str, Any] = {
         str | None,
         typer.Argument(help="An installed environment (see `hub list`), or a run directory.", show_default="lookup"),
     ],
-    "everything": Annotated[bool | None, typer.Option("--all", help="Run all checks, also after a failure.")],
+    "everything": Annotated[bool | None, typer.Option("--all", help="Run all probes, also those after a failure.")],
     "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],
     "html": Annotated[str | None, typer.Option("--html", help="Write the findings to an HTML page.", metavar="<file>")],
     "env_option": Annotated[
         str | None,
-        typer.Option("--env", "--env-id", help="The environment, instead of the argument.", metavar="<text>"),
+        typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
     ],
     "config_file": Annotated[
         str | None,
         typer.Option(
-            "--config", help="TOML file of train's settings; options given here override it.", metavar="<file>"
+            "--config",
+            help="TOML file with options of train; options on the command line override it.",
+            metavar="<file>",
         ),
     ],
     UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],

@@ -12,28 +12,29 @@ from plumbob.trainer.cli.train import quiet_libraries
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import as_command, resolve
 
-_EVALUATE = """Sample rollouts in installed environments and score them, with the rollouts and rewards of training.
+_EVALUATE = """Sample rollouts in installed environments and score them, with the rollout code and rewards of training.
 
-Prints each environment's scores with 95% intervals over tasks, pass@k, and the scores by number of hops. Every rollout
-is stored as a line of EVALUATION/ENV.jsonl; --resume EVALUATION continues an interrupted evaluation.
+Prints each environment's scores with 95% intervals over tasks, pass@k, and the scores by number of hops (steps of a
+multi-step task). Every rollout is stored as a line of evaluations/NAME/ENV.jsonl. --resume evaluations/NAME continues
+an interrupted evaluation.
 """
-_PREDICT = """Answer every task of an environment and write one JSON line per task, in its official submission format.
+_PREDICT = """Answer every task of an environment, and write one JSON line per task in its official submission format.
 
-Takes the options of `evaluate`. Without --num-examples, all tasks are answered.
+Takes the options of `evaluate`. Without --num-examples, all tasks of the held-out split are answered.
 """
 _BENCHMARK = """Evaluate models x retrievers x environments, and print one table.
 
-Takes the options of `evaluate`. Each combination is an evaluation in a subdirectory of its own; --resume runs those
-that are missing. `analyze DIRECTORY` compares them task by task.
+Takes the options of `evaluate`. Each combination is stored as an evaluation in a subdirectory of its own. --resume
+DIRECTORY runs the missing combinations, and `analyze DIRECTORY` compares the combinations task by task.
 """
 
 _ENVS = Annotated[list[str] | None, typer.Argument(help="Installed environments: see `hub list`.", metavar="ENV...")]
 _ENV = Annotated[str | None, typer.Argument(help="An installed environment: see `hub list`.", metavar="ENV")]
 _CONFIG = Annotated[
-    str | None, typer.Option("--config", help="TOML file of these settings; options given here override it.")
+    str | None, typer.Option("--config", help="TOML file with these options; options on the command line override it.")
 ]
 _RESUME = Annotated[
-    str | None, typer.Option("--resume", help="Continue the evaluation or benchmark in this directory.")
+    str | None, typer.Option("--resume", help="Continue the evaluation or benchmark of this result directory.")
 ]
 _JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -54,7 +55,9 @@ def predict(**given: Any) -> int:
         given["num_examples"] = -1
     config, directory = _configure(given)
     if len(config.envs) != 1 or config.rollouts_per_example != 1:
-        raise UserError("predict writes one answer per task: name one environment, with --rollouts-per-example 1")
+        raise UserError(
+            "predict writes one answer per task: name one environment, and leave out --rollouts-per-example"
+        )
     from plumbob.trainer.evaluation.predict import run
 
     return run(config, directory, None if file is None else Path(file), fill_failed=fill_failed)
@@ -101,15 +104,20 @@ def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
 
 _COMMON: dict[str, Any] = {"config_file": _CONFIG, "resume": _RESUME}
 _OUTPUT = Annotated[
-    str | None, typer.Option("--output-file", help="File to write. Default: predictions.jsonl in the result directory.")
+    str | None,
+    typer.Option("--output-file", help="Submission file to write. Default: predictions.jsonl in the result directory."),
 ]
 _FILL = Annotated[
     bool | None, typer.Option("--fill-failed", help="Write an empty answer for each rollout that failed.")
 ]
-_MODELS = Annotated[str | None, typer.Option("--models", help="Models to evaluate, separated by commas.")]
+_MODELS = Annotated[
+    str | None, typer.Option("--models", help="Models to evaluate, separated by commas. Default: the value of --model.")
+]
 _RETRIEVERS = Annotated[
     str | None,
-    typer.Option("--retrievers", help="Values of the environments' setting `retriever`, separated by commas."),
+    typer.Option(
+        "--retrievers", help="Values of the environments' setting `retriever` to evaluate, separated by commas."
+    ),
 ]
 
 evaluate_app = _app(evaluate, _EVALUATE, {"envs": _ENVS, **_COMMON, "as_json": _JSON})

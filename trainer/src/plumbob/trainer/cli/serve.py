@@ -19,22 +19,31 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A model folder or hub name with a chat template, or 'tiny'.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Model with a chat template: a folder, a Hugging Face hub name, or a bundled model such as tiny.",
+        ),
     ] = "tiny",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts requests from other machines.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    max_concurrent: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time; others wait.")] = 64,
+    max_concurrent: Annotated[
+        int, typer.Option(min=1, help="Maximum number of completions sampled at the same time; further ones wait.")
+    ] = 64,
     max_context: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Most tokens of a prompt and its completion.",
-            show_default="4096, or less if the model has fewer",
+            help="Maximum number of tokens of a prompt and its completion together.",
+            show_default="4096, or the model's maximum if that is smaller",
         ),
     ] = None,
     bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
 ) -> int:
-    """Serve a model over HTTP as OpenAI's chat completions, until Ctrl-C.
+    """Serve a model with OpenAI's chat completions API over HTTP, until Ctrl-C.
 
     Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
     """
@@ -54,7 +63,7 @@ async def _serve(model: str, host: str, port: int, max_concurrent: int, max_cont
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         async with running(server, host, port) as url:
-            print(f"serving {model} at {url}/v1; stop it with Ctrl-C. Try it from another terminal:", flush=True)
+            print(f"serving {model} at {url}/v1; stop with Ctrl-C. To try it, run in another terminal:", flush=True)
             print(
                 f"  vf-eval vf_lookup -m {model} --client.base-url {url}/v1 --client.api-key-var NO_KEY -n 4 --no-push",
                 flush=True,

@@ -22,9 +22,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _HELP = """Train a model with GRPO on an installed environment.
 
-Without arguments it trains the bundled tiny model on the lookup environment, in a few minutes on two CPU cores.
+Without arguments, `train` trains the bundled model `tiny` on the environment `lookup`, in a few minutes on two CPU
+cores.
 
-Every setting of the environment is an option too: `train musique --noise 0.5`; `train musique --help` lists them.
+Every setting of the environment is an option as well, as in `train musique --noise 0.5`. `train musique --help` lists
+the settings of musique.
 """
 
 
@@ -43,7 +45,7 @@ def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
     given = dict(given)
     named = {given.pop(name, None) for name in ("env", "env_option")} - {None}
     if len({find(name).name for name in named}) > 1:
-        raise UserError(f"one run has one environment, not {' and '.join(sorted(named))}")
+        raise UserError(f"a run has one environment, but two are named: {' and '.join(sorted(named))}")
     # Settings hold one name per environment, because `vf-musique` and `musique` are the same when a run is resumed.
     given["env"] = find(named.pop()).name if named else None
     if given.get("resume") is not None:
@@ -67,8 +69,8 @@ def _run_directory(path: Path) -> str:
     saved = [int(m[1]) for p in path.parent.iterdir() if (m := re.fullmatch(r"step_(\d+)", p.name))]
     if int(match[1]) < max(saved):
         raise UserError(
-            f"{path.parent.parent} has a later checkpoint, step_{max(saved)}, and a run resumes from its last one; "
-            f"move the later ones away to resume from {path.name}"
+            f"{path.parent.parent} has a later checkpoint, step_{max(saved)}, and a run resumes from its last "
+            f"checkpoint; move the later ones away to resume from {path.name}"
         )
     return str(path.parent.parent)
 
@@ -86,18 +88,20 @@ _ARGUMENTS: dict[str, Any] = {
     ],
     "env_option": Annotated[
         str | None,
-        typer.Option("--env", "--env-id", help="The environment, instead of the argument.", metavar="<text>"),
+        typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
     ],
     "config_file": Annotated[
         str | None,
-        typer.Option("--config", help="TOML file of these settings; options given here override it.", metavar="<file>"),
+        typer.Option(
+            "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
+        ),
     ],
     "resume": Annotated[
         str | None,
         typer.Option(
             "--resume",
             "--resume-from-checkpoint",
-            help="Continue the run in this run directory; its last checkpoint may be named instead.",
+            help="Continue the run of this run directory. Its last checkpoint folder may be given instead.",
             metavar="<folder>",
         ),
     ],

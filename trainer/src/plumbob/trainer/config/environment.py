@@ -22,11 +22,11 @@ OLDER_NAMES = {
 """Setting of earlier environments -> its names today; the first one that the environment has is used."""
 
 WITHOUT_EFFECT = {
-    "eval_accumulation_steps": "an evaluation keeps no tensors to move off the device",
+    "eval_accumulation_steps": "evaluation keeps no tensors on the device",
     "log_on_each_node": "only rank 0 logs",
     "no_log_on_each_node": "only rank 0 logs",
-    "n_env_jobs": "rollouts are asynchronous in one process; --max-concurrent bounds them",
-    "few_shot_prob": "prompts contain no solved examples",
+    "n_env_jobs": "rollouts run asynchronously in the training process; --max-concurrent bounds their number",
+    "few_shot_prob": "no environment of plumbob puts solved examples into its prompts",
 }
 """Option of earlier command lines -> why it has no effect here. It is accepted so that old scripts still run."""
 
@@ -82,7 +82,7 @@ def settle(env: str, unknown_options: Mapping[str, Any], file: Path | None, own_
         if value is None:
             value = _without_value(env, found, fields[found].annotation)
         if found in settings:
-            raise UserError(f"{env}: the setting {found!r} is given twice, once as {_shown(written, file)}")
+            raise UserError(f"the setting {found!r} of {env} is given twice, once as {_shown(written, file)}")
         settings[found] = as_text(value)
         _check(env, found, settings[found], flag(written) if file is None else f"{file}: {written}")
     return settings
@@ -119,7 +119,7 @@ def _shown(written: str, file: Path | None) -> str:
 def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str:
     if file is None:
         near = did_you_mean(flag(written), [flag(name) for name in known])
-        help_ = near or f"; `train {env} --help` lists both"
+        help_ = near or f"; `train {env} --help` lists all options and settings"
         return f"there is no option {flag(written)}, and {env} has no such setting{help_}"
     near = did_you_mean(written.replace("-", "_"), known)
     return f"{file} has an unknown key {written!r}, which is not a setting of {env} either{near}"

@@ -23,59 +23,79 @@ class EvaluateConfig:
 
     model: str = option(
         "tiny",
-        "Model to evaluate: a folder, a run directory, a hub name, or 'tiny'; with --engine openai the server's name for it.",
+        "Model to evaluate: a folder, a run directory of train, a Hugging Face hub name, or a bundled model (tiny, "
+        "tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it.",
         "-m",
     )
     engine: Literal["transformers", "vllm", "openai"] = option(
         "transformers",
-        "Where replies are sampled. transformers: in this process; vllm: by token ids from a vLLM server or `serve`; openai: "
-        "by messages from any OpenAI-compatible chat endpoint.",
+        "What samples replies. transformers: the model in this process; vllm: a vLLM server or `serve`, with token "
+        "ids in and out; openai: any OpenAI-compatible chat server, with messages in and out.",
     )
-    base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server for --engine vllm or openai.")
-    api_key_var: str = option("OPENAI_API_KEY", "Environment variable that holds the server's key, if it wants one.")
-    datasets: str | None = option(None, "Data of the environment, if it takes any: a path, a hub name, or 'synthetic'.")
+    base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server, for --engine vllm or openai.")
+    api_key_var: str = option(
+        "OPENAI_API_KEY",
+        "Name of the environment variable that holds the server's API key, if the server requires one.",
+    )
+    datasets: str | None = option(
+        None, "Data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."
+    )
     env_args: tuple[str, ...] = option(
         (),
-        "One setting of the environments as key=value, or of one of them as ENV.key=value; may be repeated.",
+        "A setting of all evaluated environments, as key=value, or of one environment, as ENV.key=value; may be "
+        "repeated.",
         "--env-arg",
         "-a",
     )
     num_examples: int | None = option(
         None,
-        "Tasks of each environment, from the start of its held-out split; -1 for all. Default: 256; with --replay all.",
+        "Number of tasks of each environment, from the start of its held-out split; -1: all. Default: 256; all "
+        "with predict and with --replay.",
         "-n",
     )
-    rollouts_per_example: int = option(1, "Rollouts of each task.", "-r", at_least=1)
-    pass_threshold: float = option(1.0, "Reward from which a rollout counts as passed, for pass@k.")
-    seed: int = option(0, "Seed for sampling.")
+    rollouts_per_example: int = option(1, "Number of rollouts of each task.", "-r", at_least=1)
+    pass_threshold: float = option(1.0, "Smallest reward with which a rollout counts as passed in pass@k.")
+    seed: int = option(0, "Seed of sampling.")
 
     temperature: float | None = option(
-        None, "Sampling temperature. Default: 0 (greedy) for one rollout per example, else 1.", at_least=0
+        None, "Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1.", at_least=0
     )
     top_p: float = option(
-        1.0, "Sample from the smallest set of likely tokens with this total probability.", above=0, at_most=1
+        1.0,
+        "Nucleus sampling: sample from the smallest set of likely tokens with this total probability.",
+        above=0,
+        at_most=1,
     )
-    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all.", at_least=0)
+    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all tokens.", at_least=0)
     min_p: float = option(
-        0.0, "Leave out tokens less likely than this fraction of the likeliest token.", at_least=0, below=1
+        0.0, "Exclude tokens less likely than this fraction of the likeliest token's probability.", at_least=0, below=1
     )
-    max_tokens: int = option(512, "Most tokens in one assistant turn.", at_least=1)
-    max_turns: int = option(16, "Most assistant turns in one rollout.", at_least=1)
-    max_context: int = option(4096, "Most tokens in one rollout, prompts and tool results included.", at_least=1)
-    max_seconds: float = option(600.0, "Most seconds that one rollout may take.", above=0)
-    max_concurrent: int = option(128, "Rollouts sampled at the same time.", at_least=1)
+    max_tokens: int = option(512, "Maximum number of tokens in one assistant turn.", at_least=1)
+    max_turns: int = option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
+    max_context: int = option(
+        4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
+    )
+    max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
+    max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)
 
     oracle: bool = option(
-        False, "Play each task's own perfect transcript instead of asking a model: is the environment sound?"
+        False,
+        "Play each task's own perfect transcript instead of sampling from a model, to test the environment and "
+        "its reward.",
     )
     replay: str | None = option(
         None,
-        "Score the transcripts of this file again instead of asking a model (traces of train, evaluate or vf-eval).",
+        "File of stored transcripts (traces of train, evaluate or vf-eval) to score again instead of sampling from "
+        "a model.",
     )
-    bf16: bool = option(False, "Compute in bfloat16 (--engine transformers).")
-    threads: int = option(0, "CPU threads for tensor operations; 0: chosen by the model's size.", at_least=0)
-    output_dir: str = option("evaluations", "Folder in which result directories are made.", "-o")
-    run_name: str | None = option(None, "Name of the result directory. Default: environments, model and time.")
+    bf16: bool = option(False, "Compute in bfloat16, with --engine transformers.")
+    threads: int = option(
+        0, "Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs.", at_least=0
+    )
+    output_dir: str = option("evaluations", "Folder in which result directories are created.", "-o")
+    run_name: str | None = option(
+        None, "Name of the result directory. Default: made from environments, model and time."
+    )
 
     def __post_init__(self) -> None:
         check_values(self)

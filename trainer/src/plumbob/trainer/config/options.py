@@ -318,7 +318,7 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 def _metavar(hint: Any, choices: tuple[str, ...]) -> str:
     if choices:
         return f"<{'|'.join(choices)}>"
-    return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<key=value>")
+    return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<text>")
 
 
 def as_command(function: Callable[..., int], first: Mapping[str, Any], cls: Any) -> Callable[..., int]:

@@ -36,50 +36,55 @@ class TrainConfig:
 
     model: str = option(
         "tiny",
-        "Model to train: a folder or hub name with a chat template, or a bundled model (tiny, tiny-gsm8k, tiny-musique).",
+        "Model to train, with a chat template: a folder, a Hugging Face hub name, or a bundled model (tiny, "
+        "tiny-gsm8k, tiny-musique).",
         "-m",
     )
     datasets: str | None = option(
-        None, "Training data of the environment, if it takes any: a path, a hub name, or 'synthetic'."
+        None, "Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."
     )
     eval_datasets: str | None = option(
-        None, "Held-out data of the environment, in the forms of --datasets. Default: the environment's held-out split."
+        None, "Held-out data, written like --datasets. Default: the environment's held-out split."
     )
     env_args: tuple[str, ...] = option(
-        (), "One setting of the environment as key=value; may be repeated.", "--env-arg", "-a"
+        (), "A setting of the environment, as key=value; may be repeated.", "--env-arg", "-a"
     )
-    seed: int = option(0, "Seed for the order of tasks, for sampling and for the initial LoRA adapter.")
+    seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
 
     max_steps: int = option(
         30,
-        "Training steps, each with one batch of rollouts. -1: as many as --num-epochs needs.",
+        "Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs.",
         group="The schedule",
     )
-    num_epochs: float = option(1.0, "Passes over the training tasks when --max-steps is -1.", above=0)
-    num_generations: int = option(8, "Group size: rollouts sampled per task in each step.")
-    batch_size: int = option(32, "Rollouts per process and accumulation step.", at_least=1)
+    num_epochs: float = option(1.0, "Number of passes over the training tasks, with --max-steps -1.", above=0)
+    num_generations: int = option(8, "Group size: number of rollouts sampled for each task of a step.")
+    batch_size: int = option(
+        32, "Rollouts per process and accumulation step (see --gradient-accumulation-steps).", at_least=1
+    )
     gradient_accumulation_steps: int = option(
-        4, "Accumulation steps: a step has --batch-size x this x processes rollouts.", at_least=1
+        4, "Number of accumulation steps: a training step samples --batch-size x this x processes rollouts.", at_least=1
     )
     microbatch_tokens: int = option(
         16384,
-        "Most tokens in one forward and backward pass; rows are packed up to this, and a longer row gets its own pass.",
+        "Maximum number of tokens in one forward and backward pass. Rollouts are packed up to it; a longer one "
+        "gets a pass of its own.",
         at_least=1,
     )
     num_minibatches: int = option(
-        1, "Optimizer steps per training step; the step's rollouts are divided among them.", at_least=1
+        1, "Number of optimizer steps per training step, among which the step's rollouts are divided.", at_least=1
     )
-    num_iterations: int = option(1, "How many times each step's rollouts are trained on.", at_least=1)
+    num_iterations: int = option(1, "Number of times that each step's rollouts are trained on.", at_least=1)
     max_staleness: int = option(
         0,
-        "Above 0, the next step's rollouts are sampled while one trains. Rollouts more than this many weight syncs old are "
-        "discarded.",
+        "Above 0, the next step's rollouts are sampled while the current step trains (needs --engine vllm and "
+        "--peft). Rollouts sampled more than this many weight syncs ago are discarded.",
         at_least=0,
     )
 
     learning_rate: float | None = option(
         None,
-        "Peak learning rate. Default: 1e-6 for all weights, 1e-5 for LoRA; below 10 million parameters 3e-4 and 3e-3.",
+        "Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million "
+        "parameters 3e-4 and 3e-3.",
         "--lr",
         group="The optimizer",
         above=0,
@@ -87,176 +92,254 @@ class TrainConfig:
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = option(
         "linear", "Learning-rate schedule."
     )
-    warmup_steps: int = option(0, "Steps over which the learning rate rises from 0 to its peak.", at_least=0)
+    warmup_steps: int = option(
+        0, "Number of training steps over which the learning rate rises from 0 to its peak.", at_least=0
+    )
     max_grad_norm: float = option(1.0, "Clip the gradient to this norm; 0 turns clipping off.", at_least=0)
     adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
     adam_beta2: float = option(0.99, "AdamW beta2 (second moment).", at_least=0, below=1)
     weight_decay: float = option(0.0, "AdamW weight decay.", at_least=0)
     max_skipped_steps: int = option(
-        3, "Stop after this many optimizer steps in a row with a NaN or infinite gradient.", at_least=1
+        3, "Stop the run after this many optimizer steps in a row with a NaN or infinite gradient.", at_least=1
     )
 
     loss_type: str = option(
         "dr_grpo",
-        "Loss: how token losses are averaged, and whether token or sequence ratios are clipped.",
+        "Loss type: how token losses are averaged, and how importance ratios are bounded (docs/guides/training.md "
+        "compares them).",
         group="The objective",
         choices=tuple(LOSSES),
     )
     scale_rewards: Scale = option(  # noqa: RUF009 - ruff does not see the alias
         "none",
-        "Divide advantages by the standard deviation of: none, group, batch. Without a value: group.",
+        "Divide advantages by the standard deviation of the rewards of their group (group) or of the whole step "
+        "(batch), or not at all (none). Without a value: group.",
         bare="group",
         off="none",
     )
-    scale_epsilon: float = option(1e-4, "Added to the standard deviation that --scale-rewards divides by.", above=0)
+    scale_epsilon: float = option(
+        1e-4, "Epsilon added to the standard deviation by which --scale-rewards divides.", above=0
+    )
     baseline: Baseline = option(  # noqa: RUF009
-        "mean", "Baseline subtracted from each reward: its group's mean, or the mean of the group's other rollouts."
+        "mean",
+        "Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts.",
     )
     multi_objective_aggregation: Aggregation = option(  # noqa: RUF009
-        "sum_then_normalize", "With several rewards: normalise their weighted sum, or normalise each and sum up."
+        "sum_then_normalize",
+        "With several rewards and --scale-rewards: normalise their weighted sum, or normalise each reward and sum "
+        "the results.",
     )
     epsilon: float | None = option(
-        None, "Lower clip bound: the importance ratio is at least 1 - epsilon. Default: 0.2; gspo 3e-4.", above=0
+        None,
+        "Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4.",
+        above=0,
     )
     epsilon_high: float | None = option(
         None,
-        "Upper clip bound: the importance ratio is at most 1 + epsilon_high. Default: --epsilon; gspo 4e-4, cispo 4.",
+        "Upper clip bound: importance ratios are clipped above 1 + epsilon_high. Default: the value of --epsilon; "
+        "gspo without --epsilon 4e-4; cispo 4.",
         above=0,
     )
     delta: float | None = option(
-        None, "Upper bound of the importance ratio where the advantage is negative (two-sided clipping). Default: none."
+        None, "Upper bound of the importance ratio for negative advantages (two-sided clipping). Default: no bound."
     )
     zero_signal: Literal["drop", "refill"] = option(
-        "drop", "Groups whose rewards are all equal: drop them, or sample further tasks in their place."
+        "drop",
+        "What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks "
+        "(refill).",
     )
-    max_refills: int = option(3, "Most further rounds of sampling in one step with --zero-signal refill.", at_least=0)
+    max_refills: int = option(
+        3, "Maximum number of further sampling rounds in one step, with --zero-signal refill.", at_least=0
+    )
     overlong: Overlong = option(  # noqa: RUF009
-        "keep", "Rollouts cut off by a limit: keep them, mask them out of the loss, or penalise their reward."
+        "keep",
+        "What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or penalise their "
+        "reward.",
     )
     overlong_penalty: float = option(
-        1.0, "Subtracted from the reward of a cut-off rollout with --overlong penalise.", at_least=0
+        1.0,
+        "Penalty subtracted from the reward of a rollout that a limit cut off, with --overlong penalise.",
+        at_least=0,
     )
 
     kl_beta: float = option(
         0.0,
         "Coefficient of the KL penalty to the reference policy; 0 turns it off.",
         "--beta",
-        group="KL to the reference",
+        group="KL penalty",
         at_least=0,
     )
-    kl_placement: Literal["loss", "reward"] = option("loss", "Add the KL penalty to the loss or to the reward.")
+    kl_placement: Literal["loss", "reward"] = option(
+        "loss", "Where the KL penalty is applied: in the loss or in the reward."
+    )
     kl_estimator: Estimator | None = option(  # noqa: RUF009
-        None, "KL estimator. Default: k2 in the loss, k1 in the reward, where their gradients are unbiased."
+        None,
+        "KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients "
+        "are unbiased there.",
     )
     ref_model_sync_steps: int = option(
-        0, "Move the reference policy towards the trained one every this many steps; 0: never.", at_least=0
+        0, "Move the reference policy towards the trained policy every this many steps; 0: never.", at_least=0
     )
     ref_model_mixup_alpha: float = option(
-        1.0, "How far --ref-model-sync-steps moves the reference: 1 makes it the trained policy.", above=0, at_most=1
+        1.0,
+        "How far --ref-model-sync-steps moves the reference policy: its weight of the trained policy; 1 copies "
+        "the trained policy.",
+        above=0,
+        at_most=1,
     )
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None,
-        "Importance weights for the engine's probabilities not being the trainer's. Default: token_truncate with --bf16 or "
-        "--max-staleness, else none.",
-        group="Engine against trainer",
+        "Weight tokens by the trainer's probability over the engine's, truncated or masked, per token or per "
+        "sequence, to correct for their difference. Default: token_truncate with --bf16 or --max-staleness, else "
+        "none.",
+        group="Differences between engine and trainer",
     )
     importance_cap: float | None = option(
         None,
-        "Largest weight of --importance-correction; the mask modes also drop weights below 1 / cap. Default: 2 for tokens, "
-        "1.05 for sequences.",
+        "Largest importance weight of --importance-correction. The truncate modes cut larger weights to it; the "
+        "mask modes set weights above it or below 1 / cap to 0. Default: 2 per token, 1.05 per sequence.",
         at_least=1,
     )
     parity_limit: float | None = option(
         None,
-        "Stop if engine and trainer differ by more nats than this on fixed tokens after a weight sync. Default: 0.001; with "
-        "--bf16 0.25.",
+        "Stop the run if, after a weight sync, engine and trainer log-probabilities of fixed tokens differ by more "
+        "than this on average, in nats. Default: 0.001; with --bf16 0.25.",
         above=0,
     )
 
     engine: Literal["transformers", "vllm"] = option(
-        "transformers", "Where rollouts are sampled: by the model in this process, or by vLLM servers.", group="vLLM"
+        "transformers",
+        "What samples rollouts: the model in the training process (transformers), or vLLM servers (vllm).",
+        group="vLLM",
     )
-    vllm_url: tuple[str, ...] = option((), "URL of a running vf-vllm server; may be repeated. Default: start a server.")
+    vllm_url: tuple[str, ...] = option(
+        (),
+        "URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of "
+        "its own.",
+    )
     vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(
         None,
-        "How weights reach vLLM. Default: lora with --peft; else nccl between GPUs, ipc on one GPU, disk without a GPU.",
+        "How trained weights are sent to vLLM. Default: lora (the adapter) with --peft; else nccl between GPUs, "
+        "ipc on a shared GPU, disk without a GPU.",
     )
     vllm_gpus: str | None = option(
-        None, "GPUs of the vLLM server that this run starts, such as 1,2. Default: the trainer's GPUs, shared."
+        None, "GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."
     )
     vllm_memory: float = option(
-        0.4, "vLLM's share of each GPU's memory, for a server that this run starts.", above=0, below=1
+        0.4,
+        "Share of each GPU's memory for the vLLM server that the run starts (vLLM's --gpu-memory-utilization).",
+        above=0,
+        below=1,
     )
-    vllm_sleep: bool = option(False, "Let the vLLM server free its GPU memory while training.")
+    vllm_sleep: bool = option(False, "Let the vLLM server that the run starts free its GPU memory while a step trains.")
     vllm_folder: str | None = option(
-        None, "Folder for weights and adapters that vLLM servers on other machines can read."
+        None, "Shared folder through which weights or adapters are sent to vLLM servers on other machines."
     )
 
     temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
     top_p: float = option(
         1.0,
-        "Sample from the smallest set of likely tokens with this total probability. Below 1 biases training.",
+        "Nucleus sampling: sample from the smallest set of likely tokens with this total probability. A value "
+        "below 1 biases training.",
         above=0,
         at_most=1,
     )
     top_k: int = option(
-        0, "Sample from this many most likely tokens; 0: from all. Above 0 biases training.", at_least=0
+        0, "Sample from this many most likely tokens; 0: from all tokens. A value above 0 biases training.", at_least=0
     )
     min_p: float = option(
         0.0,
-        "Leave out tokens less likely than this fraction of the likeliest token. Above 0 biases training.",
+        "Exclude tokens less likely than this fraction of the likeliest token's probability. A value above 0 "
+        "biases training.",
         at_least=0,
         below=1,
     )
     max_tokens: int = option(
-        512, "Most tokens in one assistant turn.", "--max-new-tokens", "--max-completion-length", at_least=1
+        512,
+        "Maximum number of tokens in one assistant turn.",
+        "--max-new-tokens",
+        "--max-completion-length",
+        at_least=1,
     )
     max_prompt_length: int | None = option(
-        None, "Leave out tasks whose first prompt has more tokens than this. Default: no limit.", at_least=1
+        None, "Leave out tasks whose prompt has more tokens than this. Default: no limit.", at_least=1
     )
-    max_turns: int = option(16, "Most assistant turns in one rollout.", at_least=1)
-    max_context: int = option(4096, "Most tokens in one rollout, prompts and tool results included.", at_least=1)
-    max_seconds: float = option(600.0, "Most seconds that one rollout may take.", above=0)
-    max_concurrent: int = option(128, "Rollouts sampled at the same time.", at_least=1)
+    max_turns: int = option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
+    max_context: int = option(
+        4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
+    )
+    max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
+    max_concurrent: int = option(
+        128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
+    )
 
     peft: bool = option(False, "Train a LoRA adapter instead of all weights.", group="What is trained")
     lora_r: int = option(16, "LoRA rank.", at_least=1)
-    lora_alpha: int = option(32, "LoRA alpha: the adapter's output is scaled by alpha / rank.")
+    lora_alpha: int = option(32, "LoRA alpha: the adapter's output is multiplied by alpha / rank.")
     lora_dropout: float = option(
-        0.0, "LoRA dropout. Above 0 the trained policy is not the sampled one.", at_least=0, below=1
+        0.0,
+        "LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples.",
+        at_least=0,
+        below=1,
     )
     lora_targets: str = option(LORA_TARGETS, "Modules that get a LoRA adapter, separated by commas.")
     bf16: bool = option(False, "Compute in bfloat16; the trained weights stay float32.")
-    gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass: less memory, more time.")
+    gradient_checkpointing: bool = option(
+        False, "Recompute activations in the backward pass, which saves memory and takes more time."
+    )
 
     eval_examples: int = option(
-        256, "Held-out tasks evaluated before and after training; 0 for none.", group="Output", at_least=0
+        256,
+        "Number of held-out tasks that are evaluated before and after training; 0: none.",
+        group="Output",
+        at_least=0,
     )
-    eval_steps: int = option(0, "Also evaluate every this many steps; 0: only before and after training.", at_least=0)
-    eval_on_start: bool = option(True, "Evaluate before the first step.")
+    eval_steps: int = option(
+        0, "Evaluate held-out tasks every this many steps as well; 0: only before and after training.", at_least=0
+    )
+    eval_on_start: bool = option(True, "Evaluate held-out tasks before the first step.")
     per_device_eval_batch_size: int | None = option(
-        None, "Held-out rollouts sampled at the same time. Default: --max-concurrent.", at_least=1
+        None,
+        "Maximum number of held-out rollouts that each process samples at the same time. Default: the value of "
+        "--max-concurrent.",
+        at_least=1,
     )
     save_steps: int | None = option(
         None,
-        "Save a checkpoint every this many steps. Default: as often as saving stays under a tenth of the time.",
+        "Save a checkpoint every this many steps. Default: as often as possible with saving below a tenth of the "
+        "run's time.",
         at_least=1,
     )
-    save_total_limit: int = option(2, "Checkpoints to keep.", at_least=1)
+    save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
     save_only_model: bool = option(
-        False, "Save checkpoints without the optimizer's state: smaller, and a run cannot be resumed from them."
+        False,
+        "Save checkpoints without the optimizer's state. They are smaller, but a run cannot be resumed from them.",
     )
-    output_dir: str = option("runs", "Folder in which run directories are made.", "-o")
-    run_name: str | None = option(None, "Name of the run directory. Default: environment, model, seed and time.")
-    logging_steps: int = option(1, "Print a table row every this many steps; metrics.jsonl has every step.", at_least=1)
+    output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
+    run_name: str | None = option(
+        None, "Name of the run directory. Default: made from environment, model, seed and time."
+    )
+    logging_steps: int = option(
+        1, "Print a row of the progress table every this many steps. metrics.jsonl has every step.", at_least=1
+    )
     log_completions: int = option(
-        0, "Rollouts printed with each table row. Without a value: 5.", bare=5, off=0, at_least=0
+        0,
+        "Number of rollouts printed with each row of the progress table. Without a value: 5.",
+        bare=5,
+        off=0,
+        at_least=0,
     )
-    report_to: Literal["none", "wandb", "trackio"] = option("none", "Send metrics to a tracker as well.")
-    push_to_hub: bool = option(False, "Upload the final model to the Hugging Face hub.")
-    hub_model_id: str | None = option(None, "Name of the uploaded model. Default: the run's name.")
-    threads: int = option(0, "CPU threads for tensor operations; 0: chosen by the model's size.", at_least=0)
+    report_to: Literal["none", "wandb", "trackio"] = option(
+        "none", "Experiment tracker to which metrics are sent as well."
+    )
+    push_to_hub: bool = option(False, "Upload the final model to the Hugging Face hub at the end of the run.")
+    hub_model_id: str | None = option(
+        None, "Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."
+    )
+    threads: int = option(
+        0, "Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs.", at_least=0
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -278,18 +361,20 @@ class TrainConfig:
         )
         require(
             self.delta is None or self.delta > above,
-            f"--delta must be above 1 + --epsilon-high ({above:g}), where ratios are clipped already",
+            f"--delta must be above 1 + --epsilon-high ({above:g}), because larger ratios are clipped already",
         )
 
     def _check_vllm(self) -> None:
         ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
         require(
             not self.max_staleness or ahead,
-            "--max-staleness samples rollouts while a step trains: it needs --engine vllm and --peft, without --vllm-sleep",
+            "--max-staleness samples rollouts while a step trains, so it needs --engine vllm and --peft, and no "
+            "--vllm-sleep",
         )
         require((self.vllm_sync == "lora") <= self.peft, "--vllm-sync lora sends an adapter: it needs --peft")
         require(
-            self.vllm_sync in (None, "lora") or not self.peft, "--peft is synced as an adapter: leave --vllm-sync out"
+            self.vllm_sync in (None, "lora") or not self.peft,
+            "with --peft, weights are synced as an adapter: leave --vllm-sync out or set it to lora",
         )
 
     def rollouts_per_step(self, num_processes: int) -> int:
@@ -302,12 +387,13 @@ class TrainConfig:
         require(
             count % self.num_generations == 0,
             f"a step of {count} rollouts (--batch-size {self.batch_size} x "
-            f"--gradient-accumulation-steps {self.gradient_accumulation_steps}{processes}) does not hold whole groups of "
-            f"--num-generations {self.num_generations}; make it a multiple of that",
+            f"--gradient-accumulation-steps {self.gradient_accumulation_steps}{processes}) is not a multiple of "
+            f"--num-generations {self.num_generations}; change one of these options",
         )
         require(
             count // self.num_generations >= self.num_minibatches,
-            f"a step of {count // self.num_generations} groups is too small for --num-minibatches {self.num_minibatches}",
+            f"a step has only {count // self.num_generations} groups for --num-minibatches {self.num_minibatches}; "
+            "lower --num-minibatches or raise --batch-size",
         )
         return count
 

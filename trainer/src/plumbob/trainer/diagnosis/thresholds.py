@@ -56,8 +56,9 @@ SAMPLING_GAP = ByPrecision(
     "engine-trainer-mismatch", "sampling-truncated", "weights-not-synced",
 )  # fmt: skip
 GAP_GROWTH = Threshold(
-    100, "how many times its value in the first step the difference of engine and trainer may grow to, in float32; up "
-    "to 1e-5 nats per token is always allowed",
+    100,
+        "largest mean |difference| of engine and trainer log-probabilities on sampled tokens, as a multiple of its "
+        "value in the first step, in float32; up to 1e-5 nats per token is always allowed",
     "engine-trainer-mismatch", "weights-not-synced",
 )  # fmt: skip
 OTHER_TOKENS = ByPrecision(
@@ -102,7 +103,9 @@ STALE_SHARE = Threshold(
 # Environment and limits
 
 FAILED_ROLLOUTS = Threshold(
-    0.2, "largest share of rollouts that may end in an error; above it, the rest of their groups is not a fair sample",
+    0.2,
+        "largest share of rollouts that may end in an error; above it, the remaining rollouts of their groups are "
+        "not a fair sample",
     "environment-fails",
 )  # fmt: skip
 TOOL_ERRORS = Threshold(
@@ -129,27 +132,33 @@ REWARD_TOLERANCE = Threshold(
     1e-6, "largest difference of two rewards that count as equal",
     "reward-nondeterministic", "reward-constant", "evaluation-parses-differently", "oracle-fails",
 )  # fmt: skip
-LARGE_REWARD = Threshold(10.0, "largest |reward| that the doctor accepts without being unsure", "reward-not-finite")
+LARGE_REWARD = Threshold(
+    10.0, "absolute value of a reward above which the doctor's verdict is unsure", "reward-not-finite"
+)
 NOT_FINITE = Threshold(0.1, "largest share of rollouts whose reward may be NaN or infinite", "reward-not-finite")
 LITTLE_SIGNAL = Threshold(
     0.3, "smallest share of groups, before a run, in which the rewards must differ",
     "task-out-of-reach", "task-solved", "groups-without-variety",
 )  # fmt: skip
 NO_SIGNAL = Threshold(
-    0.8, "share of groups without a signal (all rollouts succeed, or all fail), in a run's first steps, from which "
-    "there is too little to learn from",
+    0.8,
+        "share of groups without a signal (all rollouts succeed, or all fail), in a run's first steps, at or above "
+        "which there is too little to learn from",
     "task-out-of-reach", "task-solved", "groups-without-variety", "temperature-too-high",
 )  # fmt: skip
 SOLVED = Threshold(
-    0.95, "mean reward before a run, as a share of the best reward, from which a task counts as solved", "task-solved"
+    0.95,
+    "mean reward before a run, as a share of the best reward, at or above which the tasks count as solved",
+    "task-solved",
 )
 FORM_SHARE = Threshold(
     0.8, "largest share of the reward's variance within groups that may come from the format of replies",
     "reward-format-dominated",
 )  # fmt: skip
 TINY_DEVIATION = Threshold(
-    0.05, "standard deviation of a group's rewards, as a share of that of the step's rewards, below which it counts "
-    "as tiny",
+    0.05,
+        "standard deviation of a group's rewards, as a share of the standard deviation of the step's rewards, "
+        "below which it counts as tiny",
     "tiny-std-scaling",
 )  # fmt: skip
 TINY_SHARE = Threshold(
@@ -175,12 +184,14 @@ HELD_OUT_FALL = Threshold(
     "reward-hacked",
 )  # fmt: skip
 HOT = Threshold(
-    1.5, "--temperature from which failing rollouts are attributed to the temperature", "temperature-too-high"
+    1.5, "--temperature at or above which failing rollouts are attributed to the temperature", "temperature-too-high"
 )
 
 # The update
 
-NO_GRADIENT = Threshold(1e-12, "gradient norm, in steps with a signal, below which there is no gradient", "no-gradient")
+NO_GRADIENT = Threshold(
+    1e-12, "gradient norm below which a step with a signal counts as having no gradient", "no-gradient"
+)
 GRADIENT_REPEATS = ByPrecision(
     1e-3, 0.05, "largest relative difference of two gradients of the same rows, divided into the same or other "
     "microbatches",
@@ -192,7 +203,9 @@ DROPOUT_NOISE = Threshold(
     "dropout-in-training",
 )  # fmt: skip
 EPSILONS_LEFT = Threshold(
-    2, "smallest clipped gradient per weight, in multiples of the optimizer's epsilon", "gradient-clipped-to-nothing"
+    2,
+    "smallest gradient per weight after clipping, in multiples of the optimizer's epsilon",
+    "gradient-clipped-to-nothing",
 )
 MOVED_SHARE = Threshold(
     0.5, "smallest share of the weights with a gradient that one update must change",
@@ -208,8 +221,9 @@ TOO_NEAR = Threshold(
     "learning-rate-too-low",
 )  # fmt: skip
 BREAKING_KL = Threshold(
-    1.0, "largest change of the policy in one step, in nats per token; if the reward falls after a larger one, the "
-    "step is the cause. Healthy steps of the bundled models, which have high learning rates, reach 0.2",
+    1.0,
+        "largest change of the policy in one step, in nats per token; if the reward falls after a larger change, "
+        "the step is the cause. Healthy steps of the bundled models, which have high learning rates, reach 0.2",
     "learning-rate-too-high",
 )  # fmt: skip
 RESTLESS = Threshold(
@@ -217,7 +231,7 @@ RESTLESS = Threshold(
     "learning-rate-too-high",
 )  # fmt: skip
 KL_PULL = Threshold(
-    1.0, "largest pull of the KL term on the policy, as a multiple of the pull of the advantages", "kl-too-large"
+    1.0, "largest strength of the KL term's gradient, as a multiple of that of the advantages", "kl-too-large"
 )
 CLIPPED = Threshold(
     0.3, "largest share of sampled tokens whose gradient the ratio clip may remove (gspo: 0.7)", "ratio-clipped"

@@ -30,7 +30,9 @@ class Zero(Sharding):
         try:
             self._deepspeed: Any = importlib.import_module("deepspeed")
         except ImportError:
-            raise UserError("this configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`") from None
+            raise UserError(
+                "the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`"
+            ) from None
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         # The newest torch warns about DeepSpeed's own calls many times per step.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)

@@ -47,7 +47,7 @@ def requested(environment: Mapping[str, str] = os.environ) -> Request:
     for name, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
         if says(f"ACCELERATE_USE_{name}") == "true":
             raise UserError(
-                f"{what} in the accelerate configuration is not supported: use DDP, FSDP2, ZeRO-2 or ZeRO-3"
+                f"{what} in the accelerate configuration is not supported; use DDP, FSDP2, ZeRO-2 or ZeRO-3"
             )
     bf16 = precision == "bf16"
     if says("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -68,7 +68,9 @@ def _deepspeed_config() -> Mapping[str, Any]:
     try:
         config = DeepSpeedPlugin().deepspeed_config
     except ImportError:
-        raise UserError("this configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`") from None
+        raise UserError(
+            "the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`"
+        ) from None
     except (ValueError, OSError) as error:
         raise UserError(f"the DeepSpeed configuration cannot be used: {error}") from None
     zero = config["zero_optimization"]
@@ -78,7 +80,8 @@ def _deepspeed_config() -> Mapping[str, Any]:
         device = (zero.get(what) or {}).get("device", "none")
         if device not in ("none", None):
             raise UserError(
-                f"{what}_device: {device} is not supported; use more processes, --peft or --gradient-checkpointing"
+                f"{what}_device: {device} is not supported; to save memory, use more processes, --peft or "
+                "--gradient-checkpointing"
             )
     return {**config, "zero_optimization": {k: v for k, v in zero.items() if not k.startswith("offload_")}}
 
@@ -97,8 +100,8 @@ def check_same(module: torch.nn.Module, world: World) -> None:
     for rank, others in enumerate(world.gather(own)):
         if wrong := [name for name, value in own.items() if others.get(name) != value]:
             raise UserError(
-                f"processes {world.rank} and {rank} loaded different weights ({wrong[0]} and {len(wrong) - 1} others): "
-                "all processes must see the same model files"
+                f"processes {world.rank} and {rank} loaded different weights ({wrong[0]} and {len(wrong) - 1} others); "
+                "give all processes the same model files"
             )
 
 

@@ -217,7 +217,9 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
             progress.advance(f"reward {trace.reward:.2f}" if trace.ok else "failed")
             if failed >= min(GIVE_UP_AFTER, len(jobs)) and not good:
                 error = trace.errors[-1]
-                raise EvaluationFailed(f"the first {failed} rollouts all failed: {error.type}: {error.message}")
+                raise EvaluationFailed(
+                    f"the first {failed} rollouts all failed, the last with: {error.type}: {error.message}"
+                )
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -247,9 +249,9 @@ def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:
     for record in kept:
         example = record["example"]
         if example >= len(part.tasks):
-            raise UserError(f"{path} has more tasks than {len(part.tasks)}; raise --num-examples")
+            raise UserError(f"{path} has rollouts of more than {len(part.tasks)} tasks; raise --num-examples")
         if part.tasks[example].key != record["task"]["key"]:
-            raise UserError(f"{path} has other tasks than this evaluation; start a new one")
+            raise UserError(f"{path} has rollouts of other tasks than this evaluation; start a new evaluation")
     _write_records(path, kept)
     return {(record["example"], record["rollout"]) for record in kept}
 

@@ -96,11 +96,12 @@ def check_model(http: HttpThread, url: str, config: EvaluateConfig) -> None:
         if failure.gone or failure.status == 408:
             raise UserError(
                 f"no server answers at {config.base_url} ({failure.reason}); start one, for example "
-                f"`serve --model {config.model}`, or give its --base-url"
+                f"`serve --model {config.model}`, or give the server's --base-url"
             ) from None
         if failure.status in (401, 403):
             raise UserError(
-                f"the server at {config.base_url} refuses the key in ${config.api_key_var} ({failure.status}); set another"
+                f"the server at {config.base_url} refuses the API key in ${config.api_key_var} (status "
+                f"{failure.status}); set another one"
             ) from None
         if failure.status == 200:
             raise UserError(
@@ -129,7 +130,7 @@ def load_transformers_engine(
     if max_context is None:
         max_context = min(4096, positions or 4096)
     elif positions is not None and max_context > positions:
-        raise UserError(f"--max-context {max_context} is more than the model's {positions} positions; lower it")
+        raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
     check_supported(loaded, max_context)
     chat = load_chat(tokenizer, loaded.generation_config)
     torch.set_num_threads(threads or default_threads(loaded))

@@ -61,7 +61,7 @@ class _Guarded(Reporter):
             if not self._failed:
                 self._failed = True
                 print(
-                    f"Reporting to {self._name} failed; the run goes on, and metrics.jsonl has all metrics: "
+                    f"Reporting to {self._name} failed; the run continues, and metrics.jsonl has all metrics: "
                     f"{_first_line(error)}",
                     file=sys.stderr,
                 )
@@ -73,7 +73,9 @@ def check_reporting(config: TrainConfig) -> None:
     if name == "none":
         return
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"--report-to {name} needs its library: `uv sync --extra {name}`, or `pip install {name}`")
+        raise UserError(
+            f"--report-to {name} needs the package {name}: `uv sync --extra {name}`, or `pip install {name}`"
+        )
     if name == "wandb" and os.environ.get("WANDB_MODE", "online") == "online" and not _logged_in_to_wandb():
         raise UserError("--report-to wandb has no API key: run `wandb login`, or set WANDB_MODE=offline")
 

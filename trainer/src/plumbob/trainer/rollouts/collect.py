@@ -177,7 +177,7 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Bat
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
     if batch.num_rollouts == len(batch.failures):
-        raise RunFailed(f"all {batch.num_rollouts} rollouts failed: {batch.failures[0]}", batch.records)
+        raise RunFailed(f"all {batch.num_rollouts} rollouts failed, the first with: {batch.failures[0]}", batch.records)
     return batch
 
 

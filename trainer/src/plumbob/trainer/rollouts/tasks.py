@@ -66,7 +66,7 @@ def load_tasks(config: TrainConfig) -> Tasks:
         tasks = [task for task in tasks if _prompt(task) not in prompts]
         if not tasks:
             raise UserError(
-                f"all tasks of {config.env} are held out; "
+                f"no training tasks are left, because all tasks of {config.env} are held out; "
                 "give --eval-datasets, more training data or a smaller --eval-examples"
             )
     _check(config.env, tasks[0])
@@ -94,7 +94,9 @@ async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int) -> T
         if reader.length <= max_tokens:
             kept.append(task)
     if not kept:
-        raise UserError(f"--max-prompt-length {max_tokens} leaves none of {len(tasks.train)} tasks; raise it")
+        raise UserError(
+            f"all {len(tasks.train)} training tasks have prompts longer than --max-prompt-length {max_tokens}; raise it"
+        )
     return replace(tasks, train=kept)
 
 
@@ -158,5 +160,5 @@ def _load(
     except (ValueError, OSError) as error:
         raise UserError(f"{name}: {str(error).strip().rstrip('.')}") from None
     if not tasks:
-        raise UserError(f"{name} has no tasks with these settings")
+        raise UserError(f"environment {name!r} has no tasks with the given settings")
     return taskset, tasks

@@ -23,119 +23,204 @@ class Metric:
 
 
 METRICS = (
-    Metric("step", "steps", "Number of the training step, from 1."),
+    Metric("step", "steps", "Number of the training step, counted from 1."),
     # Rewards
     Metric("reward/mean", "reward", "Mean reward of the step's rollouts."),
     Metric("reward/std", "reward", "Standard deviation of the step's rewards."),
-    Metric("reward/COMPONENT", "reward", "Mean of one weighted component of the reward."),
+    Metric("reward/COMPONENT", "reward", "Mean of this component of the reward, weight applied."),
     Metric(
         "reward/COMPONENT/variance_share",
         "share",
-        "With several components: this one's share of the sum of their variances within groups, which training sees.",
+        "Variance of this component within groups, as a share of the sum over all components. Absent with a single "
+        "component.",
     ),
-    Metric("groups/count", "groups", "Groups with at least one finite reward."),
-    Metric("groups/zero_signal", "groups", "Groups whose rewards are all equal: they add nothing to the gradient."),
-    Metric("groups/zero_signal_share", "share", "Groups whose rewards are all equal, as a share of all groups."),
-    Metric("groups/all_fail", "groups", "Groups without a signal that earned the step's lowest reward."),
-    Metric("groups/all_pass", "groups", "Groups without a signal that earned more than the step's lowest reward."),
+    Metric("groups/count", "groups", "Number of groups with at least one finite reward."),
+    Metric(
+        "groups/zero_signal",
+        "groups",
+        "Number of groups whose rewards are all equal, which add nothing to the gradient.",
+    ),
+    Metric("groups/zero_signal_share", "share", "Share of groups whose rewards are all equal."),
+    Metric(
+        "groups/all_fail",
+        "groups",
+        "Number of groups whose rewards all equal the step's lowest reward. If all rewards of the step are equal, "
+        "only a reward of 0 or less counts.",
+    ),
+    Metric(
+        "groups/all_pass",
+        "groups",
+        "Number of groups without a signal that are not in groups/all_fail: their rewards are all equal and above "
+        "the step's lowest.",
+    ),
     Metric(
         "groups/tiny_spread_share",
         "share",
-        "Groups with a signal whose rewards differ by less than 2% of the largest reward: scaling would blow them up.",
+        "Share of the groups with a signal whose rewards differ by less than 2% of the largest reward. "
+        "--scale-rewards group turns such differences into full-size advantages.",
     ),
-    Metric("groups/broken", "groups", "Groups left out whole because the engine failed some of their rollouts."),
-    Metric("groups/rounds", "rounds", "Rounds of sampling; more than 1 with --zero-signal refill."),
-    Metric("groups/replaced", "groups", "Groups replaced by --zero-signal refill."),
-    Metric("advantage/mean_abs", "advantage", "Mean |advantage| of the step's rollouts."),
-    Metric("advantage/largest", "advantage", "Largest |advantage| of the step's rollouts."),
+    Metric(
+        "groups/broken",
+        "groups",
+        "Number of groups left out of training because the engine failed on some of their rollouts.",
+    ),
+    Metric("groups/rounds", "rounds", "Number of sampling rounds; with --zero-signal refill it can be more than 1."),
+    Metric("groups/replaced", "groups", "Number of groups without a signal that --zero-signal refill replaced."),
+    Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
+    Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
     # Rollouts
-    Metric("rollout/count", "rollouts", "Rollouts sampled in the step."),
+    Metric("rollout/count", "rollouts", "Number of rollouts sampled in the step."),
     Metric(
         "rollout/errored",
         "rollouts",
-        "Rollouts that failed in the environment or the engine; they are left out of their groups.",
+        "Number of rollouts that failed in the environment or the engine. A rollout that failed in the environment "
+        "is left out of its group; if the engine failed, the whole group is left out (groups/broken).",
     ),
-    Metric("rollout/stale", "rollouts", "Rollouts discarded because they are older than --max-staleness allows."),
     Metric(
-        "rollout/not_finite", "rollouts", "Rollouts left out because a reward or log-probability is NaN or infinite."
+        "rollout/stale", "rollouts", "Number of rollouts discarded because they are older than --max-staleness allows."
     ),
-    Metric("rollout/truncated_share", "share", "Rollouts that a limit cut off."),
-    Metric("rollout/stopped/REASON", "share", "Rollouts that ended for this reason."),
-    Metric("rollout/turns", "turns", "Assistant turns per rollout, mean."),
-    Metric("rollout/tool_calls", "calls", "Tool calls per rollout, mean."),
-    Metric("rollout/tool_errors", "calls", "Tool calls per rollout that ended in an error, mean."),
-    Metric("rollout/malformed_calls", "calls", "Tool calls per rollout that could not be read, mean."),
-    Metric("rollout/sampled_tokens", "tokens", "Sampled tokens per rollout, mean."),
-    Metric("rollout/row_tokens", "tokens", "Tokens of a rollout's row, prompts and tool results included, mean."),
-    Metric("env/NAME", "-", "A metric of the environment, mean over the rollouts that have it."),
-    Metric("eval/greedy", "reward", "Held-out reward at temperature 0, in the steps that evaluate."),
-    Metric("eval/sampled", "reward", "Held-out reward at the training temperature, in the steps that evaluate."),
-    Metric("eval/count", "tasks", "Held-out tasks that were evaluated."),
+    Metric(
+        "rollout/not_finite",
+        "rollouts",
+        "Number of rollouts left out because a reward or log-probability is NaN or infinite.",
+    ),
+    Metric(
+        "rollout/truncated_share",
+        "share",
+        "Share of rollouts that a limit cut off (--max-tokens, --max-context, --max-turns or --max-seconds).",
+    ),
+    Metric("rollout/stopped/REASON", "share", "Share of rollouts that ended for this stop reason."),
+    Metric("rollout/turns", "turns", "Mean number of assistant turns per rollout."),
+    Metric("rollout/tool_calls", "calls", "Mean number of tool calls per rollout."),
+    Metric("rollout/tool_errors", "calls", "Mean number of tool calls per rollout that ended in an error."),
+    Metric("rollout/malformed_calls", "calls", "Mean number of tool calls per rollout that could not be parsed."),
+    Metric("rollout/sampled_tokens", "tokens", "Mean number of sampled tokens per rollout."),
+    Metric("rollout/row_tokens", "tokens", "Mean number of tokens per rollout, prompt and tool results included."),
+    Metric("env/NAME", "-", "Mean of this metric of the environment over the rollouts that report it."),
+    Metric("eval/greedy", "reward", "Held-out reward at temperature 0, in steps with an evaluation."),
+    Metric("eval/sampled", "reward", "Held-out reward at the training temperature, in steps with an evaluation."),
+    Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
     # The policy
-    Metric("loss", "-", "The step's loss: a sum over tokens whose weights come from the whole step."),
-    Metric("policy/entropy", "nats/token", "Entropy of the policy on sampled tokens of the rows that were computed."),
+    Metric("loss", "-", "Loss of the step: a sum over sampled tokens, whose weights are computed from the whole step."),
+    Metric(
+        "policy/entropy",
+        "nats/token",
+        "Mean entropy of the policy at sampled tokens, over the rollouts that were trained on, or over a few "
+        "rollouts if none was.",
+    ),
     Metric("policy/kl", "nats/token", "Estimated KL divergence to the reference policy, with --kl-beta."),
     Metric(
         "policy/step_kl",
         "nats/token",
-        "KL divergence from the policy that sampled to the policy after the step (k3), on at most 8 rows. "
-        "Not measured in every step.",
+        "KL divergence (k3 estimate) between the policy that sampled the rollouts and the policy after the step, "
+        "on at most 8 rollouts. It is not measured in every step.",
     ),
-    Metric("policy/clip_fraction", "share", "Sampled tokens that the ratio clip took out of the gradient."),
-    Metric("policy/clip_fraction_low", "share", "Sampled tokens clipped at the lower bound of the ratio."),
-    Metric("policy/clip_fraction_high", "share", "Sampled tokens clipped at the upper bound of the ratio."),
+    Metric("policy/clip_fraction", "share", "Share of sampled tokens whose gradient the ratio clip removed."),
+    Metric(
+        "policy/clip_fraction_low",
+        "share",
+        "Share of sampled tokens clipped at the lower bound of the importance ratio.",
+    ),
+    Metric(
+        "policy/clip_fraction_high",
+        "share",
+        "Share of sampled tokens clipped at the upper bound of the importance ratio.",
+    ),
     # The optimizer
-    Metric("optimizer/learning_rate", "-", "Learning rate of the step's first update."),
-    Metric("optimizer/grad_norm", "-", "Gradient norm before clipping, mean over the step's updates."),
-    Metric("optimizer/updates", "updates", "Optimizer steps that were applied."),
-    Metric("optimizer/skipped", "updates", "Optimizer steps skipped because the gradient was not finite."),
-    Metric("optimizer/update_rms", "-", "Root mean square change of a trained weight, on a sample of the weights."),
+    Metric("optimizer/learning_rate", "-", "Learning rate of the step's first optimizer step."),
+    Metric("optimizer/grad_norm", "-", "Gradient norm before clipping, mean over the step's optimizer steps."),
+    Metric("optimizer/updates", "updates", "Number of optimizer steps that were applied."),
+    Metric(
+        "optimizer/skipped", "updates", "Number of optimizer steps skipped because the gradient was NaN or infinite."
+    ),
+    Metric(
+        "optimizer/update_rms", "-", "Root mean square change of the trained weights in the step, on a sample of them."
+    ),
     Metric(
         "optimizer/relative_update",
         "-",
-        "Norm of the step's change of the weights relative to the norm of the weights, on a sample of the weights.",
+        "Norm of the step's change of the trained weights, divided by the norm of the weights, on a sample of them.",
     ),
-    Metric("optimizer/moved_share", "share", "Trained weights that changed in the step, on a sample of the weights."),
+    Metric("optimizer/moved_share", "share", "Share of trained weights that changed in the step, on a sample of them."),
     # Engine against trainer
-    Metric("sync/version", "syncs", "Policy version that the engine serves after the step."),
-    Metric("sync/weights", "tensors", "Tensors that the sync handed over."),
-    Metric("sync/bytes", "bytes", "Bytes that the sync sent to a server."),
-    Metric("sync/bound_modules", "modules", "Modules of a server's model that the synced adapter changes."),
-    Metric("sync/parity", "nats", "Mean |difference| of engine and trainer on fixed tokens, right after the sync."),
-    Metric("sync/sampling_gap", "nats/token", "Mean |difference| of engine and trainer on the step's sampled tokens."),
-    Metric("sync/largest_gap", "nats", "Largest |difference| of engine and trainer on the step's sampled tokens."),
-    Metric("sync/mismatch_kl", "nats/token", "KL divergence from the engine's distribution to the trainer's (k3)."),
+    Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
+    Metric("sync/weights", "tensors", "Number of tensors that the weight sync sent to the engine."),
+    Metric("sync/bytes", "bytes", "Number of bytes that the weight sync sent."),
     Metric(
-        "correction/mean_weight", "-", "Mean of trainer over engine probability before any correction; 1 if they agree."
+        "sync/bound_modules", "modules", "Number of modules of the server's model to which the synced adapter is bound."
     ),
-    Metric("correction/truncated_share", "share", "Sampled tokens whose importance weight was cut to the cap."),
-    Metric("correction/masked_share", "share", "Sampled tokens whose importance weight was set to 0."),
+    Metric(
+        "sync/parity",
+        "nats",
+        "Mean absolute difference of engine and trainer log-probabilities of fixed tokens, right after the weight "
+        "sync.",
+    ),
+    Metric(
+        "sync/sampling_gap",
+        "nats/token",
+        "Mean absolute difference of engine and trainer log-probabilities of the step's sampled tokens.",
+    ),
+    Metric(
+        "sync/largest_gap",
+        "nats",
+        "Largest absolute difference of engine and trainer log-probabilities of a token sampled in the step.",
+    ),
+    Metric(
+        "sync/mismatch_kl",
+        "nats/token",
+        "KL divergence (k3 estimate) between the engine's distribution and the trainer's.",
+    ),
+    Metric(
+        "correction/mean_weight",
+        "-",
+        "Mean importance weight (trainer over engine probability) before it is truncated or masked; 1 if engine "
+        "and trainer agree.",
+    ),
+    Metric(
+        "correction/truncated_share",
+        "share",
+        "Share of sampled tokens whose importance weight was cut to --importance-cap.",
+    ),
+    Metric(
+        "correction/masked_share",
+        "share",
+        "Share of sampled tokens whose importance weight was set to 0 by a mask mode of --importance-correction.",
+    ),
     # Work and resources
-    Metric("train/rows", "rows", "Rows that added to the gradient."),
-    Metric("train/tokens", "tokens", "Sampled tokens that the trainer computed."),
-    Metric("train/microbatches", "microbatches", "Forward and backward passes, on all processes together."),
-    Metric("train/microbatch_tokens", "tokens", "Most tokens of one microbatch at present."),
-    Metric("train/out_of_memory", "retries", "Out-of-memory retries since the run began."),
-    Metric("memory/peak_gib", "GiB", "Most GPU memory that tensors took on any process since the run began."),
+    Metric("train/rows", "rows", "Number of rollouts that added to the gradient."),
+    Metric("train/tokens", "tokens", "Number of sampled tokens in the step's forward and backward passes."),
+    Metric("train/microbatches", "microbatches", "Number of forward and backward passes, on all processes together."),
+    Metric("train/microbatch_tokens", "tokens", "Current maximum number of tokens in one microbatch."),
+    Metric("train/out_of_memory", "retries", "Number of out-of-memory retries since the run began."),
+    Metric(
+        "memory/peak_gib",
+        "GiB",
+        "Peak GPU memory of tensors since the run began, on the process with the highest peak.",
+    ),
     Metric(
         "memory/rank_RANK_gib",
         "GiB",
-        "Most GPU memory that tensors took on process RANK since the run began; only with several processes.",
+        "Peak GPU memory of tensors on process RANK since the run began; only with several processes.",
     ),
-    Metric("time/rollout", "s", "Time that the step waited for its rollouts."),
-    Metric("time/train", "s", "Time of advantages, gradients and updates."),
-    Metric("time/sync", "s", "Time of the weight sync and its acknowledgement."),
+    Metric("time/rollout", "s", "Time for which the step waited for its rollouts."),
+    Metric("time/train", "s", "Time to compute advantages and gradients and to update the weights."),
+    Metric("time/sync", "s", "Time of the weight sync, including the comparison of log-probabilities after it."),
     Metric(
         "time/sampling",
         "s",
-        "Time that sampling the rollouts took; longer than time/rollout if it began during the step before.",
+        "Time to sample the rollouts; longer than time/rollout if sampling began during the previous step "
+        "(--max-staleness).",
     ),
     Metric(
         "time/rollout_tokens_per_second",
         "tokens/s",
         "Sampled tokens per second of sampling, on all processes together.",
     ),
-    Metric("time/train_tokens_per_second", "tokens/s", "Row tokens computed per second of training."),
+    Metric(
+        "time/train_tokens_per_second",
+        "tokens/s",
+        "Tokens per second of training (time/train), prompts and tool results included.",
+    ),
 )
 """All metrics, in the order of the documentation."""
 

@@ -34,9 +34,11 @@ def make_directory(parent: str, name: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         begun = any(path.name != SERVER_LOG for path in directory.iterdir())
     except OSError as error:
-        raise UserError(f"cannot make {directory}: {error.strerror}") from None
+        raise UserError(f"cannot create {directory}: {error.strerror}") from None
     if begun:
-        raise UserError(f"{directory} exists already; choose another --run-name, or go on with --resume {directory}")
+        raise UserError(
+            f"{directory} exists already; choose another --run-name, or continue its run with --resume {directory}"
+        )
     return directory
 
 

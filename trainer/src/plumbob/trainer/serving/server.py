@@ -17,8 +17,8 @@ from typing import Any
 
 from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Sampling
-from plumbob.trainer.inference.load import load_transformers_engine
 from plumbob.trainer.inference.errors import PromptError
+from plumbob.trainer.inference.load import load_transformers_engine
 from plumbob.trainer.serving import openai_api as api
 
 MAX_BODY = 64 << 20

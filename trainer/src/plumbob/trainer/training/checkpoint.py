@@ -217,9 +217,10 @@ def _check_divided(folder: Path, run: Run, saved: dict[str, Any]) -> None:
     now = (run.policy.sharding.kind, run.world.size if run.policy.sharding.collective_forward else 1)
     if was != now:
         raise UserError(
-            f"{folder} was saved by a run of kind {was[0]} in {was[1]} processes, and this run is of kind {now[0]} in "
-            f"{run.world.size}: resume with the launch configuration of the saved run, or start a new run from it with "
-            f"--model {folder / 'model'}"
+            f"{folder} was saved with sharding {was[0]} in {was[1]} processes, and this run has sharding {now[0]} in "
+            f"{run.world.size}; resume with the accelerate file and number of processes of the saved run, or start a "
+            "new "
+            f"run from it with --model {folder / 'model'}"
         )
 
 

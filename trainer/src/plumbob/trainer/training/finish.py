@@ -60,7 +60,10 @@ def _print_result(run: Run, seconds: float) -> None:
     print()
     _print_evaluations(run.state.evaluations, len(run.tasks.held_out))
     if rows and all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
-        print("No group had any signal: all rollouts of each task got the same reward, so nothing was learned.")
+        print(
+            "No group had a signal: in every step all rollouts of each task got the same reward, so nothing was "
+            "learned."
+        )
     if rewards:
         print(f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}")
     print(f"time             {seconds:.0f} s")

@@ -92,8 +92,9 @@ def exit_out_of_memory(run: Run, tokens: int, failed: str) -> NoReturn:
     """Say what to change and end this process. The others wait in the same microbatch until the launcher ends them."""
     smaller = f"--microbatch-tokens {tokens // 2} or " if tokens > SMALLEST_TRIAL else ""
     print(
-        f"rank {run.world.rank}: a microbatch of up to {tokens} tokens does not fit into memory, and where weights are "
-        f"divided among processes it cannot be tried again; use {smaller}--gradient-checkpointing. {failed}",
+        f"rank {run.world.rank}: a microbatch of up to {tokens} tokens does not fit into memory, and with sharded "
+        "weights "
+        f"a process cannot retry it alone; use {smaller}--gradient-checkpointing. {failed}",
         file=sys.stderr,
         flush=True,
     )

@@ -56,7 +56,7 @@ def _halve_microbatches(run: Run, minibatch: Minibatch, microbatches: list[list[
     longest = max(len(row.token_ids) for row in minibatch.rows)
     if run.state.microbatch_tokens < longest:
         raise RunFailed(
-            f"a single rollout of up to {longest} tokens does not fit into memory; use --gradient-checkpointing, "
+            f"training on a single rollout of up to {longest} tokens runs out of memory; use --gradient-checkpointing, "
             f"--peft or a smaller --max-context than {run.config.max_context}. {failed}"
         )
     largest = max((sum(len(minibatch.rows[i].token_ids) for i in rows) for rows in microbatches), default=0)

@@ -112,7 +112,9 @@ def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
     """Raise UserError if --max-context or the model's architecture is not supported."""
     positions = _positions(model)
     if positions is not None and config.max_context > positions:
-        raise UserError(f"--max-context {config.max_context} is more than the model's {positions} positions; lower it")
+        raise UserError(
+            f"--max-context {config.max_context} is more than the {positions} positions of the model; lower it"
+        )
     check_supported(model, config.max_context)
 
 

@@ -44,7 +44,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         try:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
-            raise UserError(f"before the first step: {error}") from None
+            raise UserError(f"the weight sync before the first step failed: {error}") from None
         with (
             closing(run_.engine),
             open_recorder(run_) as recorder,
@@ -145,7 +145,9 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
         recorder.status(f"evaluating {num_tasks} held-out tasks, {how}")
         result[how], failures = interruption.run(runner, evaluate(run_.sampler, run_.world, temperature=temperature))
         if failures:
-            recorder.note(f"{len(failures)} of {num_tasks} held-out rollouts failed and count as 0: {failures[0]}")
+            recorder.note(
+                f"{len(failures)} of {num_tasks} held-out rollouts failed and count as reward 0: {failures[0]}"
+            )
     run_.engine.forget()  # a run that is resumed after this evaluation has an empty cache, and must sample the same
     return result
 
@@ -168,10 +170,14 @@ def _note_microbatch_size(run_: Run, recorder: Recorder) -> None:
     """Report if microbatches are smaller than asked for because of memory."""
     asked, tokens, longest = run_.config.microbatch_tokens, run_.state.microbatch_tokens, run_.config.max_context
     if tokens < asked and not run_.state.out_of_memory:
-        recorder.note(f"Microbatches hold {tokens} tokens, not {asked}: more does not fit into every GPU's memory.")
+        recorder.note(
+            f"Microbatches hold {tokens} tokens instead of --microbatch-tokens {asked}, because more does not fit "
+            "into GPU memory."
+        )
         if tokens < longest:
             recorder.note(
-                f"A single rollout of up to {longest} tokens may not fit into memory: use --gradient-checkpointing."
+                f"A rollout of up to --max-context {longest} tokens may not fit into GPU memory; use "
+                "--gradient-checkpointing."
             )
 
 

@@ -52,7 +52,7 @@ def sampling(h: History) -> Outcome:
     if not settings:
         return None, "sampled from the whole vocabulary"
     gap, ratio = mean(h.first, "sync/sampling_gap"), mean(h.first, "correction/mean_weight", 1.0)
-    evidence = f"{', '.join(settings)}: engine and trainer differ by {gap:.2g} nats per token, mean ratio {ratio:.3f}"
+    evidence = f"{', '.join(settings)}: engine and trainer differ by {gap:.2g} nats per token, mean weight {ratio:.3f}"
     return ("sampling-truncated" if gap > gap_limit(c) or ratio < 0.99 else None), evidence
 
 
@@ -85,7 +85,7 @@ def correction(h: History) -> Outcome:
     if h.config.correction()[0] == "none" or h.steps < WINDOW:
         return None
     masked, ratio = mean(h.recent, "correction/masked_share"), mean(h.recent, "correction/mean_weight", 1.0)
-    evidence = f"{masked:.0%} of the tokens masked, mean weight {ratio:.3f}"
+    evidence = f"{masked:.0%} of the sampled tokens are masked, and the mean importance weight is {ratio:.3f}"
     return (
         "correction-mutes-rollouts" if masked > thresholds.MUTED_TOKENS or ratio < thresholds.MUTED_WEIGHT else None
     ), evidence
@@ -98,7 +98,7 @@ def staleness(h: History) -> Outcome:
     old = share(h.recent, "rollout/stale", "rollout/count")
     return (
         "rollouts-too-old" if old > thresholds.STALE_SHARE else None
-    ), f"{old:.0%} of the rollouts were too old to be used"
+    ), f"{old:.0%} of the rollouts were discarded as older than --max-staleness allows"
 
 
 # Environment, limits
@@ -182,8 +182,8 @@ def variety(h: History) -> Outcome:
     lowest = min(number(row, "groups/zero_signal_share") for row in h.start)
     reward = mean(h.start, "reward/mean")
     evidence = (
-        f"of {groups:.0f} groups in the first {len(h.start)} steps, {fail:.0%} failed as a whole and {passed:.0%} "
-        f"succeeded as a whole (mean reward {reward:.3f})"
+        f"of {groups:.0f} groups in the first {len(h.start)} steps, {fail:.0%} have only failures and {passed:.0%} "
+        f"only successes (mean reward {reward:.3f})"
     )
     if fail + passed < thresholds.NO_SIGNAL or lowest < 0.5:
         return None, evidence
@@ -220,7 +220,9 @@ def scaling(h: History) -> Outcome:
     if h.config.scale_rewards != "group" or h.steps < WINDOW:
         return None
     tiny, size = mean(h.recent, "groups/tiny_spread_share"), mean(h.recent, "advantage/mean_abs")
-    evidence = f"{tiny:.0%} of the groups with signal have rewards within 2% of each other, mean |advantage| {size:.2f}"
+    evidence = (
+        f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
+    )
     return ("tiny-std-scaling" if tiny > thresholds.TINY_GROUPS else None), evidence
 
 
@@ -231,7 +233,7 @@ def components(h: History) -> Outcome:
         return None
     shares = {name.split("/")[1]: _of_groups(h.recent, name) for name in names}
     most = max(shares, key=lambda name: shares[name])
-    evidence = f"{shares[most]:.0%} of the variance within groups is that of {most!r}"
+    evidence = f"{shares[most]:.0%} of the variance within groups comes from the reward component {most!r}"
     # Format is often learned first, and is all that differs once answers are right; neither of these is a fault.
     always = (
         is_format(most)
@@ -260,7 +262,7 @@ def held_out(h: History) -> Outcome:
     # Upper bound of the standard error of the difference, reached if the rollouts of each group all earn the same.
     deviation = h.deviation * (1 / max(groups, 1) + 1 / h.fewest_held_out) ** 0.5
     evidence = (
-        f"before training, held-out reward {h.sampled_at_start:.3f}, in the first step {training:.3f} "
+        f"held-out reward before training {h.sampled_at_start:.3f}, training reward in the first step {training:.3f} "
         f"(three standard errors are {3 * deviation:.2f} at most)"
     )
     # With other held-out data or a curriculum, the tasks may differ in difficulty.

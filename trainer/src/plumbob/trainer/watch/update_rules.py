@@ -24,7 +24,7 @@ def finite(h: History) -> Outcome:
     skipped = sum(1 for row in h.recent if number(row, "optimizer/skipped"))
     lost = share(h.recent, "rollout/not_finite", "rollout/count")
     evidence = (
-        f"in the last {len(h.recent)} steps, {skipped} skipped an update and {lost:.0%} of the rollouts were not finite"
+        f"of the last {len(h.recent)} steps, {skipped} skipped an update; {lost:.0%} of the rollouts were not finite"
     )
     # Rollouts are lost if a reward or a log-probability is not finite. It is the reward, because an engine whose
     # log-probabilities are not finite fails the next weight sync.
@@ -43,8 +43,8 @@ def gradient(h: History) -> Outcome:
         cut = mean(with_signal, "rollout/truncated_share")
         return (
             "signal-masked",
-            f"no row is left to train on in {len(masked)} of {len(with_signal)} steps with a signal; "
-            f"{cut:.0%} of the rollouts are cut off",
+            f"no rollout is left to train on in {len(masked)} of {len(with_signal)} steps with a signal; "
+            f"limits cut off {cut:.0%} of the rollouts",
         )
     # A step whose updates were all skipped has no gradient norm; `finite` reports it.
     norms = [number(row, "optimizer/grad_norm") for row in with_signal if number(row, "optimizer/updates")]
@@ -66,7 +66,8 @@ def movement(h: History) -> Outcome:
     rate = mean(rows, "optimizer/learning_rate")
     if c.lr_scheduler_type != "constant" and h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
         evidence = (
-            f"step {h.steps} of {c.max_steps}, rate {rate:.2g} of {c.learning_rate:g}, --warmup-steps {c.warmup_steps}"
+            f"step {h.steps} of {c.max_steps}: learning rate {rate:.2g} of {c.learning_rate:g}, "
+            f"--warmup-steps {c.warmup_steps}"
         )
         long = 0 < c.max_steps < 2 * c.warmup_steps and rate < 0.01 * c.learning_rate
         # While the learning rate rises, the size of a step says nothing about later steps.
@@ -76,7 +77,7 @@ def movement(h: History) -> Outcome:
         return None
     relative = mean(rows, "optimizer/relative_update")
     evidence = (
-        f"a step changes the weights by {relative:.1e} of their size ({rms / max(rate, 1e-30):.2g} learning rates)"
+        f"a step changes the weights by {relative:.1e} of their norm ({rms / max(rate, 1e-30):.2g} learning rates)"
     )
     if c.max_grad_norm and norm > 100 * c.max_grad_norm and rms < 0.05 * rate:
         return (
@@ -85,7 +86,7 @@ def movement(h: History) -> Outcome:
         )
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:
         cause = "weights-in-bf16" if moved else "optimizer-moves-nothing"
-        return cause, f"only {moved:.0%} of the weights changed, at rate {rate:.2g}; {evidence}"
+        return cause, f"only {moved:.0%} of the weights changed, at learning rate {rate:.2g}; {evidence}"
     steps, change = max(c.max_steps, 100), h.largest_change
     reach, exact = 0.0, is_exact(c)
     if change is not None:
@@ -103,7 +104,7 @@ def movement(h: History) -> Outcome:
         drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
         stuck = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW
     low = stuck and h.gain < 0.02
-    return ("learning-rate-too-low" if low else None), f"rate {rate:.1e}: {evidence}"
+    return ("learning-rate-too-low" if low else None), f"learning rate {rate:.1e}: {evidence}"
 
 
 KL_ROUNDING = 1e-11
@@ -148,8 +149,8 @@ def kl_penalty(h: History) -> Outcome:
     length = mean(h.recent, "rollout/sampled_tokens") if c.kl_placement == "reward" else 1.0
     pull = c.kl_beta * (abs(kl) * length if c.kl_placement == "reward" else (2 * abs(kl)) ** 0.5)
     evidence = (
-        f"--kl-beta {c.kl_beta:g}: pull {pull:.2g} against a mean |advantage| of {advantage:.2g}, "
-        f"KL {kl:.1e} nats per token"
+        f"--kl-beta {c.kl_beta:g}: strength of the KL term {pull:.2g} against a mean |advantage| of {advantage:.2g}, "
+        f"KL divergence {kl:.1e} nats per token"
     )
     return ("kl-too-large" if pull > thresholds.KL_PULL * advantage and h.gain < 0.1 else None), evidence
 
@@ -163,7 +164,7 @@ def clipping(h: History) -> Outcome:
     # gspo clips whole rows at once, and its bounds are narrow by design.
     limit = 0.7 if h.config.loss_type == "gspo" else thresholds.CLIPPED
     low, high = h.config.clip_bounds()
-    evidence = f"{clipped:.0%} of the tokens are outside 1 - {low:g} .. 1 + {high:g}"
+    evidence = f"the importance ratio of {clipped:.0%} of the tokens is outside 1 - {low:g} to 1 + {high:g}"
     return ("ratio-clipped" if clipped > limit and h.gain < 0.05 and not h.solved else None), evidence
 
 

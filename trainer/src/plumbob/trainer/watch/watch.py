@@ -139,7 +139,7 @@ class Warner:
             self.tell(f"Warning: cannot write to {self.path}: {error.strerror}")
         except Exception as error:
             self.watch = None
-            self.tell(f"The run goes on but is no longer watched, because of {type(error).__name__}: {error}")
+            self.tell(f"The run continues, but its metrics are no longer checked: {type(error).__name__}: {error}")
 
 
 def warning(finding: Finding) -> str:
@@ -157,7 +157,7 @@ def examine(run_dir: Path) -> list[Finding]:
     config = _config(run_dir)
     rows = read_metrics(run_dir)
     if not rows:
-        raise UserError(f"{run_dir} has no finished step yet, so there is nothing to examine")
+        raise UserError(f"{run_dir} has no finished training step yet, so there is nothing to examine")
     watch = Watch(config)
     start = evaluation_before(run_dir)
     if start:
@@ -185,7 +185,7 @@ def _learning(history: History) -> Finding:
     if history.steps < 10:
         return Finding("the reward rises", "unsure", f"{history.steps} steps are too few to tell")
     learns = history.gain > 0.02 or history.solved
-    hint = "" if learns else "; no rule explains why: run the probes with `doctor ENV` and this run's options"
+    hint = "" if learns else "; no rule names a cause: run the probes with `doctor ENV` and this run's options"
     return Finding("the reward rises", "pass" if learns else "unsure", evidence + hint)
 
 

@@ -57,7 +57,7 @@ def observe(subject: Subject, settings: dict[str, Any], timeout: float) -> list[
     point = next(iter(subject.entry_points.values()), "")
     module, _, cls = point.partition(":")
     if not module:
-        return [Result(check, "skip", "there is no entry point to follow") for check in CHECKS]
+        return [Result(check, "skip", "no entry point names an environment") for check in CHECKS]
     job = Job(module, cls, settings, max_seconds=timeout / 4)
     with tempfile.TemporaryDirectory(prefix="hub-check-") as scratch:
         children = _Children(job, subject.import_roots, Path(scratch), timeout)
@@ -86,7 +86,7 @@ def _with_time(result: Result, times: list[float]) -> Result:
     measured = f"{min(times):.2f} s of processor time beyond verifiers"
     if min(times) <= IMPORT_SECONDS:
         return replace(result, measured=f"{result.measured}, {measured}")
-    slow = f"importing it takes {measured}, more than {IMPORT_SECONDS} s; import heavy packages where they are used"
+    slow = f"importing takes {measured}, more than {IMPORT_SECONDS} s; import heavy packages where they are used"
     return Result(result.check, "FAIL", measured, (*result.problems, slow))
 
 

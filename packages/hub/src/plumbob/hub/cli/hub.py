@@ -17,12 +17,16 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Find, publish and index RL environments. To install one: vf-install.",
+    help="Find, create, check and publish RL environments. To install environments, use vf-install.",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IndexOption = Annotated[
-    str | None, typer.Option("--index", help="URL, folder or name of an index. Default: PLUMBOB_INDEX, else `plumbob`.")
+    str | None,
+    typer.Option(
+        "--index",
+        help="URL, folder or name of an index. Default: $PLUMBOB_INDEX, else `plumbob` in pyproject.toml.",
+    ),
 ]
 
 
@@ -39,7 +43,7 @@ def list_(
 
 @app.command()
 def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_json: AsJson = False) -> None:
-    """Describe one environment: the installed one, or the one on an index if --index is given or none is installed."""
+    """Describe an environment: the installed one, or with --index (or if it is not installed) the one on the index."""
     from plumbob.hub.index.information import describe, from_index, from_installed
 
     found = from_installed(name) if index is None else None
@@ -51,7 +55,7 @@ def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_j
 @app.command()
 def search(
     text: Annotated[
-        list[str] | None, typer.Argument(help="Words to look for. Without words, all environments are listed.")
+        list[str] | None, typer.Argument(help="Words to search for. Without words, all environments are listed.")
     ] = None,
     index: IndexOption = None,
     as_json: AsJson = False,
@@ -77,14 +81,18 @@ def search(
 def check_(
     target: Annotated[str, typer.Argument(metavar="[PATH|NAME]")] = ".",
     setting: Annotated[
-        list[str] | None, typer.Option("--setting", "-a", metavar="KEY=VALUE", help="A setting of the environment.")
+        list[str] | None,
+        typer.Option("--setting", "-a", metavar="KEY=VALUE", help="A setting of the environment; may be repeated."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Seconds that each check may take; importing and loading may take half.")
+        float,
+        typer.Option(
+            "--timeout", help="Time limit of each check in seconds. Importing and loading may each take half of it."
+        ),
     ] = 60.0,
     as_json: AsJson = False,
 ) -> int:
-    """Check whether an environment may be published: a project's directory or an installed one. This runs its code."""
+    """Check whether an environment can be published. Give its project directory or installed name. Runs its code."""
     from plumbob.hub.check.check import read_settings, run_check
 
     report = run_check(target, read_settings(setting or []), timeout)
@@ -98,12 +106,14 @@ def new(
     tools: Annotated[
         bool,
         typer.Option(
-            "--tools", help="Make a multi-turn environment with a tool that keeps state. Default: single-turn."
+            "--tools", help="Create a multi-turn environment with a stateful tool. Default: a single-turn environment."
         ),
     ] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder in which to create it.")] = Path("."),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder in which the environment's directory is created.")
+    ] = Path("."),
 ) -> None:
-    """Create a small environment that works and passes `hub check` unchanged."""
+    """Create the project of a small environment that works and passes `hub check`."""
     from plumbob.hub.publish.scaffold import create, next_commands
 
     directory = create(name, output, tools=tools)
@@ -115,11 +125,15 @@ def publish(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", show_default=False)],
     index: IndexOption = None,
     publish_url: Annotated[
-        str | None, typer.Option("--publish-url", help="URL for uploads. Default: the index's URL without simple/.")
+        str | None,
+        typer.Option("--publish-url", help="URL to upload to. Default: the URL of the index without simple/."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's commands without running them.")] = False,
 ) -> None:
-    """Check, build and upload environments. Credentials: UV_PUBLISH_USERNAME and UV_PUBLISH_PASSWORD, or a keyring."""
+    """Check, build and upload environments, with credentials from $UV_PUBLISH_USERNAME and $UV_PUBLISH_PASSWORD.
+
+    A keyring can hold the credentials as well.
+    """
     from plumbob.hub.index.location import locate_target
     from plumbob.hub.publish.publish import default_gate, publishing_to, shown_plan
     from plumbob.hub.publish.publish import publish as publish_all
@@ -137,12 +151,12 @@ def publish(
 
 @app.command("index")
 def index_(
-    wheels: Annotated[list[Path], typer.Argument(metavar="DIR", help="Wheels, or folders that hold wheels.")],
+    wheels: Annotated[list[Path], typer.Argument(metavar="DIR", help="Wheels, or folders that contain wheels.")],
     output: Annotated[
         Path, typer.Option("--output", "--out", "-o", help="Folder of the index; created if it does not exist.")
     ] = Path("index"),
 ) -> None:
-    """Add wheels to a static index: a folder that any web server can serve, or that is used from disk."""
+    """Add wheels to a static index: a folder that is used from disk or served by any web server."""
     from plumbob.hub.index.static_index import add_files, distributions_in
 
     built = add_files(distributions_in(wheels), output)
@@ -153,25 +167,26 @@ def index_(
 @app.command("yank")
 def yank_(
     version: Annotated[str, typer.Argument(metavar="NAME==VERSION")],
-    index: Annotated[str, typer.Option("--index", help="Folder of an index made by `hub index`.")],
+    index: Annotated[str, typer.Option("--index", help="Folder of an index that `hub index` made.")],
     reason: Annotated[
         str | None, typer.Option("--reason", help="Why the version is yanked; installers show this text.")
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Remove the yank.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo the yank of this version.")] = False,
 ) -> None:
-    """Yank a version: an installation by name skips it, an exact pin still installs it (PEP 592)."""
+    """Yank a version: installing by name alone skips it, and an exact version still installs it (PEP 592)."""
     from plumbob.hub.index.location import locate
     from plumbob.hub.index.static_index import yank
 
     name, _, number = version.partition("==")
     if not name or not number:
-        raise UserError(f"{version!r} does not name a version; write NAME==VERSION, such as vf-gsm8k==0.1.0")
+        raise UserError(f"{version!r} names no version; write NAME==VERSION, such as vf-gsm8k==0.1.0")
     if (reason is None) != undo:
-        raise UserError("give either --reason to yank the version, or --undo to remove its yank")
+        raise UserError("give either --reason to yank the version, or --undo to undo its yank")
     directory = locate(index, Path.cwd()).directory
     if directory is None:
         raise UserError(
-            f"{index} is a server; yank with the server's own tools, or give the folder that `hub index` made"
+            f"{index} is a server; yank with the server's own tools, or give the folder of an index that `hub index` "
+            "made"
         )
     done = yank(directory, name, number, None if undo else reason)
     print(f"{'no longer yanked' if undo else 'yanked'}: {done}")

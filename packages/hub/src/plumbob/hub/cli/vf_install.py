@@ -15,10 +15,9 @@ _HELP = """Install environments into the Python that runs this command.
 
 NAME is a name (gsm8k, vf-gsm8k), a name with a version (gsm8k==0.2.0), or a path (./my-env, my_env.whl).
 
-A bare name is looked up in this order: the installed environments; the projects in ./environments and in this uv
-workspace; the index, which is --index, or PLUMBOB_INDEX, or the index named "plumbob" in pyproject.toml. With a version
-or with --index, the projects on this disk are skipped. A name that is not on the index is an error: it is never taken
-from another index.
+A name is looked up in this order: the installed environments; the projects in ./environments and in the uv workspace;
+the index. With a version or with --index, only the index is used. A name that the index does not have is an error: it
+is never taken from another index such as PyPI.
 """
 
 
@@ -27,22 +26,46 @@ def vf_install(
     names: Annotated[list[str], typer.Argument(metavar="NAME", show_default=False)],
     path: Annotated[
         Path | None,
-        typer.Option("--path", "-p", help="Folder to take names from. With -r: a folder of the repository."),
+        typer.Option(
+            "--path",
+            "-p",
+            help="Folder that contains the environments' projects. With --from-repo: a folder of the repository.",
+        ),
     ] = None,
-    from_repo: Annotated[bool, typer.Option("--from-repo", "-r", help="Take names from a git repository.")] = False,
-    branch: Annotated[str | None, typer.Option("--branch", "-b", help="Branch or tag of the git repository.")] = None,
+    from_repo: Annotated[
+        bool, typer.Option("--from-repo", "-r", help="Install from the projects in a git repository.")
+    ] = False,
+    branch: Annotated[
+        str | None, typer.Option("--branch", "-b", help="Branch or tag of the git repository, with --from-repo.")
+    ] = None,
     repo: Annotated[
-        str | None, typer.Option("--repo", help="URL of the git repository. Default: plumbob's own.")
+        str | None,
+        typer.Option(
+            "--repo",
+            help="URL or directory of the git repository. Default: $PLUMBOB_REPO, else plumbob's own repository.",
+        ),
     ] = None,
     index: Annotated[
-        str | None, typer.Option("--index", help="URL, folder, or name of an index in pyproject.toml.")
+        str | None,
+        typer.Option(
+            "--index",
+            help="URL, folder or name of an index. Default: $PLUMBOB_INDEX, else `plumbob` in pyproject.toml.",
+        ),
     ] = None,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", "-U", help="Install the newest version, also of shared plumbob libraries.")
+        bool,
+        typer.Option(
+            "--upgrade",
+            "-U",
+            help="Install the newest versions, also of the plumbob libraries that the environments need.",
+        ),
     ] = False,
     prerelease: Annotated[bool, typer.Option("--prerelease", help="Allow pre-releases.")] = False,
     save: Annotated[
-        bool, typer.Option("--save", help="Record it in pyproject.toml, so that `uv sync` keeps it.")
+        bool,
+        typer.Option(
+            "--save", help="Record environment and index in pyproject.toml, so that `uv sync` keeps the environment."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's command without running it.")] = False,
 ) -> int:

@@ -56,11 +56,11 @@ def locate(given: str | None, cwd: Path, environ: Mapping[str, str] = os.environ
         return Location(DEFAULT_NAME, _directory_url(cwd / Path(wanted).expanduser()))
     if given is None and "PLUMBOB_INDEX" not in environ:
         raise UserError(
-            "no index is set; give --index URL, set PLUMBOB_INDEX, or name one `plumbob` in [[tool.uv.index]] of "
-            "pyproject.toml"
+            "no package index is set; give --index URL, set PLUMBOB_INDEX, or add an index named `plumbob` to "
+            "[[tool.uv.index]] in pyproject.toml"
         )
     raise UserError(
-        f"there is no index {wanted!r}; give a URL, a folder made by `hub index`, or a name from [[tool.uv.index]]"
+        f"there is no index {wanted!r}; give a URL, a folder made by `hub index`, or a name in [[tool.uv.index]]"
         + (f": {', '.join(known)}" if known else "")
     )
 

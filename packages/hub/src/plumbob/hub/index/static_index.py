@@ -89,7 +89,8 @@ def yank(directory: Path, name: str, version: str, reason: str | None) -> str:
         wanted = next((v for v in versions if Version(v) == Version(version)), None)
         if wanted is None:
             raise UserError(
-                f"{directory} has no {name} {version}; it has {', '.join(sorted(versions)) or 'no version'}"
+                f"the index {directory} has no {name} {version}; its versions are "
+                f"{', '.join(sorted(versions)) or 'no version'}"
             )
         yanked = read_yanked(directory)
         if reason is None:

@@ -117,11 +117,11 @@ def install(names: list[str], options: Options, cwd: Path) -> list[Outcome]:
 
 def _check(options: Options) -> None:
     if options.branch and not options.from_repo:
-        raise UserError("--branch is for --from-repo; add --from-repo or leave out --branch")
+        raise UserError("--branch has an effect only with --from-repo; add --from-repo or leave out --branch")
     if options.repo and not options.from_repo:
-        raise UserError("--repo is for --from-repo; add --from-repo or leave out --repo")
+        raise UserError("--repo has an effect only with --from-repo; add --from-repo or leave out --repo")
     if options.path and not options.from_repo and not options.path.is_dir():
-        raise UserError(f"--path {options.path} is not a directory; give a folder of environments")
+        raise UserError(f"--path {options.path} is not a directory; give a folder that contains environment projects")
 
 
 def _index(options: Options, cwd: Path) -> Index | None:

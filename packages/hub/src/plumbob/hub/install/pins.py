@@ -102,7 +102,9 @@ def pin(
         demand = queue.popleft()
         name = normalise(demand.requirement.name)
         if demand.requirement.url:
-            raise UserError(f"{demand.by} is refused: it takes {name} from an address, {demand.requirement.url}")
+            raise UserError(
+                f"{demand.by} is refused: it requires {name} from the URL {demand.requirement.url}, not from an index"
+            )
         asked.setdefault(name, []).append(demand)
         chosen, requires = _choose(name, asked[name], index, upgrade, prerelease)
         extras = frozenset().union(*(d.requirement.extras for d in asked[name]))
@@ -125,7 +127,7 @@ def _choose(
     if here is not None and fits and not root and (not upgrade or index is None or not index.files(name)):
         return Pin(name, here.version), list(here.requires or [])
     if index is None:
-        raise UserError(f"{by} needs {name}{wanted}, which is not installed; give the --index to take it from")
+        raise UserError(f"{by} needs {name}{wanted}, which is not installed; give the --index that has it")
     files = index.files(name)
     if not files:
         raise UserError(
@@ -140,7 +142,9 @@ def _choose(
         by = " and ".join(dict.fromkeys([by, *(d.by for d in others)]))
     version, wheels = choose_version(files, wanted, prerelease=prerelease)
     if version is None:
-        raise UserError(f"{by}: no {name}{wanted} on {index.location.url}, only {offered(files) or 'no wheel'}")
+        raise UserError(
+            f"{by}: {index.location.url} has no {name}{wanted}, only {offered(files) or 'files that are no wheels'}"
+        )
     chosen = Pin(name, str(version), tuple(sorted(index.sha256(w) for w in wheels)))
     return chosen, parse_metadata(index.metadata(wheels[0])).get_all("Requires-Dist", [])
 

@@ -26,7 +26,9 @@ def saving_project(cwd: Path) -> Project:
     """Return the nearest project at or above `cwd`, in which --save records. Raises UserError if there is none."""
     project = next(enclosing(cwd), None)
     if project is None:
-        raise UserError("--save needs a project: no pyproject.toml here or above; create one with `uv init --bare`")
+        raise UserError(
+            "--save needs a project, but there is no pyproject.toml here or above; create one with `uv init --bare`"
+        )
     return project
 
 

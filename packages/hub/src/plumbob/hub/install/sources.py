@@ -93,12 +93,12 @@ def from_path(target: str, path: Path) -> Item:
 def from_folder(target: Target, folder: Path) -> Item:
     """Resolve a name within a folder of environment projects. Raises UserError if it is not there, or has a version."""
     if target.requirement is None or target.requirement.specifier:
-        raise UserError(f"{target.text}: --path takes names without a version; give the name alone")
+        raise UserError(f"{target.text}: with --path, give a name without a version")
     known = local_environments(folder)
     name = environment_name(target.requirement.name)
     if name not in known:
         closest = near(name, known)
-        hint = f"did you mean {closest!r}?" if closest else f"it holds {', '.join(known) or 'none'}"
+        hint = f"did you mean {closest!r}?" if closest else f"the folder has {', '.join(known) or 'none'}"
         raise UserError(f"there is no environment {name!r} in {folder}; {hint}")
     return from_path(target.text, known[name].resolve())
 
@@ -111,7 +111,7 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
     """
     url = _repository(repo)
     if branch is not None and branch.startswith("-"):
-        raise UserError(f"{branch!r} is not a branch; give --branch the name of a branch or tag")
+        raise UserError(f"{branch!r} is not a valid branch name; give --branch the name of a branch or tag")
     with tempfile.TemporaryDirectory(prefix="vf-install-") as temporary:
         clone = Path(temporary) / "repository"
         at = ("--branch", branch) if branch else ()
@@ -124,7 +124,7 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
             raise UserError(f"--path {folder} leads out of the repository; give a folder inside it")
         item = from_folder(target, directory)
         if not Path(item.origin).is_relative_to(clone.resolve()):
-            raise UserError(f"{item.target} is a link that leads out of the repository")
+            raise UserError(f"{item.target} is refused: it is a link that leads out of the repository")
         subdirectory = Path(item.origin).relative_to(clone.resolve())
         requirement = f"{item.distribution} @ git+{url}@{commit}#subdirectory={quote(str(subdirectory))}"
         return replace(item, origin=f"{url}@{commit[:12]}", arguments=(requirement,), add=(requirement,))
@@ -142,7 +142,7 @@ def from_index(target: Target, index: Index, *, prerelease: bool) -> Item:
     files = index.files(name)
     version, wheels = choose_version(files, wanted.specifier, prerelease=prerelease)
     if version is None:
-        raise UserError(f"no {name}{wanted.specifier} on {url}, only {offered(files) or 'no wheel'}")
+        raise UserError(f"{url} has no {name}{wanted.specifier}, only {offered(files) or 'files that are no wheels'}")
     wheel = index.wheel(wheels[0])  # read before uv runs, so that a damaged or altered wheel is refused here
     _require_environment(wheel.entry_points, f"{name} {version} on {url}")
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
@@ -169,7 +169,9 @@ def _repository(repo: str | None, environ: Mapping[str, str] = os.environ) -> st
             return Path(given).expanduser().resolve().as_uri()
         short = re.fullmatch(r"([\w.-]+@[\w.-]+):([^:].*)", given)  # git's short form git@host:owner/name
         if short is None:
-            raise UserError(f"{given!r} is neither the URL of a repository nor a directory; give --repo one of them")
+            raise UserError(
+                f"{given!r} is neither the URL of a git repository nor a directory; give --repo one of the two"
+            )
         return f"ssh://{short[1]}/{short[2]}"
     if given.split("://")[0] not in ("https", "http", "ssh", "file"):
         raise UserError(f"{mask(given)}: the URL of a repository must start with https, http, ssh or file")
@@ -195,4 +197,4 @@ def _by_catalog(name: str, index: Index) -> str | None:
 
 def _require_environment(entry_points: Mapping[str, str], where: str) -> None:
     if not entry_points:
-        raise UserError(f'{where} declares no environment; give it a [project.entry-points."{GROUP}"]')
+        raise UserError(f'{where} declares no environment: its metadata has no [project.entry-points."{GROUP}"]')

@@ -42,7 +42,7 @@ def _state(environment: Environment, claimed: dict[str, list[Environment]]) -> t
     for owners in claimed.values():
         if environment in owners:
             others = " and ".join(e.distribution for e in owners if e != environment)
-            return "conflict", f"the name is also claimed by {others}; uninstall one of them"
+            return "conflict", f"{others} also provides an environment of this name; uninstall one of these packages"
     return "ok", ""
 
 

@@ -26,7 +26,7 @@ def why_it_does_not_load(environment: Environment) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return f"importing it takes longer than {_LOAD_S} s"
+        return f"importing it takes more than {_LOAD_S} s"
     if done.returncode == 0:
         return None
     lines = [line for line in done.stderr.splitlines() if line.strip()]

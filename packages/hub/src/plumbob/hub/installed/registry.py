@@ -96,7 +96,7 @@ def find(name: str) -> Environment:
     if len(matches) > 1:
         owners = " and ".join(f"{e.distribution} {e.version}" for e in matches)
         raise UserError(
-            f"environment {wanted!r} is claimed by {owners}; uninstall one of them, "
+            f"environment {wanted!r} is provided by {owners}; uninstall one of these packages, "
             f"for example with `uv pip uninstall {matches[0].distribution}`"
         )
     if matches:

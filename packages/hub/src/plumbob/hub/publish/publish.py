@@ -131,7 +131,7 @@ def _readable(location: Location) -> Index | None:
 def _build(path: Path, out: Path) -> tuple[Wheel, list[Path]]:
     done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True)
     if done.returncode != 0:
-        raise UserError(f"{path} does not build: {done.reason()}")
+        raise UserError(f"{path} is not published, because its build failed: {done.reason()}")
     files = sorted(p for p in out.iterdir() if p.name.endswith((".whl", ".tar.gz")))
     wheel = next(read_wheel(file) for file in files if file.suffix == ".whl")
     for requirement in map(Requirement, wheel.fields.get_all("Requires-Dist", [])):

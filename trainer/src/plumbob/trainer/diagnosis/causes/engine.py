@@ -18,14 +18,14 @@ CAUSES = (
         "temperature-not-applied",
         "Engine and trainer use different temperatures: the log-probabilities, and with them the gradient, belong to "
         "another distribution than the sampled one.",
-        "Score rows with the temperature that sampled them (`policy.score_rows(rows, temperature, ...)`), and start "
-        "vLLM with vf-vllm or with --logprobs-mode processed_logprobs.",
+        "Compute log-probabilities at the temperature that sampled the tokens (`policy.score_rows(rows, "
+        "temperature, ...)`), and start vLLM with vf-vllm or with --logprobs-mode processed_logprobs.",
         ("H06",),
         "huggingface/trl#4159",
     ),
     Cause(
         "sampling-truncated",
-        "Sampling leaves out unlikely tokens, but the trainer's log-probabilities cover the whole vocabulary: the "
+        "Sampling excludes unlikely tokens, but the trainer's log-probabilities cover the whole vocabulary: the "
         "gradient is not that of the policy that samples.",
         "Train with --top-p 1 --top-k 0 --min-p 0, and remove the engine's own sampling defaults (a server may take "
         "them from the model's generation_config.json).",
@@ -43,14 +43,15 @@ CAUSES = (
     Cause(
         "correction-mutes-rollouts",
         "--importance-correction removes a large part of the gradient, because engine and trainer differ.",
-        "Use --importance-correction token_truncate: it bounds the weight of each token, while the weight of a long "
-        "row easily exceeds any bound.",
+        "Use --importance-correction token_truncate, which only bounds the importance weight of each token and "
+        "masks nothing.",
         ("H06",),
         "huggingface/trl#5815",
     ),
     Cause(
         "rollouts-too-old",
-        "A large part of the rollouts was sampled by too old a policy version and is discarded.",
+        "A large part of the rollouts is discarded because a policy version older than --max-staleness allows "
+        "sampled them.",
         "Raise --max-staleness, or sample fewer rollouts per step with a lower --batch-size or "
         "--gradient-accumulation-steps.",
         (),
@@ -68,8 +69,8 @@ CAUSES = (
         "adapter-bound-to-no-module",
         "The LoRA adapter's tensors match no module of the engine's model: weight syncs change nothing in the "
         "rollouts.",
-        "Compare the names of the sent tensors with the names of the engine's modules and rename the tensors; let the "
-        "engine raise an error for names that it does not know.",
+        "Compare the names of the adapter's tensors with the names of the engine's modules, and rename the tensors "
+        "to match; make the engine raise an error for unknown names.",
         ("H06",),
         "verl-project/verl-omni#552",
     ),
@@ -77,16 +78,16 @@ CAUSES = (
         "weights-not-synced",
         "The engine does not sample with the trainer's weights after a weight sync: rollouts come from a policy that "
         "never changes, or that changes only in part.",
-        "Find the tensors that do not arrive: run `doctor` with this run's options, whose sync probe counts them. "
-        "With vLLM, try another --vllm-sync.",
+        "Find the tensors that do not arrive: run `doctor ENV` with this run's options, because its sync probe "
+        "counts them. With vLLM, try another --vllm-sync.",
         ("H06",),
         "OpenRLHF/OpenRLHF#1349",
     ),
     Cause(
         "engine-stale",
-        "The engine samples with the weights of an earlier weight sync than the last one.",
-        "Wait for the engine's acknowledgement of the weight sync before sampling, and clear its prefix cache after "
-        "every weight sync (`engine.forget()`; vLLM: POST /reset_prefix_cache).",
+        "The engine samples with old weights, from before the last weight sync.",
+        "After every weight sync, check that the engine serves the new weights before sampling, and clear its "
+        "prefix cache (`engine.forget()`; vLLM: POST /reset_prefix_cache).",
         ("H06",),
         "verl-project/verl#7495",
     ),
@@ -94,7 +95,7 @@ CAUSES = (
         "merged-in-bf16",
         "The engine receives weights that are rounded to bfloat16, which loses most of a small update: rollouts do "
         "not show what early training changes.",
-        "Sync the adapter itself (--peft, where --vllm-sync lora is the default), or merge the adapter and send "
+        "Sync the adapter itself (with --peft, --vllm-sync lora is the default), or merge the adapter and send the "
         "weights in float32.",
         ("H06",),
         "huggingface/trl#6688",

@@ -9,15 +9,16 @@ CAUSES = (
         "environment-fails",
         "Many rollouts end in errors of the environment or the engine: the remaining rollouts of their groups are not "
         "a fair sample.",
-        "Correct the error (`doctor ENV` and the run's traces/ show its message). `evaluate ENV --oracle` shows "
+        "Correct the error, whose message `doctor ENV` and the run's traces/ show. `evaluate ENV --oracle` shows "
         "whether the environment works without a model.",
         ("H05",),
     ),
     Cause(
         "groups-mixed",
-        "A group holds rollouts of different tasks: the advantage mostly tells how easy a task is, not how good a "
+        "A group holds rollouts of different tasks: advantages mostly measure how easy a task is, not how good a "
         "rollout is.",
-        "Give all rollouts of a task in a step the same `Sample.group`, and rollouts of any other task another one.",
+        "Give all rollouts of a task in a step the same `Sample.group`, and rollouts of different tasks different "
+        "ones.",
         ("H05",),
         "PeterGriffinJin/Search-R1#88",
     ),
@@ -30,8 +31,8 @@ CAUSES = (
     ),
     Cause(
         "stop-token-wrong",
-        "Turns do not end with the end token of the model's chat template: they run on to a limit or stop too early, "
-        "and are scored like that.",
+        "Turns do not end with the end token of the model's chat template: they continue up to a limit or stop too "
+        "early, and are scored as if they were complete.",
         "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the model's "
         "own chat template.",
         ("H04",),
@@ -53,7 +54,7 @@ CAUSES = (
     ),
     Cause(
         "truncated-rollouts",
-        "Rollouts are ended by --max-turns or --max-seconds before the model has answered.",
+        "Rollouts are cut off by --max-turns or --max-seconds before the model has answered.",
         "Raise --max-turns or --max-seconds, whichever the evidence names.",
         ("H04", "H07"),
     ),

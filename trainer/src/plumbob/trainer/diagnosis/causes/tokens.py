@@ -7,7 +7,7 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "tools-not-in-prompt",
-        "Tool descriptions are missing from the prompt that is sampled from, or from the prompt that is trained on.",
+        "Tool descriptions are missing from the engine's prompt or from the prompt in the trained row.",
         "Pass the same `tools` to `apply_chat_template` for sampling and for training, and use a chat template that "
         "renders tools.",
         ("H02", "H07"),
@@ -32,7 +32,7 @@ CAUSES = (
     ),
     Cause(
         "row-not-what-was-sampled",
-        "The trained row has other ids, or other sampling log-probabilities, than the engine saw and returned.",
+        "The token ids or sampling log-probabilities of the trained row differ from what the engine saw and returned.",
         "Build the row from the engine's own ids and log-probabilities: prompt and completion of each turn, verbatim.",
         ("H02",),
     ),
@@ -46,7 +46,7 @@ CAUSES = (
     ),
     Cause(
         "sampled-tokens-masked",
-        "Tokens that the model sampled are left out of the loss: the decisions in them are not trained.",
+        "Tokens that the model sampled are left out of the loss: training does not reach the decisions in them.",
         "Set `Sample.loss_mask` to true exactly where a token was sampled, in every turn of the rollout.",
         ("H02", "H07"),
         "huggingface/trl#4970",

@@ -7,7 +7,7 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "no-gradient",
-        "Rows with an advantage give no gradient in the trained weights.",
+        "Rollouts with an advantage give no gradient in the trained weights.",
         "Check that the trained parameters have `requires_grad=True` and that no `detach()` or `torch.no_grad()` lies "
         "between them and the loss; with --peft, that the adapter is not frozen.",
         ("H06",),
@@ -15,7 +15,8 @@ CAUSES = (
     ),
     Cause(
         "gradient-not-finite",
-        "Gradients or log-probabilities are NaN or infinite: the updates or rollouts that have them are skipped.",
+        "Gradients or log-probabilities are NaN or infinite: the optimizer steps or rollouts with such values are "
+        "skipped.",
         "Lower --learning-rate and keep --max-grad-norm 1. If that does not help, check that rewards and the model's "
         "logits are finite.",
         (),
@@ -37,7 +38,7 @@ CAUSES = (
     ),
     Cause(
         "kl-backwards",
-        "The KL term pushes the policy away from the reference policy and not towards it.",
+        "The KL term pushes the policy away from the reference policy instead of towards it.",
         "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with --kl-placement "
         "reward, which are the defaults.",
         ("H03",),
@@ -67,9 +68,10 @@ CAUSES = (
     ),
     Cause(
         "weights-in-bf16",
-        "The trained weights are stored in a precision in which an update of this size rounds to nothing.",
-        "Keep the trained weights in float32, as --bf16 does: it computes in bfloat16 and leaves the trained weights "
-        "in float32.",
+        "The trained weights are stored in bfloat16 or another low precision, in which updates of this size round "
+        "to nothing.",
+        "Store the trained weights in float32. --bf16 does so: it computes in bfloat16, but stores the trained "
+        "weights in float32.",
         ("H06",),
         "areal-project/AReaL#1634",
     ),
@@ -81,8 +83,8 @@ CAUSES = (
     ),
     Cause(
         "update-without-effect",
-        "The trained weights change but the log-probabilities do not: the adapter belongs to no module, or is scaled "
-        "to 0.",
+        "The trained weights change but the log-probabilities do not: the adapter is bound to no module, or is "
+        "multiplied by 0.",
         "Check that --lora-targets names modules of the model, and that --lora-alpha is not 0.",
         ("H06",),
         "verl-project/verl-omni#552",
@@ -102,7 +104,7 @@ CAUSES = (
     ),
     Cause(
         "learning-rate-too-high",
-        "One update changes the policy more than its rollouts can justify, and breaks what the policy has learned.",
+        "One optimizer step changes the policy so much that it loses what it has learned.",
         "Lower --learning-rate, for example to a tenth.",
         (),
         "areal-project/AReaL#1634",
@@ -110,14 +112,14 @@ CAUSES = (
     Cause(
         "does-not-overfit",
         "Updates on one group do not make its better rollouts more likely than its worse ones.",
-        "If all earlier checks passed, look at what they do not cover: the optimizer (--adam-beta1, --adam-beta2, "
-        "--weight-decay), its schedule (--lr-scheduler-type) and the objective (--loss-type, --epsilon, --delta, "
-        "--kl-beta).",
+        "If all earlier checks passed, examine what those checks do not cover: the optimizer (--adam-beta1, "
+        "--adam-beta2, --weight-decay), its schedule (--lr-scheduler-type) and the objective (--loss-type, "
+        "--epsilon, --delta, --kl-beta).",
     ),
     Cause(
         "entropy-collapse",
         "The policy has become nearly deterministic without a better reward: it no longer explores.",
-        "Try --epsilon-high 0.28, a higher --temperature, a lower --learning-rate, or --kl-beta 0.001.",
+        "Try one of --epsilon-high 0.28, a higher --temperature, a lower --learning-rate, and --kl-beta 0.001.",
         (),
         "arXiv:2503.14476, sec. 3.1; arXiv:2505.22617",
     ),

@@ -94,7 +94,7 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
             change = _mean_logprob(subject, rows) - before
         if change * sign > 0:
             break
-    evidence = f"a small step changes {len(rows)} rows by {change:+.2g} nats per token; gradient norm {norm:.2g}"
+    evidence = f"a small step changes {len(rows)} rollouts by {change:+.2g} nats per token; gradient norm {norm:.2g}"
     bad = not change * sign > 0
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-backwards" if bad else None)
 
@@ -121,7 +121,7 @@ def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[f
     finally:
         run.state.microbatch_tokens = tokens
     difference = _apart(*found)
-    evidence = f"relative difference {difference:.2g} between one microbatch of {len(rows)} rows and many"
+    evidence = f"relative difference {difference:.2g} between one microbatch of {len(rows)} rollouts and many"
     bad = not difference <= max(thresholds.GRADIENT_REPEATS[run.config.bf16], 3 * noise)
     return Finding(
         "the gradient does not depend on how a step is divided into microbatches",
@@ -160,7 +160,7 @@ def _clipping(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
     size = norm / math.sqrt(max(entries, 1))
     epsilon = subject.run.optimizer.param_groups[0].get("eps", EPSILON)
     evidence = (
-        f"norm {norm:.2g}, clipped to {norm * factor:.2g}: {size * factor:.2g} per entry against "
+        f"norm {norm:.2g}, clipped to {norm * factor:.2g}: {size * factor:.2g} per weight against "
         f"the optimizer's epsilon {epsilon:g}"
     )
     left = size * factor / epsilon
@@ -192,7 +192,8 @@ def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
         back = divergence()
     estimator = run.objective.kl_estimator
     evidence = (
-        f"with estimator {estimator}, a small step changes the distance from {away:.2g} to {back:.2g} nats per token"
+        f"with estimator {estimator}, a step along the KL term changes the KL divergence from {away:.2g} to {back:.2g} "
+        "nats per token"
     )
     if estimator == "k1":
         return Finding(check, "unsure", f"{evidence}; the gradient of k1 in the loss has mean 0: use --kl-estimator k2")
@@ -200,6 +201,8 @@ def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
         return Finding(check, "fail", evidence, "kl-backwards")
     if estimator == "k3":
         return Finding(
-            check, "unsure", f"{evidence}; the gradient of k3 is that of the other divergence: use --kl-estimator k2"
+            check,
+            "unsure",
+            f"{evidence}; the gradient of k3 is that of the reverse KL divergence: use --kl-estimator k2",
         )
     return Finding(check, "pass", evidence)

@@ -138,7 +138,9 @@ def _same_reward_held_out(subject: Subject) -> Finding:
             other = ScriptedChat(script.replies, script.ending)
             gap = abs(subject.play(task, script).reward - subject.play(as_held_out, other).reward)
             differ, largest, played = differ + (gap > thresholds.REWARD_TOLERANCE), max(largest, gap), played + 1
-    evidence = f"{differ} of {played} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
+    evidence = (
+        f"{differ} of {played} transcripts earn another reward when scored as held-out tasks, by up to {largest:.3g}"
+    )
     return Finding(
         "training and held-out tasks score alike",
         "fail" if differ else "pass",

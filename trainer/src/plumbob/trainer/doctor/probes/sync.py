@@ -109,11 +109,14 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
     report, refused = _sync(subject)
     seen = _draw(subject)
     limit = max(thresholds.ARRIVED * wanted, 0.05 if run.config.bf16 else 2e-3, 2 * usual)
-    evidence = f"the change is {wanted:.2g} nats; after the sync, engine and trainer differ by {seen.gap:.2g} nats"
+    evidence = (
+        f"the change moves log-probabilities by {wanted:.2g} nats; after the sync, engine and trainer differ by "
+        f"{seen.gap:.2g} nats"
+    )
     modules = (
         ""
         if report is None or report.update.bound_modules is None
-        else f"; the adapter changes {report.update.bound_modules} modules"
+        else f"; the adapter is bound to {report.update.bound_modules} modules"
     )
     complaint = modules + (f"; {refused}" if refused else "")
     if seen.gap <= limit:
@@ -130,7 +133,9 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
     if old > limit:
         run.engine.forget()
         if _draw(subject).gap <= limit:
-            return Finding(check, "fail", f"{evidence}; with its cache cleared they agree{complaint}", "engine-stale")
+            return Finding(
+                check, "fail", f"{evidence}; they agree once the engine's cache is cleared{complaint}", "engine-stale"
+            )
     else:
         evidence += f", and the engine differs by {old:.2g} from the weights before the change"
     _sync(subject)

@@ -74,7 +74,7 @@ def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
             cut = len(after.prompt_ids) < len(held)
             cause = "truncated-context" if cut or at < len(before.prompt_ids) // 2 else "retokenised-turns"
             evidence = (
-                f"a later prompt differs at id {at} of {len(held)} from the turn before it: "
+                f"the prompt of a later turn differs from the turn before it at token {at} of {len(held)}: "
                 f"{_around(subject, held, after.prompt_ids, at)}"
             )
             return Finding("each prompt continues the last turn's ids", "fail", evidence, cause)
@@ -94,8 +94,8 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
     row, truth, calls = different[0]
     at = _first_difference(truth, row)
     evidence = (
-        f"{len(different)} of {len(pairs)} rows differ from the engine's ids, the first at {at}, with {len(row)} ids "
-        f"against {len(truth)}: {_around(subject, truth, row, at)}"
+        f"{len(different)} of {len(pairs)} rows differ from the engine's ids; the first differs at token {at} and has "
+        f"{len(row)} ids against {len(truth)}: {_around(subject, truth, row, at)}"
     )
     return Finding(check, "fail", evidence, _explained(subject, row, truth, calls, at))
 

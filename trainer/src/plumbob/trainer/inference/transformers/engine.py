@@ -89,7 +89,8 @@ class TransformersEngine:
         check_ids(prompt_ids, self.vocab_size)
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
             raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's {self.max_length}"
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
+                f"{self.max_length}"
             )
         loop = asyncio.get_running_loop()
         request = _Request(

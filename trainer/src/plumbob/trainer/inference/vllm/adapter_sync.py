@@ -55,7 +55,7 @@ def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], shape: Lora
         found = _LORA_NAME.match(name)
         if found is None:
             raise SyncError(
-                f"{name!r} is not a weight of a LoRA adapter, which --vllm-sync lora needs; use nccl, ipc or disk"
+                f"--vllm-sync lora sends LoRA adapters only, and {name!r} is not a weight of one; use nccl, ipc or disk"
             )
         modules.add(found["module"])
         key = f"base_model.model.{found['module']}.lora_{found['side']}.weight"
@@ -115,7 +115,8 @@ class AdapterTransfer:
             bound = self._bound()
             if bound is not None and bound != modules:
                 raise SyncError(
-                    f"adapter {name} has weights for {modules} modules, and the model that vLLM serves binds {bound} of them"
+                    f"adapter {name} has weights for {modules} modules, but vLLM bound it to {bound}; check "
+                    "--lora-targets and the server's model"
                 )
         except SyncError as error:
             self._forget(name)

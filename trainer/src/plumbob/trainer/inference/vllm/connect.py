@@ -42,8 +42,9 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
     if config.max_context > engine.max_length:
         engine.close()
         raise UserError(
-            f"--max-context {config.max_context} is more than the servers' {engine.max_length}; start vf-vllm with a larger "
-            "--max-model-len"
+            f"--max-context {config.max_context} is more than the vLLM server's limit of {engine.max_length} tokens; "
+            "lower it, or "
+            "start vf-vllm with a larger --max-model-len"
         )
     return engine
 
@@ -54,7 +55,9 @@ def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[st
     path = model_path(config.model)
     if (Path(path) / "adapter_config.json").is_file():
         raise UserError(
-            f"vLLM cannot start from the adapter {config.model}; give a whole model, such as a run's model/ folder"
+            f"--model {config.model} is a LoRA adapter, from which vLLM cannot start; give a whole model, such as a "
+            "run's "
+            "model/ folder"
         )
     options = ServerOptions(
         config.model,

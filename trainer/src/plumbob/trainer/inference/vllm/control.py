@@ -92,13 +92,15 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokeni
     if model not in cards:
         served = ", ".join(name for name, card in cards.items() if not card.get("parent"))
         raise UserError(
-            f"the vLLM server at {url} serves {served}, not the trained model; start it with --model {model}"
+            f"the vLLM server at {url} serves {served}, not the model to train; start it with --model {model}"
         )
     sample = partial(_sample, ask, model)
     try:
         sample([0], logprobs=0)
     except ServerFailure as failure:
-        raise UserError(f"{failure}; start the server with vf-vllm, which enables what the trainer needs") from None
+        raise UserError(
+            f"{failure}; start the server with vf-vllm, which enables the endpoints that the trainer needs"
+        ) from None
     _check_vocabulary(url, sample, vocab_size, tokenizer)
     _check_tokenizer(url, ask, model, tokenizer)
     # With top_k=1 the sampled token has log-probability 0 under the truncated distribution, and less under the model's
@@ -122,7 +124,7 @@ def _sample(ask: Callable[..., Any], model: str, token_ids: Sequence[int], **par
 
 
 def _check_vocabulary(url: str, sample: Callable[..., Any], vocab_size: int, tokenizer: Any) -> None:
-    wrong = f"the vLLM server at {url} serves a model with another vocabulary than the trained model's {vocab_size} ids"
+    wrong = f"the vLLM server at {url} serves another vocabulary than the {vocab_size} ids of the trained model"
     try:
         sample([vocab_size - 1])
     except ServerFailure as failure:
@@ -150,8 +152,9 @@ def _check_tokenizer(url: str, ask: Callable[..., Any], model: str, tokenizer: A
     if served != own:
         at = next((i for i, (a, b) in enumerate(zip(served, own, strict=False)) if a != b), min(len(served), len(own)))
         raise UserError(
-            f"the vLLM server at {url} has another tokenizer than the trained model: they differ from token {at} of a fixed "
-            "text on; start it with the same --model"
+            f"the vLLM server at {url} has another tokenizer than the trained model (a fixed text is tokenised "
+            "differently "
+            f"from token {at} on); start it with the same --model"
         )
 
 

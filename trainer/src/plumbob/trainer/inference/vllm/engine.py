@@ -130,7 +130,8 @@ class VllmEngine:
         check_ids(prompt_ids, self.settings.vocab_size)
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
             raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the servers' {self.max_length}; "
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the vLLM server's limit "
+                f"of {self.max_length}; "
                 "start vf-vllm with a larger --max-model-len"
             )
         return await self._servers.generate(prompt_ids, sampling)
@@ -195,7 +196,8 @@ class VllmEngine:
             return
         if isinstance(self._transfer, WeightTransfer) and any(b"false" in answer for answer in answers):
             raise SyncError(
-                "a vLLM server still caches keys and values of the old weights for another client; stop that client"
+                "another client uses a vLLM server, so that its cache of the old weights cannot be cleared; stop that "
+                "client"
             )
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -273,8 +275,8 @@ class VllmEngine:
         answer = await self._http.request("POST", server.url, "/collective_rpc", body)
         if any(worker["version"] != served.version for worker in answer["results"]):
             raise Unusable(
-                f"the vLLM server at {server.url} was restarted and does not have the trained weights; the next sync sends "
-                "them, or resume the run if it has stopped"
+                f"the vLLM server at {server.url} was restarted and does not have the trained weights; the next weight "
+                "sync sends them; if the run has stopped, resume it"
             )
 
     def _make_transfer(self, version: tuple[int, int]) -> AdapterTransfer | WeightTransfer:

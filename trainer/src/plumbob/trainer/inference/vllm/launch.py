@@ -183,5 +183,7 @@ def visible(gpus: Sequence[int], environ: Mapping[str, str]) -> list[str]:
     if not names:
         return [str(gpu) for gpu in gpus]
     if any(not 0 <= gpu < len(names) for gpu in gpus):
-        raise UserError(f"there is no GPU {max(gpus)}: CUDA_VISIBLE_DEVICES names {len(names)} GPUs, counted from 0")
+        raise UserError(
+            f"--vllm-gpus: there is no GPU {max(gpus)}; CUDA_VISIBLE_DEVICES names {len(names)} GPUs, counted from 0"
+        )
     return [names[gpu] for gpu in gpus]

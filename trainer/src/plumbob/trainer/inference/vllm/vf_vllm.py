@@ -28,18 +28,20 @@ PARENT = "PLUMBOB_PARENT_PID"
 HELP = """\
 Usage: vf-vllm --model MODEL [options] [any option of `vllm serve`]
 
-Serve MODEL with vLLM for `train --engine vllm` and `evaluate --engine vllm`: with token ids in and out, adapters and
-weights replaced while it runs, log-probabilities of the distribution that was sampled from, and prefix caching.
+Serve MODEL with vLLM for `train --engine vllm` and `evaluate --engine vllm`. The server takes and returns token ids,
+lets the trainer replace adapters or weights while it runs, returns log-probabilities of the distribution that it
+samples from, and caches prefixes.
 
 Options of vf-vllm:
-  --model, -m MODEL        A model folder or hub name, or 'tiny' for the bundled policy.
-  --sync WAY               How trained weights arrive: lora (an adapter; the default), or all weights by nccl (between
-                           GPUs), ipc (trainer and server on one GPU) or disk.
-  --host HOST              Default 127.0.0.1. Another address needs --expose-dev-endpoints or --no-dev-endpoints.
-  --expose-dev-endpoints   Let every client that can reach HOST:PORT replace the weights.
-  --no-dev-endpoints       Serve only: the trainer cannot sync weights to this server.
+  --model, -m MODEL        A model folder, a Hugging Face hub name, or a bundled model such as tiny.
+  --sync WAY               How the trainer sends weights: lora (adapters; the default), or all weights by nccl (between
+                           GPUs), ipc (trainer and server on one GPU) or disk (files).
+  --host HOST              Address to listen on, by default 127.0.0.1. An address that other machines can reach needs
+                           --expose-dev-endpoints or --no-dev-endpoints.
+  --expose-dev-endpoints   Let every client that can reach HOST:PORT replace the server's weights.
+  --no-dev-endpoints       Serve without endpoints for weights: the trainer cannot sync weights to this server.
   --print-command          Print the environment variables and the command, and exit.
-  --help, -h               This text.
+  --help, -h               Print this text and exit.
 
 Often used options of `vllm serve`, which are passed on unchanged:
   --port 8000  --dtype bfloat16  --gpu-memory-utilization 0.9  --max-model-len 4096  --max-lora-rank 16  --enforce-eager
@@ -72,12 +74,14 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
     exposed, closed = _take_flag(rest, "--expose-dev-endpoints"), _take_flag(rest, "--no-dev-endpoints")
     sync = _take_value(rest, "--sync") or "lora"
     if sync not in get_args(Sync):
-        raise UserError(f"--sync {sync} does not exist; the choices are {', '.join(get_args(Sync))}")
+        raise UserError(f"--sync {sync} is not valid; the choices are {', '.join(get_args(Sync))}")
     model = _take_value(rest, "--model", "-m")
     if model is None and rest and not rest[0].startswith("-"):
         model = rest.pop(0)
     if model is None:
-        raise UserError("--model is missing: a model folder or hub name, or 'tiny' for the bundled policy")
+        raise UserError(
+            "--model is missing; give a model folder, a Hugging Face hub name, or a bundled model such as tiny"
+        )
     warnings = _check_host(rest, exposed=exposed, closed=closed)
 
     added = _Additions(rest)
@@ -171,8 +175,8 @@ def _check_host(arguments: Sequence[str], *, exposed: bool, closed: bool) -> tup
         return ()
     if not exposed:
         raise UserError(
-            f"--host {host} lets other machines in, and any client could replace the server's weights and make it read "
-            "files: leave --host out, or add --expose-dev-endpoints if only trusted machines can reach the server, or "
+            f"with --host {host}, other machines could replace the server's weights and make it read files: "
+            "leave --host out, or add --expose-dev-endpoints if only trusted machines can reach the server, or "
             "--no-dev-endpoints if nothing is trained with it"
         )
     return (
@@ -211,7 +215,9 @@ def check_transfer(sync: str) -> None:
     needs_ray = source.is_file() and re.search(r"^import ray", source.read_text(), re.MULTILINE)
     if needs_ray and importlib.util.find_spec("ray") is None:
         raise UserError(
-            "this version of vLLM needs Ray for --sync ipc: `pip install ray`, a newer vLLM (0.32 needs none), or --sync disk"
+            "the installed vLLM needs Ray for --sync ipc: `pip install ray`, install a newer vLLM (0.32 needs no "
+            "Ray), or use "
+            "--sync disk"
         )
 
 
@@ -238,7 +244,9 @@ def run(arguments: Sequence[str]) -> int:
         print(launch)
         return 0
     if known is None:
-        raise UserError("vLLM is not installed: `uv sync --extra vllm`, or pip install 'plumbob-trainer[vllm]'")
+        raise UserError(
+            "vLLM is not installed; install it with `uv sync --extra vllm`, or `pip install 'plumbob-trainer[vllm]'`"
+        )
     check_transfer(_value_of(rest, "--sync") or "lora")
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))

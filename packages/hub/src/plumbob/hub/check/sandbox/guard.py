@@ -91,7 +91,7 @@ class Guard:
             return
         shown = host if port in (None, 0) else f"{host}:{port}"
         self.asked[shown] = None
-        raise NetworkBlocked(f"hub check blocks the network, and {shown} was asked for")
+        raise NetworkBlocked(f"hub check blocks the network, but the environment tried to reach {shown}")
 
     def _opened(self, path: Any, mode: Any, flags: Any) -> None:
         name = _text(path)

@@ -73,8 +73,8 @@ def import_environment(job: Job, guard: Guard) -> Imported:
 
 def import_work(guard: Guard) -> Checked:
     """Check that importing the environment has no other effects, by what the guard has recorded."""
-    problems = [f"importing it {what}; do that in load() or in the tools' setup" for what in guard.work]
-    return Checked("it starts, writes, reads and fetches nothing", problems)
+    problems = [f"importing the environment {what}; do that in load() or in the tools' setup" for what in guard.work]
+    return Checked("importing starts no process, changes no file, reads no data and uses no network", problems)
 
 
 def exports(job: Job, imported: Imported) -> Checked:
@@ -144,10 +144,10 @@ def load(job: Job, imported: Imported, guard: Guard) -> tuple[Checked, list[vf.T
     except BaseException as error:
         raise CannotGoOn(_cannot_load(job, imported.cls, error, list(guard.asked)[asked:])) from None
     if not tasks:
-        raise CannotGoOn(f"it loads no task{_with(job, imported.cls)}; load() must yield at least one")
+        raise CannotGoOn(f"load() yields no task{_with(job, imported.cls)}; it must yield at least one")
     problems = []
     if hosts := list(guard.asked)[asked:]:
-        problems.append(f"loading asks the network for {', '.join(hosts)}; tasks must not depend on the network")
+        problems.append(f"load() tries to reach {', '.join(hosts)}; the first tasks must not depend on the network")
     keys: dict[str, int] = {}
     for index, task in enumerate(tasks):
         if (first := keys.setdefault(task.key, index)) != index:
@@ -167,7 +167,7 @@ def _cannot_load(job: Job, cls: type, error: BaseException, hosts: Sequence[str]
     problem = f"loading{_with(job, cls)} fails: {told(error, job.module)}"
     if hosts or _OFFLINE.search(str(error)):
         return (
-            f"{problem}. A check has no network: name settings that need none in the taskset's attribute "
+            f"{problem}. hub check has no network: put settings that need no network into the taskset's attribute "
             'check_settings, such as check_settings = {"datasets": "synthetic"}, or give them with -a key=value'
         )
     return problem

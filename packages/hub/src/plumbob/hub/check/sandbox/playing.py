@@ -124,9 +124,7 @@ async def oracle(stage: Stage) -> Checked:
     measured = f"the oracle scores 1 on {done} tasks"
     if not wrong:
         return Checked(measured)
-    return Checked(
-        measured, [f"the oracle should score 1, and does not on {len(wrong)} of {done} tasks: {_some(wrong)}"]
-    )
+    return Checked(measured, [f"the oracle must score 1, but does not on {len(wrong)} of {done} tasks: {_some(wrong)}"])
 
 
 def _some(listed: list[str], most: int = 3) -> str:
@@ -136,7 +134,7 @@ def _some(listed: list[str], most: int = 3) -> str:
 async def prediction(stage: Stage) -> Checked:
     """Check that `prediction` returns a JSON object for an empty reply, for an unknown tool call and for the oracle."""
     if not hasattr(stage.tasks[0], "prediction"):
-        return Checked(skipped="its tasks have no prediction(), which is optional")
+        return Checked(skipped="the tasks have no method prediction(), which is optional")
     problems, rows = [], 0
     async with stage.open() as shared:
         for task in stage.tasks[:FEW]:

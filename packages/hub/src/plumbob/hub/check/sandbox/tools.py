@@ -40,7 +40,7 @@ async def tools(stage: Stage) -> Checked:
         problems = [problem for tool in box.declared for problem in _of_tool(tool)]
         for toolset in (*shared, *type(task).toolsets(task.config)):
             problems += _of_toolset(toolset)
-    return Checked(", ".join(box.tools) or "it has no tools", problems)
+    return Checked(", ".join(box.tools) or "the environment has no tools", problems)
 
 
 def _of_tool(tool: Any) -> list[str]:

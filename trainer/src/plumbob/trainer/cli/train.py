@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,8 @@ from plumbob.hub import find
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.environment import settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
-from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
+from plumbob.trainer.config.train import FIXED_ON_RESUME, PLACE, TrainConfig
+from plumbob.trainer.run_files.run_directory import run_directory_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,38 +41,24 @@ def train(**given: Any) -> int:
 
 
 def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
-    """Resolve the options to (settings, run directory to resume from or None). Raises UserError."""
+    """Resolve the options to (settings, run directory or checkpoint to resume from, or None). Raises UserError."""
     given = dict(given)
     named = {given.pop(name, None) for name in ("env", "env_option")} - {None}
     if len({find(name).name for name in named}) > 1:
         raise UserError(f"a run has one environment, but two are named: {' and '.join(sorted(named))}")
     # Settings hold one name per environment, because `vf-musique` and `musique` are the same when a run is resumed.
     given["env"] = find(named.pop()).name if named else None
-    if given.get("resume") is not None:
-        given["resume"] = _run_directory(Path(given["resume"]))
+    resumed = Path(given["resume"]) if given.get("resume") is not None else None
+    if resumed is not None:
+        given["resume"] = str(run_directory_of(resumed))
     own_names = [name for name in spellings(TrainConfig) if name != "env_args"]
 
     def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
         return settle(env, unknown_options, file, own_names)
 
-    return resolve(TrainConfig, given, FIXED_ON_RESUME, kind="run", directory_is="a run directory", settle=settle_here)
-
-
-def _run_directory(path: Path) -> str:
-    """The run directory that --resume means. The path may be its checkpoints/step_N.
-
-    Raises UserError if the run has a later checkpoint than that.
-    """
-    match = re.fullmatch(r"step_(\d+)", path.name)
-    if match is None or path.parent.name != "checkpoints" or not path.is_dir():
-        return str(path)
-    saved = [int(m[1]) for p in path.parent.iterdir() if (m := re.fullmatch(r"step_(\d+)", p.name))]
-    if int(match[1]) < max(saved):
-        raise UserError(
-            f"{path.parent.parent} has a later checkpoint, step_{max(saved)}, and a run resumes from its last "
-            f"checkpoint; move the later ones away to resume from {path.name}"
-        )
-    return str(path.parent.parent)
+    fixed = (*FIXED_ON_RESUME, *PLACE)
+    config, _ = resolve(TrainConfig, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)
+    return config, resumed
 
 
 def quiet_libraries() -> None:
@@ -101,7 +87,8 @@ _ARGUMENTS: dict[str, Any] = {
         typer.Option(
             "--resume",
             "--resume-from-checkpoint",
-            help="Continue the run of this run directory. Its last checkpoint folder may be given instead.",
+            help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
+            "checkpoints, from that one.",
             metavar="<folder>",
         ),
     ],

@@ -9,6 +9,7 @@ from typing import Literal
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, Aggregation, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
+from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.config.options import check_values, option, require, to_toml
 
@@ -22,8 +23,13 @@ FIXED_ON_RESUME = (
     "lora_r",
     "lora_alpha",
     "lora_targets",
+    "seed",
+    "eval_examples",
+    "max_prompt_length",
 )
-"""Settings that --resume cannot change: a checkpoint belongs to these values."""
+"""Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
+PLACE = ("output_dir", "run_name")
+"""Settings that --resume cannot change, because they only say where a new run is written."""
 
 LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
@@ -56,7 +62,9 @@ class TrainConfig:
         "Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs.",
         group="The schedule",
     )
-    num_epochs: float = option(1.0, "Number of passes over the training tasks, with --max-steps -1.", above=0)
+    num_epochs: float | None = option(
+        None, "Number of passes over the training tasks, with --max-steps -1, which makes 1 the default.", above=0
+    )
     num_generations: int = option(8, "Group size: number of rollouts sampled for each task of a step.")
     batch_size: int = option(
         32, "Rollouts per process and accumulation step (see --gradient-accumulation-steps).", at_least=1
@@ -89,11 +97,13 @@ class TrainConfig:
         group="The optimizer",
         above=0,
     )
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = option(
-        "linear", "Learning-rate schedule."
+    lr_scheduler_type: ScheduleType = option(  # noqa: RUF009 - ruff does not see the alias
+        "linear",
+        "Learning-rate schedule after any --warmup-steps: falling to 0 in a line or half a cosine, or constant; "
+        "constant_with_warmup is another name of constant.",
     )
     warmup_steps: int = option(
-        0, "Number of training steps over which the learning rate rises from 0 to its peak.", at_least=0
+        0, "Number of training steps over which the learning rate rises in a line to its peak.", at_least=0
     )
     max_grad_norm: float = option(1.0, "Clip the gradient to this norm; 0 turns clipping off.", at_least=0)
     adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
@@ -345,6 +355,10 @@ class TrainConfig:
         check_values(self)
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
+        )
+        require(
+            self.num_epochs is None or self.max_steps == -1,
+            f"--num-epochs has no effect with --max-steps {self.max_steps}; give --max-steps -1",
         )
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")

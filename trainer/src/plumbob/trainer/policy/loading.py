@@ -12,6 +12,7 @@ from peft import PeftModel
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.trainer.config.bundled_models import bundled_folder
+from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -25,8 +26,7 @@ def model_path(name: str) -> str:
     if (bundled := bundled_folder(name)) is not None:
         return str(bundled)
     folder = Path(name).expanduser()
-    steps = sorted(folder.glob("checkpoints/step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    for candidate in (*steps[-1:], folder):
+    for candidate in (*saved_checkpoints(folder)[-1:], folder):
         if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
             return str(candidate / "model")
     return str(folder) if folder.exists() else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import random
 from collections.abc import Sequence
@@ -31,6 +32,16 @@ class Tasks:
     seed: int
     """Seed of the order of training tasks."""
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the tasks: a resumed run must find the same ones, or it would train on others.
+
+        "held_out": [id, checksum] of each held-out task, in order; "train": number and one checksum of training tasks.
+        """
+        return {
+            "held_out": [[task.data.id or task.data.idx, _checksum([task])] for task in self.held_out],
+            "train": [len(self.train), _checksum(self.train)],
+        }
+
     def take(self, cursor: int, count: int) -> list[vf.Task]:
         """The next `count` training tasks after `cursor` earlier ones. Each epoch takes all in its own seeded order."""
         n = len(self.train)
@@ -43,6 +54,14 @@ class Tasks:
                 random.Random(f"{self.seed}/{epoch}").shuffle(orders[epoch])
             picked.append(self.train[orders[epoch][position % n]])
         return picked
+
+
+def _checksum(tasks: Sequence[vf.Task]) -> str:
+    """A checksum of the contents of tasks. Objects that have no JSON form count by their type's name."""
+    total = hashlib.sha256()
+    for task in tasks:
+        total.update(task.data.model_dump_json(exclude={"idx"}, fallback=lambda value: type(value).__name__).encode())
+    return total.hexdigest()[:16]
 
 
 def load_tasks(config: TrainConfig) -> Tasks:

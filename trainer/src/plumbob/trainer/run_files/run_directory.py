@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from plumbob.console import UserError
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.train import TrainConfig
 
 SERVER_LOG = "vllm.log"
 """Name of the log file of a vLLM server that the run started."""
+LOCK = ".lock"
+"""Name of the file that the process which writes to a directory holds a lock on."""
 
 
 def new_directory(config: TrainConfig) -> Path:
@@ -32,7 +37,7 @@ def make_directory(parent: str, name: str) -> Path:
     directory = Path(parent) / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        begun = any(path.name != SERVER_LOG for path in directory.iterdir())
+        begun = any(path.name not in (SERVER_LOG, LOCK) for path in directory.iterdir())
     except OSError as error:
         raise UserError(f"cannot create {directory}: {error.strerror}") from None
     if begun:
@@ -40,6 +45,47 @@ def make_directory(parent: str, name: str) -> Path:
             f"{directory} exists already; choose another --run-name, or continue its run with --resume {directory}"
         )
     return directory
+
+
+def lock_directory(directory: Path) -> AbstractContextManager[object]:
+    """Take the directory for this process; leaving the returned context releases it, and so does the process's end.
+
+    Raises UserError if another process has it, because two writers would mix their steps, or if it cannot be written.
+    """
+    path = directory / LOCK
+    try:
+        held = FileLock(path, timeout=0).acquire()
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    except Timeout:
+        raise UserError(f"{directory} is in use by {_holder(path)}; wait until it ends, or stop it") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {directory}: {error.strerror}") from None
+    return held
+
+
+def _holder(lock: Path) -> str:
+    """The process that holds a lock, as it wrote it into the lock's file."""
+    try:
+        return lock.read_text() or "another process"
+    except OSError:
+        return "another process"
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """The step of a checkpoint's folder, `checkpoints/step_N`; None for any other path, such as `step_N.bak`."""
+    match = re.fullmatch(r"step_(\d+)", path.name)
+    return int(match[1]) if match and path.parent.name == "checkpoints" and path.is_dir() else None
+
+
+def run_directory_of(path: Path) -> Path:
+    """The run directory of a checkpoint's folder; any other path is taken as a run directory itself."""
+    return path if checkpoint_step(path) is None else path.parent.parent
+
+
+def saved_checkpoints(run_dir: Path) -> list[Path]:
+    """The folders of all complete checkpoints of a run, oldest step first."""
+    found = {path: step for path in (run_dir / "checkpoints").glob("*") if (step := checkpoint_step(path)) is not None}
+    return sorted(found, key=lambda path: found[path])
 
 
 def evaluation_name(config: EvaluateConfig) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,10 +56,13 @@ class Run:
     policy: Policy
     sampler: Sampler
     optimizer: torch.optim.Optimizer
-    scheduler: Any
     objective: Objective
     parity_row: Sample
     """Fixed ids on which engine and trainer are compared after each weight sync."""
+    lock: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """On rank 0, the held lock of the run directory; leaving this context releases it."""
+    task_fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """On rank 0, `Tasks.fingerprint()` of the run's tasks."""
     state: TrainState = field(default_factory=TrainState)
 
     @property

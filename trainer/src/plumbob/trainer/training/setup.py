@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,35 @@ from plumbob.trainer.policy.loading import (
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.tasks import Tasks, leave_out_long_prompts, load_tasks
-from plumbob.trainer.run_files.run_directory import new_directory, truncate_metrics, write_whole
-from plumbob.trainer.training import checkpoint
+from plumbob.trainer.run_files.run_directory import (
+    lock_directory,
+    new_directory,
+    run_directory_of,
+    truncate_metrics,
+    write_whole,
+)
+from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
 Status = Callable[[str], None]
 
 
 def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: Status = lambda _: None) -> Run:
-    """Load everything, make the run directory, and restore the last checkpoint when resuming.
+    """Load everything, make and lock the run directory, and restore a checkpoint when resuming.
 
-    Collective. `status` is called with a text that says what the set-up is waiting for. Raises UserError and SyncError.
+    Collective. `resume_from`: a run directory, or one of its checkpoints; None for a new run. `status` is called with a
+    text that says what the set-up is waiting for. Raises UserError and SyncError.
     """
+    with ExitStack() as on_failure:
+        run = _set_up(config, world, resume_from, status, on_failure)
+        on_failure.pop_all()
+    return run
+
+
+def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status: Status, on_failure: ExitStack) -> Run:
     request = requested()
+    lock, folder = _begin_resuming(config, world, resume_from, on_failure)
     config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
     rollouts = config.rollouts_per_step(world.size)
     tokenizer = load_tokenizer(config.model)
@@ -65,11 +81,11 @@ def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: 
     # The engine's copy of the model must be made before `shard` divides the weights.
     engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
     optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
-    updates = config.num_iterations * config.num_minibatches
-    scheduler = get_scheduler(
-        config.lr_scheduler_type, optimizer, config.warmup_steps * updates, config.max_steps * updates
-    )
-    directory = Path(world.from_main(str(resume_from or (new_directory(config) if world.is_main else ""))))
+    if resume_from is not None:
+        directory = run_directory_of(resume_from)
+    else:
+        directory = Path(world.from_main(str(new_directory(config)) if world.is_main else ""))
+        lock = on_failure.push(lock_directory(directory)) if world.is_main else lock
     parts = EngineParts(
         config=config,
         world=world,
@@ -82,6 +98,7 @@ def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: 
         status=status,
     )
     engine = engines.open_engine(parts)
+    on_failure.callback(engine.close)
     run = Run(
         config=config,
         world=world,
@@ -90,16 +107,13 @@ def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: 
         policy=policy,
         sampler=_sampler(config, tasks, engine, chat, rollouts // config.num_generations),
         optimizer=optimizer,
-        scheduler=scheduler,
         objective=config.objective(),
         parity_row=parity_row(fixed_ids),
         state=TrainState(microbatch_tokens=config.microbatch_tokens),
+        lock=lock,
+        task_fingerprint=tasks.fingerprint() if world.is_main else {},
     )
-    try:
-        _begin(run, resume_from)
-    except BaseException:
-        engine.close()
-        raise
+    _begin(run, folder, status)
     return run
 
 
@@ -130,16 +144,30 @@ def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Ch
     return Sampler(config, tasks, engine, chat, sampling, limits, groups_per_step)
 
 
-def _begin(run: Run, resume_from: Path | None) -> None:
-    """Restore the last checkpoint when resuming, write config.toml, and sync the weights to the engine."""
+def _begin_resuming(
+    config: TrainConfig, world: World, resume_from: Path | None, on_failure: ExitStack
+) -> tuple[AbstractContextManager[object], Path | None]:
+    """(the lock of the run directory, the checkpoint to restore or None). Comes first, so that errors come early."""
+    lock: AbstractContextManager[object] = nullcontext()
+    if resume_from is None:
+        return lock, None
+    chosen = ""
+    if world.is_main:
+        lock = on_failure.push(lock_directory(run_directory_of(resume_from)))
+        chosen = str(choose_checkpoint(resume_from, config) or "")
+    chosen = world.from_main(chosen)
+    return lock, Path(chosen) if chosen else None
+
+
+def _begin(run: Run, folder: Path | None, status: Status) -> None:
+    """Restore the checkpoint `folder`, if any, write config.toml, and sync the weights to the engine."""
     world = run.world
-    if resume_from is not None and world.is_main:
-        checkpoint.tidy(resume_from)
-    world.barrier()
-    if resume_from is not None and (folder := checkpoint.latest(resume_from)) is not None:
-        checkpoint.restore(folder, run)
+    if folder is not None:
+        restore(folder, run)
     if world.is_main:
         try:
+            if folder is not None and (later := set_aside_later(folder)):
+                status(f"resuming from {folder.name}; checkpoints of later steps are now {', '.join(map(str, later))}")
             truncate_metrics(run.directory, run.state.step)
             write_whole(run.directory / "config.toml", run.config.to_toml())
         except OSError as error:
@@ -163,12 +191,12 @@ def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) ->
     """Fill in the settings whose defaults depend on the model or the data. config.toml holds the result."""
     steps = config.max_steps
     if steps == -1:
-        steps = math.ceil(config.num_epochs * num_tasks * config.num_generations / rollouts)
+        steps = math.ceil((config.num_epochs or 1.0) * num_tasks * config.num_generations / rollouts)
     return dataclasses.replace(
         config,
         max_steps=steps,
+        num_epochs=None,  # it has become a number of steps
         learning_rate=config.learning_rate or default_learning_rate(model, config.peft),
-        kl_estimator=config.kl_estimator or ("k1" if config.kl_placement == "reward" else "k2"),
     )
 
 

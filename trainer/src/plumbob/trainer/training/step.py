@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 
 from plumbob.trainer.algorithm.advantages import step_advantages
+from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import Batch, RolloutSource, RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -68,7 +68,7 @@ def train_step(
         # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
         for minibatch in minibatches[1:]:
             score_old_policy(run, minibatch)
-    learning_rate, weights_before = run.scheduler.get_last_lr()[0], weight_sample(policy.sharding)
+    learning_rate, weights_before = set_learning_rate(run), weight_sample(policy.sharding)
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
         optimizer_step(run, minibatch, interruption if k == 0 else None)
@@ -122,11 +122,23 @@ def optimizer_step(run: Run, minibatch: Minibatch, interruption: Interruption | 
                 f"({sharding.not_finite()}); none of them was applied"
             )
     sharding.zero_grad()
-    with warnings.catch_warnings():
-        # torch warns if the schedule advances without an update, but skipped updates count in the schedule on purpose.
-        warnings.simplefilter("ignore", UserWarning)
-        run.scheduler.step()
     return tally
+
+
+def set_learning_rate(run: Run) -> float:
+    """Set and return the learning rate of the step that is under way, which all its optimizer steps have."""
+    config = run.config
+    assert config.learning_rate is not None, "set_up fills in the default"
+    rate = learning_rate_of(
+        config.lr_scheduler_type,
+        config.learning_rate,
+        run.state.step,
+        warmup=config.warmup_steps,
+        total=config.max_steps,
+    )
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    return rate
 
 
 class Stopwatch:

@@ -45,16 +45,17 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
-        with (
-            closing(run_.engine),
-            open_recorder(run_) as recorder,
-            Interruption(deferred=world.size > 1) as interruption,
-            asyncio.Runner() as runner,
-        ):
-            code = _train(run_, recorder, runner, interruption)
-        if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
-            return finish(run_, time.time() - started)
-        return code
+        with run_.lock:
+            with (
+                closing(run_.engine),
+                open_recorder(run_) as recorder,
+                Interruption(deferred=world.size > 1) as interruption,
+                asyncio.Runner() as runner,
+            ):
+                code = _train(run_, recorder, runner, interruption)
+            if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
+                return finish(run_, time.time() - started)
+            return code
     except Exception as error:
         if world.size > 1 and not isinstance(error, UserError):
             # Exit at once: leaving the process group would wait for processes that wait for this one. The launcher ends

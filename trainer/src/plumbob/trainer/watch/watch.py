@@ -22,7 +22,7 @@ from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.run_files.run_directory import saved_checkpoints, write_whole
 from plumbob.trainer.watch.history import History, Row, mean, number
 from plumbob.trainer.watch.rules import RULES
 from plumbob.trainer.watch.traces import examine_traces
@@ -221,7 +221,7 @@ def evaluation_before(run_dir: Path) -> dict[str, float]:
 
     `eval/count` is the smallest number of tasks of all evaluations. Empty if there was no evaluation.
     """
-    checkpoints = sorted(run_dir.glob("checkpoints/step_*/state.json"), key=lambda path: path.stat().st_mtime)
+    checkpoints = [folder / "state.json" for folder in saved_checkpoints(run_dir)]
     for path in (run_dir / "summary.json", *reversed(checkpoints)):
         try:
             evaluations = json.loads(path.read_text())["evaluations"]

@@ -1,0 +1,176 @@
+"""Resuming: find the checkpoint, check that it is intact and belongs to this run's settings and tasks, and load it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from plumbob.console import UserError
+from plumbob.trainer.config.options import flag
+from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
+from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
+from plumbob.trainer.training.checkpoint import own_file, set_random_state, tidy
+from plumbob.trainer.training.manifest import damage
+from plumbob.trainer.training.run import Run
+from safetensors import SafetensorError
+
+
+def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
+    """The checkpoint to resume from: `path` itself, or the last one of the run directory `path`; None without any.
+
+    Every file is compared with the manifest. Raises UserError if the checkpoint is damaged, was saved with other
+    settings of `FIXED_ON_RESUME`, or has more steps than --max-steps; nothing has been changed then.
+    """
+    run_dir = run_directory_of(path)
+    tidy(run_dir)
+    if path == run_dir:
+        path = next(reversed(saved_checkpoints(run_dir)), run_dir)
+    if path == run_dir:
+        return None
+    if (path / "state.json").is_file() and not (path / "trainer.pt").is_file() and damage(path) is None:
+        raise UserError(
+            f"{path} was saved with --save-only-model, so it has no optimizer state to resume with; "
+            f"start a new run from it with --model {path / 'model'}"
+        )
+    if (wrong := damage(path)) is not None:
+        raise UserError(f"the checkpoint {path} is damaged: {wrong}{_intact_before(path)}")
+    try:
+        state = json.loads((path / "state.json").read_text())
+        saved = TrainConfig(**tomllib.loads(state["config"]))
+        finished = int(state["step"])
+    except (ValueError, LookupError, TypeError, UserError) as error:
+        raise UserError(f"cannot resume from {path}: another version of plumbob wrote it ({error})") from None
+    _check_settings(path, saved, config)
+    _check_steps(finished, config)
+    return path
+
+
+def _intact_before(path: Path) -> str:
+    """The end of a sentence about a damaged checkpoint: how to resume from the newest older one that is intact."""
+    everything = saved_checkpoints(run_directory_of(path))
+    older = everything[: everything.index(path)]
+    intact = next((p for p in reversed(older) if damage(p) is None), None)
+    if intact is None:
+        return "; the run has no older checkpoint that is intact"
+    return f"; {intact.name} is intact, and this resumes from it:  train --resume {intact}"
+
+
+def _check_settings(folder: Path, saved: TrainConfig, config: TrainConfig) -> None:
+    """Raise UserError if the checkpoint's own settings differ from `config` where they must not.
+
+    The command line was compared with config.toml already, but that file can be edited.
+    """
+    for name in FIXED_ON_RESUME:
+        if getattr(saved, name) != getattr(config, name):
+            raise UserError(
+                f"{folder} was saved with {flag(name)} {getattr(saved, name)}, and this run has "
+                f"{getattr(config, name)}; set it back, or start a new run from the checkpoint with "
+                f"--model {folder / 'model'}"
+            )
+
+
+def _check_steps(finished: int, config: TrainConfig) -> None:
+    if -1 < config.max_steps < finished:
+        raise UserError(
+            f"the run has finished {finished} steps, so --max-steps {config.max_steps} is too few; raise it"
+        )
+
+
+def set_aside_later(folder: Path) -> list[Path]:
+    """Rename the checkpoints of later steps than `folder`, which would otherwise be resumed from; their new folders."""
+    everything = saved_checkpoints(run_directory_of(folder))
+    result = []
+    for later in everything[everything.index(folder) + 1 :]:
+        names = (later.with_name(f"{later.name}.set-aside-{n}") for n in itertools.count(1))
+        result.append(later.rename(next(name for name in names if not name.exists())))
+    return result
+
+
+def restore(folder: Path, run: Run) -> None:
+    """Load everything that `checkpoint.save` wrote into the run. Collective.
+
+    Raises UserError if a file cannot be read, the run was launched differently, or the environment has other tasks now.
+    """
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        if run.world.is_main:
+            _check_tasks(folder, state["tasks"], run.task_fingerprint)
+        saved = torch.load(folder / "trainer.pt", map_location=run.world.device, weights_only=True)
+        _check_divided(folder, run, saved["optimizer"])
+        run.policy.restore(folder / "model")
+        if run.policy.sharding.state() is None:
+            settings = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
+            run.optimizer.load_state_dict(saved["optimizer"])
+            # The saved settings of the optimizer came with its state, and this run's may differ.
+            for group, own in zip(run.optimizer.param_groups, settings, strict=True):
+                group.update(own)
+        else:
+            own_part = torch.load(folder / own_file(run), map_location=run.world.device, weights_only=True)
+            run.policy.sharding.load_state(own_part["optimizer"])
+            run.policy.restore_reference(own_part["reference"])
+        set_random_state(saved["random"][run.world.rank % len(saved["random"])])
+        _restore_state(run, state)
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError),
+        *(UnpicklingError, SafetensorError),
+    ) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if isinstance(error, KeyError):
+            reason = f"it has no {reason}"
+        raise UserError(f"cannot resume from {folder}: it is damaged or belongs to another run ({reason})") from None
+
+
+def _restore_state(run: Run, saved: Mapping[str, Any]) -> None:
+    _check_steps(saved["step"], run.config)
+    state = run.state
+    state.step = state.first_step = saved["step"]
+    state.cursor, state.skipped_in_a_row = saved["cursor"], saved["skipped_in_a_row"]
+    limit = saved["microbatch_tokens"]
+    if limit["asked"] == run.config.microbatch_tokens:
+        state.microbatch_tokens, state.microbatch_tokens_fitted = int(limit["held"]), True
+    state.evaluations = {
+        when: {how: Estimate(**values) for how, values in both.items()} for when, both in saved["evaluations"].items()
+    }
+
+
+def _check_tasks(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError if the environment has other tasks than when the checkpoint was saved."""
+    remedy = (
+        f"the environment or its data has changed; restore it, or start a new run with --model {folder / 'model'}, "
+        "which evaluates anew"
+    )
+    lost = [str(name) for name, checksum in saved["held_out"] if checksum not in {c for _, c in now["held_out"]}]
+    if lost:
+        raise UserError(
+            f"{len(lost)} of the run's {len(saved['held_out'])} held-out tasks are not held out any more (first: task "
+            f"{lost[0]}): {remedy}"
+        )
+    if [list(pair) for pair in saved["held_out"]] != now["held_out"]:
+        raise UserError(f"the run's held-out tasks are in another order or more than before: {remedy}")
+    if saved["train"] != now["train"]:
+        raise UserError(
+            f"the training tasks are not those of the run ({saved['train'][0]} tasks then, {now['train'][0]} now): "
+            f"{remedy}"
+        )
+
+
+def _check_divided(folder: Path, run: Run, saved: Mapping[str, Any]) -> None:
+    """Raise UserError if the saved optimizer state is divided differently than this run's.
+
+    An optimizer state that is not divided fits any number of ranks.
+    """
+    was = (saved.get("divided", "replicated"), saved.get("ranks", 1))
+    now = (run.policy.sharding.kind, run.world.size if run.policy.sharding.collective_forward else 1)
+    if was != now:
+        raise UserError(
+            f"{folder} was saved with sharding {was[0]} in {was[1]} processes, and this run has sharding {now[0]} in "
+            f"{run.world.size}; resume with the accelerate file and number of processes of the saved run, or start a "
+            f"new run from it with --model {folder / 'model'}"
+        )

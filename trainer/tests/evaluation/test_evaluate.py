@@ -18,6 +18,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.benchmark import _folder
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
+from plumbob.trainer.run_files.run_directory import lock_directory
 from plumbob.trainer.training.train import run as train
 
 LOOKUP = EvaluateConfig(envs=("lookup",), num_examples=12, max_tokens=48, run_name="e")
@@ -70,6 +71,12 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate):
     assert scores(evaluate(resume=directory)) == whole
     kept = [json.loads(line)["id"] for line in file.read_text().splitlines()]
     assert kept[:5] == [json.loads(line)["id"] for line in lines[:5]]  # not rolled out again
+
+
+def test_two_evaluations_do_not_write_into_one_directory(evaluate):
+    directory = evaluate()
+    with lock_directory(directory), pytest.raises(UserError, match=f"{directory} is in use by process "):
+        evaluate(resume=directory)
 
 
 def test_resuming_with_other_data_is_refused(evaluate):

@@ -25,7 +25,7 @@ from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summa
 from plumbob.trainer.reporting.progress_bar import Progress
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
-from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory, write_whole
+from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
 
 UNBOUNDED = 1 << 40
 """Limit of turns and tokens for oracles and replays: their scripts end by themselves and have no token counts."""
@@ -120,7 +120,7 @@ def evaluate_plans(
 ) -> list[dict[str, Any]]:
     """Sample the missing rollouts of each plan: one report per plan. Raises Interrupted and EvaluationFailed."""
     reports = []
-    with Interruption() as interruption, asyncio.Runner() as loop:
+    with lock_directory(directory), Interruption() as interruption, asyncio.Runner() as loop:
         for part in plans:
             path = directory / f"{part.env}.jsonl"
             done = _read_finished(path, part)

@@ -10,6 +10,7 @@ way, or if a resumed run has another result than the undisturbed one.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ from typing import Any
 
 import safetensors.numpy
 import torch
+from plumbob.console import UserError
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy import policy
@@ -193,9 +195,16 @@ def mark_phases(shared: mmap.mmap) -> None:
 
 
 def attempt(
-    config: TrainConfig, directory: Path | None, shared: mmap.mmap, log: Path, trap: tuple[str, int] | None
+    config: TrainConfig,
+    directory: Path | None,
+    shared: mmap.mmap,
+    log: Path,
+    prepare: Callable[[], None] = lambda: None,
 ) -> int:
-    """Start a run in a fork and return its process id. `trap`: arguments of `set_trap`; `log`: the run's output."""
+    """Start a run in a fork and return its process id. `prepare`: called in the fork first; `log`: the run's output.
+
+    The fork's exit code is that of the run: 2 for a UserError, 3 for any other exception.
+    """
     shared[0] = shared[1] = 0
     child = os.fork()
     if child:
@@ -206,9 +215,11 @@ def attempt(
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         mark_phases(shared)
-        if trap is not None:
-            set_trap(*trap)
+        prepare()
         code = train.run(config, directory)
+    except UserError as error:
+        print(error)
+        code = 2
     except BaseException:
         traceback.print_exc()
     finally:
@@ -261,7 +272,7 @@ def compare(directory: Path, reference: Path) -> None:
     assert evaluations[0] == evaluations[1]
     weights = [(d / "model" / "model.safetensors").read_bytes() for d in (directory, reference)]
     assert weights[0] == weights[1], "the final weights differ"
-    left = {p.name for p in (directory / "checkpoints").iterdir()}
+    left = {p.name for p in (directory / "checkpoints").iterdir() if "set-aside" not in p.name}
     assert left == {p.name for p in (reference / "checkpoints").iterdir()}, left
 
 
@@ -283,7 +294,7 @@ def torment(folder: Path, variant: str, num_kills: int, seed: int) -> Report:
     shared, log, start = mmap.mmap(-1, 2), folder / f"{variant}.log", time.monotonic()
     settings = {**COMMON, **VARIANTS[variant], "output_dir": str(folder)}
     reference = folder / f"{variant}-alone"
-    code = wait(attempt(TrainConfig(**settings, run_name=reference.name), None, shared, log, None), None)
+    code = wait(attempt(TrainConfig(**settings, run_name=reference.name), None, shared, log), None)
     assert code == 0, log.read_text()
     duration = time.monotonic() - start
     generator = random.Random(f"{seed}/{variant}")
@@ -302,8 +313,9 @@ def torment(folder: Path, variant: str, num_kills: int, seed: int) -> Report:
             config = TrainConfig(**settings, run_name=directory.name)
         else:
             config = TrainConfig(**read_toml(directory / "config.toml", TrainConfig))
-        armed = None if trap is None else (trap, 1 if trap == LAST_TRAP else generator.choice((1, 2)))
-        code = wait(attempt(config, directory if resuming else None, shared, log, armed), seconds)
+        countdown = 1 if trap == LAST_TRAP else generator.choice((1, 2))
+        arm = (lambda: None) if trap is None else functools.partial(set_trap, trap, countdown)
+        code = wait(attempt(config, directory if resuming else None, shared, log, arm), seconds)
         if code == -signal.SIGKILL:
             report.kills.append(check_kill(directory, trap or f"after {seconds:.2f} s", shared, saved))
             saved = report.kills[-1].checkpoint

@@ -188,6 +188,11 @@ class LookupTask(vf.Task[LookupData, LookupState, LookupTaskConfig]):
     def key(self) -> str:
         return self.data.id or self.hash
 
+    @property
+    def difficulty(self) -> int:
+        """Number of lookups that the task needs, for trainers that take easy tasks first."""
+        return len(self.data.chain)
+
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
         """1 if the last turn calls no tool and is exactly the value, else 0."""

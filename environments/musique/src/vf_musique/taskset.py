@@ -166,6 +166,11 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
     def key(self) -> str:
         return self.data.id or self.hash
 
+    @property
+    def difficulty(self) -> int:
+        """Number of hops of the question, for trainers that take easy tasks first."""
+        return self.data.hops
+
     @vf.stop
     async def completed(self, trace: vf.Trace) -> bool:
         """Stop the rollout when `complete` has been called."""

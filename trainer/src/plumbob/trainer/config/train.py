@@ -18,6 +18,7 @@ FIXED_ON_RESUME = (
     "env_args",
     "datasets",
     "eval_datasets",
+    "task_order",
     "model",
     "peft",
     "lora_r",
@@ -30,6 +31,8 @@ FIXED_ON_RESUME = (
 """Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
 PLACE = ("output_dir", "run_name")
 """Settings that --resume cannot change, because they only say where a new run is written."""
+
+TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
 
 LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
@@ -54,6 +57,12 @@ class TrainConfig:
     )
     env_args: tuple[str, ...] = option(
         (), "A setting of the environment, as key=value; may be repeated.", "--env-arg", "-a"
+    )
+    task_order: TaskOrder = option(  # noqa: RUF009 - ruff does not see the alias
+        "auto",
+        "Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their "
+        "difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or "
+        "curriculum=true is given, else shuffled.",
     )
     seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
 

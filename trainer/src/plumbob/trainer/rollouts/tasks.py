@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import verifiers.v1 as vf
@@ -16,6 +17,7 @@ from plumbob.hub import find
 from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout, tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order
 
 HELD_OUT_SPLITS = ("eval", "test", "validation")
 """Names of splits with held-out tasks; the first one that the environment has is used."""
@@ -31,6 +33,8 @@ class Tasks:
     """Toolsets that all rollouts of the environment share."""
     seed: int
     """Seed of the order of training tasks."""
+    order: Order = "shuffle"
+    """How each epoch orders the training tasks."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: a resumed run must find the same ones, or it would train on others.
@@ -43,17 +47,21 @@ class Tasks:
         }
 
     def take(self, cursor: int, count: int) -> list[vf.Task]:
-        """The next `count` training tasks after `cursor` earlier ones. Each epoch takes all in its own seeded order."""
+        """The next `count` training tasks after `cursor` earlier ones. Each epoch takes every task once, in order."""
         n = len(self.train)
         picked = []
         orders: dict[int, list[int]] = {}
         for position in range(cursor, cursor + count):
             epoch = position // n
             if epoch not in orders:
-                orders[epoch] = list(range(n))
-                random.Random(f"{self.seed}/{epoch}").shuffle(orders[epoch])
+                orders[epoch] = epoch_order(self.order, self.seed, epoch, n, self._difficulties)
             picked.append(self.train[orders[epoch][position % n]])
         return picked
+
+    @cached_property
+    def _difficulties(self) -> list[float]:
+        """Of each training task, if they are ordered by difficulty; else empty."""
+        return [difficulty(task) or 0.0 for task in self.train] if self.order == "curriculum" else []
 
 
 def _checksum(tasks: Sequence[vf.Task]) -> str:
@@ -89,7 +97,8 @@ def load_tasks(config: TrainConfig) -> Tasks:
                 "give --eval-datasets, more training data or a smaller --eval-examples"
             )
     _check(config.env, tasks[0])
-    return Tasks(tasks, held_out, _set_up_shared(train), config.seed)
+    order = choose_order(config.task_order, config.env, train.config, tasks)
+    return Tasks(tasks, held_out, _set_up_shared(train), config.seed, order)
 
 
 class _PromptReader:

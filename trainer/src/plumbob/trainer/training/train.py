@@ -198,9 +198,11 @@ def _status_printer() -> Callable[[str], None]:
 def _banner(run_: Run) -> str:
     """What is about to be trained, in one line."""
     c, policy, world = run_.config, run_.policy, run_.world
+    orders = {"shuffle": "", "as-given": " in the environment's order", "curriculum": ", easiest first"}
+    order = orders[run_.tasks.order]
     processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
     return (
-        f"{c.env}: {len(run_.tasks.train)} training tasks, {len(run_.tasks.held_out)} held out | {c.model}: "
+        f"{c.env}: {len(run_.tasks.train)} training tasks{order}, {len(run_.tasks.held_out)} held out | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
         f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
         f"{run_.num_steps} steps of {run_.sampler.groups_per_step} tasks x {c.num_generations} rollouts, "

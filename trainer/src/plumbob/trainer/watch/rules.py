@@ -265,8 +265,9 @@ def held_out(h: History) -> Outcome:
         f"held-out reward before training {h.sampled_at_start:.3f}, training reward in the first step {training:.3f} "
         f"(three standard errors are {3 * deviation:.2f} at most)"
     )
-    # With other held-out data or a curriculum, the tasks may differ in difficulty.
-    same = h.config.eval_datasets is None and not any("curriculum" in pair for pair in h.config.env_args)
+    # With other held-out data, or first tasks that are not a random sample, the tasks may differ in difficulty.
+    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in h.config.env_args)
+    same = h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
     apart = same and abs(training - h.sampled_at_start) > max(thresholds.HELD_OUT_APART * h.scale, 3 * deviation)
     return ("evaluation-parses-differently" if apart else None), evidence
 

@@ -1,0 +1,74 @@
+"""The order in which a run takes its training tasks: shuffled, as the environment gives them, or easiest first.
+
+The order of an epoch is a pure function of seed, epoch and tasks, so a resumed run takes the tasks that an
+uninterrupted one would have taken. An environment says about order at most two things:
+
+- its settings: the user turned `shuffle` off or `curriculum` on, so the order in which it yields its tasks is meant;
+- its tasks: `task.difficulty`, a number that is higher for a harder task.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import verifiers.v1 as vf
+from plumbob.console import UserError
+from plumbob.trainer.config.train import TaskOrder
+
+Order = Literal["shuffle", "as-given", "curriculum"]
+"""`--task-order` without `auto`, which stands for one of the first two."""
+
+
+def choose_order(asked: TaskOrder, env: str, config: vf.TasksetConfig, tasks: Sequence[vf.Task]) -> Order:
+    """What `--task-order` means for these tasks, whose environment `env` has the settings `config`.
+
+    Raises UserError for `curriculum` if the environment neither rates its tasks nor sorts them by itself.
+    """
+    if asked == "auto":
+        return "as-given" if _order_is_meant(config) else "shuffle"
+    if asked != "curriculum":
+        return asked
+    if _sorts_by_itself(config):
+        return "as-given"
+    unrated = sum(difficulty(task) is None for task in tasks)
+    if unrated:
+        raise UserError(
+            f"--task-order curriculum needs a number `difficulty` of every task, and {unrated} of the {len(tasks)} "
+            f"training tasks of {env} have none; use --task-order as-given if they are in the order that you want"
+        )
+    return "curriculum"
+
+
+def _sorts_by_itself(config: vf.TasksetConfig) -> bool:
+    return getattr(config, "curriculum", False) is True
+
+
+def _order_is_meant(config: vf.TasksetConfig) -> bool:
+    """Whether the settings ask for the environment's own order.
+
+    `shuffle` counts only if the user gave it: an environment whose default is not to shuffle says nothing about order.
+    """
+    kept = "shuffle" in config.model_fields_set and getattr(config, "shuffle", True) is False
+    return kept or _sorts_by_itself(config)
+
+
+def difficulty(task: Any) -> float | None:
+    """The number that the task states as its `difficulty`, higher for a harder task; None if it states none."""
+    value = getattr(task, "difficulty", None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def epoch_order(order: Order, seed: int, epoch: int, count: int, difficulties: Sequence[float] = ()) -> list[int]:
+    """The indices of `count` tasks in the order of epoch `epoch` (from 0).
+
+    `difficulties` [count], for `curriculum`: easiest first, and tasks of equal difficulty in a seeded order that
+    changes from epoch to epoch. Example: epoch_order("curriculum", 0, 0, 3, [2, 1, 3]) == [1, 0, 2].
+    """
+    indices = list(range(count))
+    if order != "as-given":
+        random.Random(f"{seed}/{epoch}").shuffle(indices)
+    return sorted(indices, key=difficulties.__getitem__) if order == "curriculum" else indices

@@ -18,6 +18,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.benchmark import _folder
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.run_directory import lock_directory
 from plumbob.trainer.training.train import run as train
 
@@ -152,11 +153,11 @@ def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path,
         output_dir=str(tmp_path), run_name="run",
     )  # fmt: skip
     assert train(config) == 0
-    file = tmp_path / "run" / "traces" / "step_1.jsonl"
+    file = tmp_path / "run" / "traces" / "step_1.jsonl.gz"
     evaluate(run_name="replayed", replay=str(file), num_examples=None)
     assert "16 of 16 rewards equal" in capsys.readouterr().out
 
-    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records = [json.loads(line) for line in trace_files.read(file).splitlines()]
     records[3]["rewards"]["correct"]["score"] = 0.25
     changed = tmp_path / "changed.jsonl"
     changed.write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -125,7 +125,7 @@ def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatc
         if number == 2:
             log.rename(kept)
             log.symlink_to("/dev/full")
-            (directory / "traces" / "step_2.jsonl.partial").symlink_to("/dev/full")
+            (directory / "traces" / "step_2.jsonl.gz.partial").symlink_to("/dev/full")
         if number == 3:
             log.unlink()
             kept.rename(log)
@@ -145,7 +145,7 @@ def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatc
     assert stderr.count("The checkpoint of step 4 could not be saved: ") == 1
     assert f"The last step has no checkpoint. Free some space, then:  train --resume {directory}" in stderr
     assert metrics(directory) == metrics(undisturbed)
-    assert {path.name for path in (directory / "traces").iterdir()} == {f"step_{n}.jsonl" for n in (1, 3, 4)}
+    assert {path.name for path in (directory / "traces").iterdir()} == {f"step_{n}.jsonl.gz" for n in (1, 3, 4)}
     assert {path.name for path in (directory / "checkpoints").iterdir()} == {"step_1", "step_2"}
     assert kill_driver.newest(directory) == 2
 

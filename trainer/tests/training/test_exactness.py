@@ -13,6 +13,7 @@ from plumbob.testing.processes import launch
 from plumbob.testing.step_gradients import LOSS_TYPES, gradient, make_run, relative_difference, samples
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 
 BOUND = 1e-4
@@ -79,5 +80,5 @@ def test_two_processes_train_as_one_does(tmp_path):
     for a, b in zip(one, two, strict=True):
         same = [n for n in a if not n.startswith(("time/", "train/microbatches"))]
         assert {n: b[n] for n in same} == pytest.approx({n: a[n] for n in same}, rel=1e-3, abs=1e-5)
-    traces = [(tmp_path / name / "traces" / "step_2.jsonl").read_text().splitlines() for name in ("one", "two")]
+    traces = [trace_files.read(tmp_path / name / "traces" / "step_2.jsonl.gz").splitlines() for name in ("one", "two")]
     assert len(traces[0]) == len(traces[1]) == 16

@@ -15,6 +15,7 @@ from plumbob.rollout import EngineError
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.train import run
 
@@ -43,7 +44,7 @@ def state(directory: Path) -> dict:
 
 
 def traces(directory: Path, step: int) -> list[dict]:
-    return [json.loads(line) for line in (directory / "traces" / f"step_{step}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in trace_files.read(directory / "traces" / f"step_{step}.jsonl.gz").splitlines()]
 
 
 # The objective: each value of each option in one of these

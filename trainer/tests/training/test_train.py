@@ -15,6 +15,7 @@ from plumbob.rollout import to_sample
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,7 +53,8 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert str(directory) in output.out
 
     traces = [
-        WireTrace.model_validate_json(line) for line in (directory / "traces" / "step_1.jsonl").read_text().splitlines()
+        WireTrace.model_validate_json(line)
+        for line in trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
     ]
     assert len(traces) == 16 and all(trace.num_branches == 1 for trace in traces)
     sample = to_sample(traces[0], "g")
@@ -147,8 +149,11 @@ def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch,
     monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
     settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
     assert run(TrainConfig(**settings)) == 1
-    assert "all 16 rollouts failed, the first with: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
-    assert (tmp_path / "r" / "traces" / "step_1.jsonl").read_text().count("\n") == 16
+    assert (
+        "all 16 rollouts failed, the first with: ToolsetError: toolset setup: OSError: no table here"
+        in capsys.readouterr().err
+    )
+    assert trace_files.read(tmp_path / "r" / "traces" / "step_1.jsonl.gz").count("\n") == 16
 
 
 def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, monkeypatch, capsys):

@@ -121,10 +121,12 @@ def test_a_run_that_is_not_over(runs: dict[str, Path], doctor, copied) -> None:
 
 def test_a_run_without_traces_or_with_half_of_one(runs: dict[str, Path], doctor, copied) -> None:
     folder = copied("truncated-context")
-    last = folder / "traces" / "step_6.jsonl"
+    last = folder / "traces" / "step_6.jsonl.gz"
     last.write_bytes(last.read_bytes()[:-100])
     code, text, _ = doctor(folder)
-    assert code == 1 and "unsure  the traces can be read: step_6.jsonl" in text and "each group holds one task" in text
+    assert (
+        code == 1 and "unsure  the traces can be read: step_6.jsonl.gz" in text and "each group holds one task" in text
+    )
     shutil.rmtree(folder / "traces")
     code, text, _ = doctor(folder)
     assert code == 1 and "Cause: truncated-context" in text and "each group holds one task" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 import importlib
 import json
 import math
@@ -28,6 +29,7 @@ from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.page import render
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.policy_shift import step_kl, weight_sample
@@ -218,7 +220,9 @@ def test_traces_show_mixed_groups_and_a_lottery(warned: tuple[Path, str], tmp_pa
         copy = tmp_path / name
         shutil.copytree(healthy, copy, ignore=shutil.ignore_patterns("checkpoints", "model"))
         for path in (copy / "traces").iterdir():
-            path.write_text("".join(json.dumps(record) + "\n" for record in change(_records(path))))
+            path.write_bytes(
+                gzip.compress("".join(json.dumps(record) + "\n" for record in change(_records(path))).encode())
+            )
         return [f.cause for f in examine(copy) if f.cause]
 
     def shuffle(records: list[dict]) -> list[dict]:
@@ -235,7 +239,7 @@ def test_traces_show_mixed_groups_and_a_lottery(warned: tuple[Path, str], tmp_pa
 
 
 def _records(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in trace_files.read(path).splitlines()]
 
 
 @pytest.mark.slow
@@ -246,7 +250,7 @@ def test_traces_show_answers_lost_in_parsing_and_a_reward_for_form(warned: tuple
         (tmp_path / name / "traces").mkdir(parents=True)
         (tmp_path / name / "config.toml").write_text(config)
         (tmp_path / name / "metrics.jsonl").write_text(rows)
-        records = _records(warned[0] / "traces/step_1.jsonl") + _records(warned[0] / "traces/step_2.jsonl")
+        records = _records(warned[0] / "traces/step_1.jsonl.gz") + _records(warned[0] / "traces/step_2.jsonl.gz")
         for i, record in enumerate(records):
             right = record["rewards"]["correct"]["score"]
             tidy = float(i % 4 < 2)

@@ -42,7 +42,7 @@ class ScriptedChat:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> ScriptedChat:
-        """Make a script from a stored trace, of a step's traces/step_N.jsonl, an evaluation, or verifiers' vf-eval."""
+        """Make a script from a stored trace, of a training run, an evaluation, or verifiers' vf-eval."""
         finish = {call.get("node"): call.get("finish_reason") for call in record.get("calls") or ()}
         replies = [
             _reply(

@@ -54,7 +54,8 @@ def result_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found = sorted(file for file in path.rglob("*.jsonl") if file.name not in ("predictions.jsonl", "metrics.jsonl"))
+    others = ("predictions.jsonl", "metrics.jsonl", "warnings.jsonl")
+    found = sorted(file for end in ("*.jsonl", "*.jsonl.gz") for file in path.rglob(end) if file.name not in others)
     if not found:
         raise UserError(
             f"there is no result file in {path}" if path.is_dir() else f"there is no file or directory {path}"
@@ -69,6 +70,7 @@ def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list
     """
     from plumbob.trainer.evaluation.results import by_task, read_records, rows_of, value_of
     from plumbob.trainer.evaluation.statistics import estimate, paired_bootstrap
+    from plumbob.trainer.run_files.trace_files import part_of_step
 
     report: list[dict[str, Any]] = []
     reference: dict[str, float] = {}
@@ -81,6 +83,8 @@ def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list
                 f"{file} has no {metric!r}; it has reward, {', '.join(names)}" if names else f"{file} is empty"
             )
         entry: dict[str, Any] = {"file": str(file), "rollouts": len(rows), **vars(estimate(list(means.values())))}
+        if part := part_of_step(file, len(rows)):
+            entry["part"] = part
         if number == 0:
             reference = means
         elif shared := [key for key in reference if key in means]:
@@ -105,7 +109,7 @@ def _table(report: Sequence[dict[str, Any]], metric: str) -> str:
         else:
             cells += ["baseline" if number == 0 else "no task in common", "", ""]
         lines.append(cells)
-    return aligned(lines)
+    return "\n".join([aligned(lines), *(entry["part"] for entry in report if "part" in entry)])
 
 
 def main() -> None:

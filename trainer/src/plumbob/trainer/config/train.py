@@ -11,6 +11,7 @@ from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
+from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.options import check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
@@ -335,6 +336,12 @@ class TrainConfig:
         False,
         "Save checkpoints without the optimizer's state. They are smaller, but a run cannot be resumed from them.",
     )
+    keep_traces: str = option(
+        "auto",
+        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, a number per "
+        "step such as 64, or a share such as 5%. auto: all, or, if those of the whole run would take more than about "
+        "10 GB (compressed), as many of each step as fit.",
+    )
     output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
     run_name: str | None = option(
         None, "Name of the run directory. Default: made from environment, model, seed and time."
@@ -373,6 +380,7 @@ class TrainConfig:
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
+        parse_kept_traces(self.keep_traces)
         self._check_clipping()
         self._check_vllm()
 

@@ -1,7 +1,7 @@
 """Result files of evaluations, read as plain rows, and the table of their scores.
 
-A result file has one stored trace per line. Files of `evaluate`, a training run's traces/step_N.jsonl and the
-traces.jsonl of verifiers can all be read. Does not import verifiers, so that `analyze` starts at once.
+A result file has one stored trace per line. Files of `evaluate`, a training run's traces/step_N.jsonl.gz and the
+traces.jsonl of verifiers can all be read, compressed with gzip or not. Does not import verifiers, so that `analyze` starts at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from plumbob.console import UserError
 from plumbob.trainer.evaluation.statistics import Estimate, estimate, pass_at_k
+from plumbob.trainer.run_files import trace_files
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises UserError for any other line that is not a trace.
     """
     try:
-        text = path.read_text()
+        text = trace_files.read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     records: list[dict[str, Any]] = []

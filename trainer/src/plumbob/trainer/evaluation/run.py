@@ -26,6 +26,7 @@ from plumbob.trainer.reporting.progress_bar import Progress
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
 from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
+from plumbob.trainer.run_files.trace_files import part_of_step
 
 UNBOUNDED = 1 << 40
 """Limit of turns and tokens for oracles and replays: their scripts end by themselves and have no token counts."""
@@ -267,6 +268,12 @@ def _write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
+def _of_a_larger_step(config: EvaluateConfig, stored: int) -> str:
+    """A line that says so if --replay plays traces of a training step that stored only a part of its rollouts."""
+    part = part_of_step(Path(config.replay or ""), stored) if config.wanted_examples < 0 else ""
+    return f"\n{part}" if part else ""
+
+
 def _report(
     config: EvaluateConfig, part: Plan, asked: Asked, records: Sequence[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
@@ -280,6 +287,7 @@ def _report(
         heading += f"\n{summary.num_failed} of {summary.num_rollouts} rollouts failed and count as reward 0: {reasons}"
     report = {"env": part.env, "heading": heading, "table": table(summary), "seconds": seconds, **summary.to_json()}
     if part.stored:
+        report["heading"] += _of_a_larger_step(config, len(part.stored))
         before = [Row.of_record(record) for record in part.stored]
         differences = [abs(row.reward - old.reward) for row, old in zip(rows, before, strict=True)]
         equal = sum(difference < 1e-9 for difference in differences)

@@ -1,4 +1,4 @@
-"""The run directory: config.toml, metrics.jsonl, traces/step_N.jsonl, checkpoints/, model/, summary.json."""
+"""The run directory: config.toml, metrics.jsonl, traces/ (trace_files.py), checkpoints/, model/, summary.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -94,11 +93,11 @@ def evaluation_name(config: EvaluateConfig) -> str:
     return config.run_name or f"{'+'.join(config.envs)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: an interruption leaves the old or the new file, an OSError leaves the old one."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -158,10 +157,3 @@ def _step(line: str) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):
         return 0
-
-
-def write_traces(directory: Path, step: int, records: Sequence[str]) -> None:
-    """Write one line of JSON for each rollout of step `step` (from 1). If it raises OSError, no part is left behind."""
-    folder = directory / "traces"
-    folder.mkdir(exist_ok=True)
-    write_whole(folder / f"step_{step}.jsonl", "".join(record + "\n" for record in records))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from plumbob.trainer.config import kept_traces
+from plumbob.trainer.config.kept_traces import KeptTraces
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import make_reporter
 from plumbob.trainer.rollouts.collect import Batch, RunFailed
-from plumbob.trainer.run_files.run_directory import MetricsLog, write_traces
+from plumbob.trainer.run_files.run_directory import MetricsLog
+from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.watch.watch import Warner
 
@@ -49,7 +52,7 @@ class RunRecorder(Recorder):
 
     def __init__(self, run: Run) -> None:
         config = run.config
-        self.directory = run.directory
+        self.config, self.directory = config, run.directory
         self.board = Board(
             run.num_steps, run.state.first_step, every=config.logging_steps, completions=config.log_completions
         )
@@ -82,7 +85,7 @@ class RunRecorder(Recorder):
         step = int(metrics["step"])
         self._note_failures(batch)
         try:
-            write_traces(self.directory, step, batch.records)
+            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces))
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -110,8 +113,12 @@ class RunRecorder(Recorder):
     def failed(self, step: int, error: Exception) -> None:
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
-                write_traces(self.directory, step, error.records)
+                self._store(step, error.records, KeptTraces())  # all of them: they show why the run ends
         self.note(f"Stopped in step {step}: {error}")
+
+    def _store(self, step: int, records: Sequence[str], keep: KeptTraces) -> None:
+        c = self.config
+        write_traces(self.directory, step, records, c.num_generations, keep, seed=c.seed, steps=c.max_steps)
 
     def _note_failures(self, batch: Batch) -> None:
         """Report each reason for failed rollouts the first time that it occurs in the run."""

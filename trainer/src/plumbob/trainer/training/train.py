@@ -22,6 +22,7 @@ from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.collect import RolloutSource, RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish
 from plumbob.trainer.training.record import Recorder, open_recorder
 from plumbob.trainer.training.run import Run
@@ -73,7 +74,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
     """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
     config, state, world = run_.config, run_.state, run_.world
     schedule = checkpoint.Schedule(config.save_steps)
-    for text in (_banner(run_), *sampling_warnings(config)):
+    for text in (_banner(run_), *_disk_lines(run_), *sampling_warnings(config)):
         recorder.note(text)
 
     def evaluate_now(when: str) -> None:
@@ -193,6 +194,21 @@ def _status_printer() -> Callable[[str], None]:
             print(f"  {text}", file=sys.stderr, flush=True)
 
     return status
+
+
+def _disk_lines(run_: Run) -> list[str]:
+    """What the run will need on disk. Raises UserError, on every process, if nothing trained could be saved."""
+    needs: DiskNeeds | str = ""
+    if run_.world.is_main:
+        try:
+            needs = disk_needs(run_)
+        except OSError as error:
+            needs = f"How much space is free on the disk of {run_.directory} could not be found out: {error}"
+    needs = run_.world.from_main(needs)
+    if isinstance(needs, str):
+        return [needs]
+    needs.check(run_.directory)
+    return needs.lines(run_.directory)
 
 
 def _banner(run_: Run) -> str:

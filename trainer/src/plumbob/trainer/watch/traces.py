@@ -13,6 +13,7 @@ from typing import Any
 
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.rules import is_format
 
 STEPS_READ = 3
@@ -24,11 +25,11 @@ RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the checks need of one line of traces/step_N.jsonl."""
+    """What the checks need of one line of a run's traces."""
 
     step: int
     group: int
-    """Number of the group in its step: line number divided by group size, because a group's lines are consecutive."""
+    """Number of the group in its file: line number divided by group size, because a group's lines are consecutive."""
     task: str
     """Key of the task."""
     ok: bool
@@ -67,27 +68,36 @@ def examine_traces(run_dir: Path, config: TrainConfig) -> list[Finding]:
     """Findings over the first and the last steps that have traces; an empty list without traces."""
     rollouts: list[Rollout] = []
     damaged: list[Finding] = []
-    for path in _files(run_dir):
+    files = trace_files.stored_steps(run_dir)
+    for step in sorted({*list(files)[:STEPS_READ], *list(files)[-STEPS_READ:]}):
         try:
-            rollouts += read_traces(path, config.num_generations)
+            rollouts += read_traces(files[step], config.num_generations)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            damaged.append(Finding("the traces can be read", "unsure", f"{path.name}: {type(error).__name__}: {error}"))
+            reason = f"{files[step].name}: {type(error).__name__}: {error}"
+            damaged.append(Finding("the traces can be read", "unsure", reason))
+    if not rollouts and not damaged and config.keep_traces == "none":
+        reason = "the run stored no rollouts (--keep-traces none), so their checks were left out"
+        return [Finding("stored rollouts are there to be examined", "unsure", reason)]
     if not rollouts:
         return damaged
     usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
     return [
         *damaged,
+        _sample(rollouts, run_dir),
         grouping(rollouts),
         *(f for f in (determinism(usable), parsing(usable), dominance(usable)) if f is not None),
     ]
 
 
-def _files(run_dir: Path) -> list[Path]:
-    found = {
-        int(m[1]): p for p in (run_dir / "traces").glob("step_*.jsonl") if (m := re.search(r"step_(\d+)\.", p.name))
-    }
-    steps = sorted(found)
-    return [found[step] for step in sorted({*steps[:STEPS_READ], *steps[-STEPS_READ:]})]
+def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
+    """Which rollouts the following checks examine: only a part of a step's may be stored (--keep-traces)."""
+    counts = trace_files.rollouts_of_steps(run_dir)
+    steps = sorted({r.step for r in rollouts})
+    # A step that failed has traces, but no metrics.
+    total = sum(counts.get(step, sum(r.step == step for r in rollouts)) for step in steps)
+    part = "all" if len(rollouts) >= total else f"{len(rollouts)} randomly drawn ones of the"
+    evidence = f"examined {part} {total} rollouts of steps {', '.join(map(str, steps))}"
+    return Finding("stored rollouts are there to be examined", "pass", evidence)
 
 
 def read_traces(path: Path, group_size: int) -> list[Rollout]:
@@ -95,9 +105,9 @@ def read_traces(path: Path, group_size: int) -> list[Rollout]:
 
     Raises OSError, ValueError, LookupError, TypeError or AttributeError for another file.
     """
-    step = int(path.stem.removeprefix("step_"))
-    with path.open() as file:
-        return [Rollout.of(json.loads(line), step, i // group_size) for i, line in enumerate(file)]
+    step = int(path.name.split(".")[0].removeprefix("step_"))
+    lines = trace_files.read(path).splitlines()
+    return [Rollout.of(json.loads(line), step, i // group_size) for i, line in enumerate(lines)]
 
 
 def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:

@@ -1,0 +1,104 @@
+"""traces/step_N.jsonl.gz: the stored rollouts of step N, one line of JSON each, compressed with gzip.
+
+A file is written under another name and then renamed, so a kill at any moment leaves whole files only. It holds whole
+groups, whose lines follow each other. Runs of earlier versions have traces/step_N.jsonl, which is read as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from plumbob.trainer.config.kept_traces import AUTO_BYTES, KeptTraces
+from plumbob.trainer.run_files.run_directory import write_whole
+
+LEVEL = 6
+"""Compression level. Level 9 takes twice the time for a tenth less space."""
+
+_NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
+
+
+def write_traces(
+    directory: Path, step: int, records: Sequence[str], group_size: int, keep: KeptTraces, *, seed: int, steps: int
+) -> None:
+    """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
+
+    `records`: every rollout as a line of JSON, group by group. Groups to store are drawn at random, whatever their
+    tasks and rewards, so that they are a fair sample of the step. The draw depends on `seed` and `step` alone, so a
+    step that is taken again stores the same groups. Raises OSError; no part of the new file is then left behind.
+    """
+    groups = [records[i : i + group_size] for i in range(0, len(records), group_size)]
+    drawn = random.Random(f"traces/{seed}/{step}").sample(range(len(groups)), len(groups))
+    stored: dict[int, bytes] = {}
+    size = 0
+    for i in drawn[: keep.num_groups(len(groups), group_size)]:
+        text = "".join(record + "\n" for record in groups[i])
+        compressed = gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
+        size += len(compressed)
+        if keep.automatic and stored and size > AUTO_BYTES / steps:
+            break
+        stored[i] = compressed
+    path = directory / "traces" / f"step_{step}.jsonl.gz"
+    if stored:
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, b"".join(stored[i] for i in sorted(stored)))  # gzip files can be joined: gzip(1) reads all
+    else:
+        path.unlink(missing_ok=True)
+    path.with_suffix("").unlink(missing_ok=True)
+
+
+def stored_steps(directory: Path) -> dict[int, Path]:
+    """Step -> file of its traces, for every step that a run directory has traces of, in order."""
+    found: dict[int, Path] = {}
+    for path in sorted((directory / "traces").glob("step_*")):  # .jsonl sorts before .jsonl.gz, which is newer
+        if match := _NAME.fullmatch(path.name):
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def read(path: Path) -> str:
+    """The text of a file of traces, compressed or not.
+
+    Raises OSError for a file that cannot be read or decompressed, and UnicodeDecodeError for one that is not text.
+    """
+    data = path.read_bytes()
+    if not data.startswith(b"\x1f\x8b"):  # gzip's first bytes
+        return data.decode()
+    try:
+        return gzip.decompress(data).decode()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(f"its compressed data are cut off or damaged ({error})") from None
+
+
+def part_of_step(path: Path, stored: int) -> str:
+    """Which part of its step a run's file of traces holds, in words; empty if it holds all, or is another file.
+
+    `stored`: number of rollouts in the file. Example: "RUN/traces/step_3.jsonl.gz has 16 of the 128 rollouts of step 3
+    (--keep-traces)".
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None or path.parent.name != "traces":
+        return ""
+    total = rollouts_of_steps(path.parent.parent).get(int(match[1]), stored)
+    return "" if stored >= total else f"{path} has {stored} of the {total} rollouts of step {match[1]} (--keep-traces)"
+
+
+def rollouts_of_steps(directory: Path) -> dict[int, int]:
+    """Step -> number of rollouts that were sampled in it, from metrics.jsonl; without steps that cannot be read."""
+    counts: dict[int, int] = {}
+    try:
+        lines = (directory / "metrics.jsonl").read_text(errors="replace").splitlines()
+    except OSError:
+        return counts
+    for line in lines:
+        try:
+            row = json.loads(line)
+            counts[int(row["step"])] = int(row["rollout/count"])
+        except (ValueError, LookupError, TypeError):
+            continue
+    return counts

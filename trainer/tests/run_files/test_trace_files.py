@@ -1,0 +1,165 @@
+"""Stored rollouts: compressed, thinned by whole groups, read back in every form, and whole after a kill (defect 17)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plumbob.console import UserError
+from plumbob.trainer.config import kept_traces
+from plumbob.trainer.config.kept_traces import KeptTraces, parse
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.evaluation.results import read_records
+from plumbob.trainer.run_files.trace_files import part_of_step, read, rollouts_of_steps, stored_steps, write_traces
+
+
+def records(groups: int, size: int, letters: int = 20) -> list[str]:
+    """Rollouts that hold their group's number and hardly compressible text."""
+    rng = random.Random(0)
+    return [
+        json.dumps({"group": g, "text": "".join(rng.choices("abcdefghijklmnop", k=letters))})
+        for g in range(groups)
+        for _ in range(size)
+    ]
+
+
+def store(folder: Path, lines: list[str], size: int, keep: str = "all", *, step: int = 1, steps: int = 1) -> list[str]:
+    """Write a step and read it again."""
+    write_traces(folder, step, lines, size, parse(keep), seed=0, steps=steps)
+    return read(stored_steps(folder)[step]).splitlines()
+
+
+@given(
+    st.integers(1, 12), st.integers(2, 5), st.sampled_from(["all", "auto", "1", "4", "7", "999", "1%", "40%", "100%"])
+)
+def test_what_is_stored_are_whole_groups_in_order_of_the_asked_number(tmp_path_factory, groups, size, keep):
+    lines = records(groups, size)
+    stored = store(tmp_path_factory.mktemp("run"), lines, size, keep)
+    assert stored == [line for line in lines if line in set(stored)]
+    by_group = Counter(json.loads(line)["group"] for line in stored)
+    assert set(by_group.values()) == {size}
+    wanted = {"all": groups, "auto": groups, "1%": 1, "100%": groups, "40%": max(1, round(0.4 * groups))}
+    expected = wanted[keep] if keep in wanted else min(groups, -(-int(keep) // size))
+    assert len(by_group) == expected
+
+
+def test_which_groups_are_stored_depends_on_seed_and_step_alone_and_is_fair(tmp_path):
+    def kept(lines: list[str], step: int) -> list[int]:
+        return sorted({json.loads(line)["group"] for line in store(tmp_path, lines, 4, "8", step=step)})
+
+    first, other = records(8, 4), [line.replace("a", "z") for line in records(8, 4)]
+    assert kept(first, 5) == kept(other, 5) == kept(first, 5)
+    counts = Counter(g for step in range(400) for g in kept(first, step))
+    assert sum(counts.values()) == 800 and all(70 <= counts[g] <= 130 for g in range(8))  # 100 each, give or take 3.5 s
+
+
+def test_auto_keeps_all_of_a_small_run_and_what_fits_of_a_large_one(tmp_path):
+    lines = records(16, 4, letters=1000)  # about half of that compressed: 2 kB a group
+    assert store(tmp_path, lines, 4, "auto", steps=1000) == lines
+    steps = kept_traces.AUTO_BYTES // 10_000  # 10 kB for each step
+    thinned = store(tmp_path, lines, 4, "auto", steps=steps)
+    assert 0 < len(thinned) < len(lines) and stored_steps(tmp_path)[1].stat().st_size <= 10_000
+    # One group is kept even if it is too large, because a step without any shows nothing.
+    assert len(store(tmp_path, lines, 4, "auto", steps=kept_traces.AUTO_BYTES)) == 4
+
+
+def test_files_are_plain_gzip_and_equal_rollouts_give_equal_files(tmp_path):
+    lines = records(3, 4)
+    store(tmp_path, lines, 4)
+    path = tmp_path / "traces" / "step_1.jsonl.gz"
+    first = path.read_bytes()
+    said = subprocess.run(["gzip", "-dc", str(path)], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == lines
+    store(tmp_path, lines, 4)
+    assert path.read_bytes() == first
+
+
+def test_a_step_taken_again_replaces_what_any_version_stored(tmp_path):
+    lines = records(2, 4)
+    (tmp_path / "traces").mkdir()
+    old = tmp_path / "traces" / "step_1.jsonl"
+    old.write_text("".join(line + "\n" for line in lines[:4]))
+    assert stored_steps(tmp_path) == {1: old} and read(old).splitlines() == lines[:4]
+    assert store(tmp_path, lines, 4) == lines and not old.exists()
+    write_traces(tmp_path, 1, lines, 4, parse("none"), seed=0, steps=1)
+    assert stored_steps(tmp_path) == {}
+
+
+def test_none_stores_nothing(tmp_path):
+    write_traces(tmp_path, 1, records(2, 4), 4, parse("none"), seed=0, steps=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "some", "0", "-3", "0%", "101%", "nan%", "1.5", "%"])
+def test_what_keep_traces_cannot_be(text):
+    with pytest.raises(UserError, match=rf"--keep-traces must be auto, all, none, .*, not {text!r}"):
+        TrainConfig(keep_traces=text)
+    assert parse("5%") == KeptTraces(share=0.05) and parse("64") == KeptTraces(rollouts=64)
+
+
+def test_a_file_that_is_cut_off_or_damaged_is_refused_in_one_sentence(tmp_path):
+    store(tmp_path, records(3, 4), 4)
+    path = tmp_path / "traces" / "step_1.jsonl.gz"
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], whole[: len(whole) // 2], whole[:40] + b"\0\0\0" + whole[43:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"step_1\.jsonl\.gz: its compressed data are cut off or damaged") as error:
+            read_records(path)
+        assert "\n" not in str(error.value)
+
+
+def test_which_part_of_a_step_a_file_holds(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/count": 32}\n{"step": 2, "rollout/count": 8}\n{"st')
+    assert rollouts_of_steps(tmp_path) == {1: 32, 2: 8}
+    path = tmp_path / "traces" / "step_1.jsonl.gz"
+    assert part_of_step(path, 8) == f"{path} has 8 of the 32 rollouts of step 1 (--keep-traces)"
+    for other, stored in ((path, 32), (path.with_name("step_3.jsonl"), 4), (tmp_path / "lookup.jsonl", 4)):
+        assert part_of_step(other, stored) == ""
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from plumbob.trainer.config.kept_traces import parse
+from plumbob.trainer.run_files.trace_files import write_traces
+lines = Path(sys.argv[2]).read_text().splitlines()
+for step in range(1, 4):
+    write_traces(Path(sys.argv[1]), step, lines, 4, parse("all"), seed=0, steps=3)
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_readable_files_only(tmp_path):
+    """The file of step 2 is a pipe that nobody empties, so the process is certainly in the middle of it when killed."""
+    lines, run, source = records(64, 4, letters=4000), tmp_path / "run", tmp_path / "lines"
+    source.write_text("".join(line + "\n" for line in lines))
+    (run / "traces").mkdir(parents=True)
+    partial = run / "traces" / "step_2.jsonl.gz.partial"
+    os.mkfifo(partial)
+    command = [sys.executable, "-c", WRITER, str(run), str(source)]
+    process = subprocess.Popen(command)
+    with partial.open("rb") as pipe:
+        begun = pipe.read(10_000)
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    with pytest.raises(EOFError):
+        gzip.decompress(begun)
+    partial.unlink()
+    partial.write_bytes(begun)  # what a disk would hold now
+
+    assert list(stored_steps(run)) == [1] and read(stored_steps(run)[1]).splitlines() == lines
+    assert subprocess.run(command, check=False).returncode == 0  # the step is taken again
+    assert {step: read(path).splitlines() == lines for step, path in stored_steps(run).items()} == dict.fromkeys(
+        (1, 2, 3), True
+    )
+    assert not partial.exists()

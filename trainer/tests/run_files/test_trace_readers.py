@@ -1,0 +1,99 @@
+"""Everything that reads a run's stored rollouts, on one that stored a part of them, and on one of an earlier version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from plumbob.console.app import run_app
+from plumbob.trainer.cli import analyze, doctor, evaluate
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.trace_files import read, stored_steps
+from plumbob.trainer.training.train import run
+from plumbob.trainer.watch.watch import examine
+
+SETTINGS = {
+    "batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "max_steps": 3,
+    "eval_examples": 0, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """The same run three times: with all rollouts stored, with 8 of 16, and with all in plain files as in the past."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, keep in (("all", "auto"), ("thin", "8"), ("none", "none")):
+        assert run(TrainConfig(**SETTINGS, output_dir=str(folder), run_name=name, keep_traces=keep)) == 0
+    shutil.copytree(folder / "all", folder / "old")
+    for path in stored_steps(folder / "old").values():
+        path.with_suffix("").write_text(read(path))
+        path.unlink()
+    return {name: folder / name for name in ("all", "thin", "none", "old")}
+
+
+@pytest.fixture
+def command(capsys):
+    def call(app, *args: str | Path) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run_app("x", app, [str(arg) for arg in args])
+        assert not exit_.value.code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_what_is_kept_changes_nothing_else(runs):
+    def metrics(name: str) -> list[dict]:
+        rows = map(json.loads, (runs[name] / "metrics.jsonl").read_text().splitlines())
+        return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+    assert metrics("all") == metrics("thin") == metrics("none")
+    for step, path in stored_steps(runs["thin"]).items():
+        few, many = read(path).splitlines(), read(stored_steps(runs["all"])[step]).splitlines()
+
+        def told(lines: list[str]) -> list:
+            return [[node["token_ids"] for node in json.loads(line)["nodes"]] for line in lines]
+
+        assert len(few) == 8 and len(many) == 16
+        assert all(ids in told(many) for ids in told(few))
+    assert not (runs["none"] / "traces").exists()
+
+
+def test_the_doctor_says_which_rollouts_it_examined(runs, command):
+    texts = {name: command(doctor.app, runs[name]) for name in runs}
+    assert "examined all 48 rollouts of steps 1, 2, 3\n" in texts["all"]
+    assert texts["old"] == texts["all"]
+    assert "examined 24 randomly drawn ones of the 48 rollouts of steps 1, 2, 3\n" in texts["thin"]
+    assert "0 of 6 groups hold more than one task" in texts["thin"]
+    assert "unsure  stored rollouts are there to be examined: the run stored no rollouts" in texts["none"]
+
+
+def test_a_mixed_up_group_is_found_in_a_part_of_the_rollouts(runs, tmp_path):
+    copy = Path(shutil.copytree(runs["thin"], tmp_path / "r"))
+    for path in stored_steps(copy).values():
+        lines = read(path).splitlines(keepends=True)
+        path.with_suffix("").write_text("".join(lines[::2] + lines[1::2]))
+        path.unlink()
+    assert "groups-mixed" in [finding.cause for finding in examine(copy)]
+
+
+def test_analyze_reads_a_run_and_says_that_a_step_is_a_part(runs, command):
+    # A run directory is searched for its traces; warnings.jsonl, if there is one, is no result.
+    (runs["thin"] / "warnings.jsonl").write_text('{"check": "x"}\n')
+    text = command(analyze.app, runs["thin"])
+    (runs["thin"] / "warnings.jsonl").unlink()
+    path = runs["thin"] / "traces" / "step_2.jsonl.gz"
+    assert f"{path} has 8 of the 16 rollouts of step 2 (--keep-traces)" in text
+    report = json.loads(command(analyze.app, "--json", path))
+    assert report[0]["rollouts"] == 8 and "8 of the 16" in report[0]["part"]
+    whole, old = (json.loads(command(analyze.app, "--json", runs[name])) for name in ("all", "old"))
+    assert [row["mean"] for row in whole] == [row["mean"] for row in old] and "part" not in whole[0]
+
+
+def test_a_part_of_a_step_is_scored_again(runs, command, tmp_path):
+    path = runs["thin"] / "traces" / "step_1.jsonl.gz"
+    text = command(evaluate.evaluate_app, "lookup", "--replay", path, "-o", tmp_path)
+    assert "8 of 8 rewards equal the stored ones" in text and "has 8 of the 16 rollouts of step 1" in text

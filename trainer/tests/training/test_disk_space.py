@@ -1,0 +1,81 @@
+"""What a run says it needs on disk is what it writes, and a disk that is too small is told before the first rollout."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from plumbob.console import UserError
+from plumbob.testing.step_gradients import make_run
+from plumbob.trainer.config import kept_traces
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs, size
+from plumbob.trainer.training.train import run
+
+NEEDS = DiskNeeds(traces=5_000, checkpoint=1_000, checkpoints=3, model=500, free=9_000)
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("peft", [False, True])
+def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
+    settings = {
+        "batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_tokens": 64, "max_steps": 2,
+        "max_context": 512, "eval_examples": 0, "save_steps": 1, "threads": 1, "peft": peft,
+    }  # fmt: skip
+    assert run(TrainConfig(**settings, output_dir=str(tmp_path), run_name="r")) == 0
+    directory = tmp_path / "r"
+    (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Disk: ")]
+    needs = disk_needs(make_run(tmp_path / "again", World(0, 1, torch.device("cpu")), **settings))
+    assert all(size(number) in told for number in (needs.traces, needs.checkpoint, needs.model)), told
+    tokenizer = 100_000  # with configuration, template and random state
+    for folder, estimate in (("checkpoints/step_2", needs.checkpoint), ("model", needs.model)):
+        assert estimate <= bytes_of(directory / folder) <= 1.1 * estimate + tokenizer
+    assert bytes_of(directory / "traces") <= needs.traces == 2 * 32 * (512 * 10 + 1000)
+
+
+def test_enough_too_little_and_much_too_little():
+    assert len(NEEDS.lines(Path("r"))) == 1 and NEEDS.total == 8_500
+    tight = dataclasses.replace(NEEDS, free=8_000)
+    tight.check(Path("r"))
+    assert "may become full: the run needs up to 8.5 kB" in tight.lines(Path("r"))[1]
+    with pytest.raises(UserError, match=r"has 1\.2 kB free, and this run needs at least 1\.5 kB for one checkpoint"):
+        dataclasses.replace(NEEDS, free=1_200).check(Path("r"))
+    assert [size(n) for n in (999, 1000, 3_200_000, 1.2e10, 5e13)] == ["999 bytes", "1 kB", "3.2 MB", "12 GB", "50 TB"]
+
+
+def test_traces_are_bounded_by_keep_traces(tmp_path):
+    run_ = make_run(tmp_path, World(0, 1, torch.device("cpu")), max_steps=10_000, batch_size=1024)
+
+    def traces(keep: str) -> int:
+        return disk_needs(dataclasses.replace(run_, config=dataclasses.replace(run_.config, keep_traces=keep))).traces
+
+    assert traces("auto") == kept_traces.AUTO_BYTES and traces("none") == 0
+    assert traces("all") == 128 * traces("8") == 1024 * 10_000 * (4096 * 10 + 1000)
+    assert traces("50%") == traces("all") // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("megabytes", "code"), [(3, 2), (9, 0)])
+def test_on_a_disk_that_is_really_that_small(tmp_path, megabytes, code):
+    """A file system of a few megabytes, in a mount namespace of its own."""
+    allowed = subprocess.run(["unshare", "-rm", "true"], capture_output=True, text=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"user namespaces are not permitted: {allowed.stderr.strip()}")
+    options = "--max-steps 1 --batch-size 8 --gradient-accumulation-steps 1 --num-generations 4 --max-tokens 24"
+    command = f"{sys.executable} -m plumbob.trainer lookup {options} --eval-examples 0 -o {tmp_path} --run-name r"
+    script = f"mount -t tmpfs -o size={megabytes}m tmpfs {tmp_path} && exec {command}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.splitlines()[-1].startswith("train: the disk of ") and "Traceback" not in done.stderr
+        assert "needs at least 5.82 MB for one checkpoint and the final model; free some space, then:" in done.stderr
+    else:
+        assert f"The disk of {tmp_path}/r may become full: the run needs up to" in done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.hosts import watch_hosts
 from plumbob.trainer.distributed.world import join_world, leave_world
 from plumbob.trainer.evaluation.held_out import evaluate
 from plumbob.trainer.inference.errors import SyncError
@@ -37,6 +38,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     started = time.time()
     transformers_logging.disable_progress_bar()
     world = join_world()
+    hosts = watch_hosts(world)
     try:
         if world.is_main:  # find out now what would otherwise fail after hours of training
             check_reporting(config)
@@ -46,6 +48,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
+        hosts.advice = f"Resume, on all hosts, with the same command and --resume {run_.directory}"
         with run_.lock:
             with (
                 closing(run_.engine),
@@ -61,12 +64,14 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         if world.size > 1 and not isinstance(error, UserError):
             # Exit at once: leaving the process group would wait for processes that wait for this one. The launcher ends
             # them when this process has ended.
-            traceback.print_exc()
+            if not hosts.explain():
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
         raise
     finally:
+        hosts.leave()
         leave_world()
 
 

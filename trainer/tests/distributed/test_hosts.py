@@ -28,7 +28,7 @@ def hosts():
 
 def test_after_an_error_a_host_that_still_beats_is_not_blamed_and_a_killed_one_is_named(hosts, capfd):
     first, second = hosts
-    first.advice = "Resume with --resume runs/r"
+    first.started("Resume with --resume runs/r")
     assert first.explain() is False and second.explain() is False
     second._stop.set()  # its threads end, as those of a killed process
     assert first.explain() is True

@@ -22,7 +22,10 @@ BEAT = 1.0
 """Seconds between two beats of a host."""
 
 SILENCE = 20.0
-"""A host whose last beat is older than this, in seconds, is lost. Loading a model may stop beats for some seconds."""
+"""A host whose last beat is older than this, in seconds, is lost."""
+
+SILENCE_IN_SET_UP = 120.0
+"""The same during set-up, where a long call into C, such as reading the weights of a model, may hold up the beats."""
 
 SILENCE_AFTER_ERROR = 4.0
 """The same after a collective has failed, when it is certain that something is wrong."""
@@ -37,8 +40,7 @@ class Hosts:
     def __init__(self, names: dict[str, str], own: str, store: dist.Store | None) -> None:
         """`names`: host's number (--machine-rank) -> its name. `store`: None in processes that write no beats."""
         self.names, self.own, self._store = names, own, store
-        self.advice = ""
-        """What to do about a lost host, as a sentence. Set once the run directory is known."""
+        self._advice, self._patience = "", SILENCE_IN_SET_UP
         now = time.monotonic()
         self._beats: dict[str, tuple[str, float]] = {host: ("", now) for host in names if host != own}
         """Host -> (its last beat, when that was first seen here)."""
@@ -48,6 +50,10 @@ class Hosts:
         if store is not None and len(names) > 1:
             threading.Thread(target=self._beat, daemon=True).start()
             threading.Thread(target=self._watch, daemon=True).start()
+
+    def started(self, advice: str) -> None:
+        """Note that set-up has ended. `advice`: what to do about a lost host, as a sentence."""
+        self._advice, self._patience = advice, SILENCE
 
     def _beat(self) -> None:
         """Write this host's beats and read those of the others, until the run ends."""
@@ -67,7 +73,7 @@ class Hosts:
     def _watch(self) -> None:
         """End this process if a host is lost: its collectives would wait for it. The launcher ends the others here."""
         while not self._stop.wait(BEAT):
-            if lost := self._silent(SILENCE):
+            if lost := self._silent(self._patience):
                 self._say(lost)
                 os._exit(1)
 
@@ -94,7 +100,7 @@ class Hosts:
     def _say(self, host: str) -> None:
         print(
             f"The host {self.names[host]} (--machine-rank {host}) is gone: its processes have ended, or the network "
-            f"no longer reaches it. {self.advice}",
+            f"no longer reaches it. {self._advice}",
             file=sys.stderr,
             flush=True,
         )
@@ -116,7 +122,7 @@ def watch_hosts(world: World) -> Hosts:
     if len(names) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # A connection of its own, because calls on a shared one wait for each other.
-        store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENCE))
+        store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENCE_IN_SET_UP))
         store.set(_key(own), "0")
     world.barrier()
     return Hosts(names, own, store)

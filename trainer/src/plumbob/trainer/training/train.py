@@ -48,7 +48,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
-        hosts.advice = f"Resume, on all hosts, with the same command and --resume {run_.directory}"
+        hosts.started(f"Resume, on all hosts, with the same command and --resume {run_.directory}")
         with run_.lock:
             with (
                 closing(run_.engine),

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from plumbob.testing.faults.catalogue import FAULTS, HEALTHY, VARIANTS, Fault
-from plumbob.trainer.cli.train import quiet_libraries
+from plumbob.trainer.cli.loading import quiet_libraries
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.world import join_world

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
-from plumbob.trainer.policy.loading import load_model, model_path
+from plumbob.trainer.policy.loading import load_model
+from plumbob.trainer.run_files.model_path import model_path
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 QWEN: dict[str, dict[str, Any]] = {

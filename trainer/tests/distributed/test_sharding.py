@@ -22,7 +22,7 @@ from plumbob.trainer.distributed import model_files as files
 from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.distributed.launcher import check_same, requested
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.policy.loading import model_path
+from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.training.setup import set_up
 from safetensors.torch import load_file
 

@@ -10,7 +10,8 @@ from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
-from plumbob.trainer.policy.loading import load_model, load_tokenizer, model_path
+from plumbob.trainer.policy.loading import load_model, load_tokenizer
+from plumbob.trainer.run_files.model_path import model_path
 
 HOME = {
     "tiny": EvaluateConfig(envs=("lookup",), model="tiny"),

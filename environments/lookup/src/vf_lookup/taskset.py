@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import verifiers.v1 as vf
@@ -150,14 +150,14 @@ class LookupConfig(vf.TasksetConfig):
     num_values: int = Field(len(VALUES), ge=2, le=len(VALUES))
     """Number of different words that the value can be."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        # An unknown name sets nothing here; pydantic then rejects it when it validates the field `difficulty`.
-        preset = next((sizes for name, sizes in PRESETS.items() if name == given.get("difficulty")), {})
-        return {**preset, **given}
+    # Not a validator that runs before the fields are read: `train` could then not refuse a wrong value by the source
+    # alone, and would have to import verifiers for it.
+    @model_validator(mode="after")
+    def _preset(self) -> LookupConfig:
+        if self.difficulty is not None:
+            for name in PRESETS[self.difficulty].keys() - self.model_fields_set:
+                setattr(self, name, PRESETS[self.difficulty][name])
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> LookupConfig:

@@ -15,7 +15,8 @@ import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.hub import find
-from plumbob.trainer.cli.train import configure, quiet_libraries
+from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
 from plumbob.trainer.config.train import TrainConfig
@@ -54,7 +55,7 @@ def doctor(**given: Any) -> int:
         everything = True
     else:
         config, _ = configure(given)
-        find(config.env)  # reports a wrong name before imports that take seconds
+        check_before_loading(config, None)
         found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
@@ -114,16 +115,17 @@ def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
 
 
 def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Finding]]:
-    quiet_libraries()
-    _print_status(f"setting up {config.env} and {config.model}")
-    from plumbob.trainer.diagnosis.findings import Finding
-    from plumbob.trainer.distributed.world import join_world, leave_world
-    from plumbob.trainer.doctor.run_probes import examine
-    from plumbob.trainer.doctor.subject import load_subject
-    from plumbob.trainer.inference.weight_sync import SyncError
-    from transformers.utils import logging
+    announce(f"torch, verifiers and the environment {config.env}")
+    with fast_imports():
+        from plumbob.trainer.diagnosis.findings import Finding
+        from plumbob.trainer.distributed.world import join_world, leave_world
+        from plumbob.trainer.doctor.run_probes import examine
+        from plumbob.trainer.doctor.subject import load_subject
+        from plumbob.trainer.inference.weight_sync import SyncError
+        from transformers.utils import logging
 
     logging.disable_progress_bar()
+    _print_status(f"setting up {config.env} and {config.model}")
     here = join_world()
     try:
         with tempfile.TemporaryDirectory() as folder:

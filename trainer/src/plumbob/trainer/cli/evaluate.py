@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
-from plumbob.trainer.cli.train import quiet_libraries
+from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import as_command, resolve
+from plumbob.trainer.run_files.model_path import check_model_exists
+from plumbob.trainer.run_files.run_directory import check_is_new
 
 _EVALUATE = """Sample rollouts in installed environments and score them, with the rollout code and rewards of training.
 
@@ -42,7 +46,9 @@ _JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead o
 def evaluate(**given: Any) -> int:
     as_json = bool(given.pop("as_json"))
     config, directory = _configure(given)
-    from plumbob.trainer.evaluation.run import run
+    _announce(config)
+    with fast_imports():
+        from plumbob.trainer.evaluation.run import run
 
     return run(config, directory, as_json=as_json)
 
@@ -58,7 +64,9 @@ def predict(**given: Any) -> int:
         raise UserError(
             "predict writes one answer per task: name one environment, and leave out --rollouts-per-example"
         )
-    from plumbob.trainer.evaluation.predict import run
+    _announce(config)
+    with fast_imports():
+        from plumbob.trainer.evaluation.predict import run
 
     return run(config, directory, None if file is None else Path(file), fill_failed=fill_failed)
 
@@ -78,6 +86,10 @@ def benchmark(**given: Any) -> int:
         directory = Path(given.pop("resume"))
         grid = work.read_grid(directory)
         config, _ = _configure({**given, "resume": str(directory)})
+    _announce(config)
+    with fast_imports():
+        import plumbob.trainer.evaluation.run  # noqa: F401 - what work.run imports when it begins
+
     return work.run(config, grid, directory, as_json=as_json)
 
 
@@ -86,14 +98,27 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
-    """(settings, directory to resume from or None). Reports an unknown environment before imports that take seconds."""
+    """(settings, directory to resume from or None).
+
+    Reports an unknown environment or setting before imports that take seconds.
+    """
     from plumbob.hub import find
 
     config, directory = resolve(EvaluateConfig, given, FIXED_ON_RESUME, kind="evaluation", directory_is="an evaluation")
     for env in config.envs:
         find(env)
-    quiet_libraries()
+        check_by_source(env, config.settings_of(env))
+    if config.engine == "transformers" and not config.oracle and config.replay is None:
+        check_model_exists(config.model)
+    if directory is None and config.run_name is not None:
+        with suppress(OSError):  # making the directory reports it
+            check_is_new(Path(config.output_dir) / config.run_name)
     return config, directory
+
+
+def _announce(config: EvaluateConfig) -> None:
+    environments = "environment" if len(config.envs) == 1 else "environments"
+    announce(f"verifiers and the {environments} {', '.join(config.envs)}")
 
 
 def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,13 @@ import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.hub import find
+from plumbob.trainer.cli.loading import announce, fast_imports
 from plumbob.trainer.cli.typer_command import command_class
-from plumbob.trainer.config.environment import settle
+from plumbob.trainer.config.environment import check_by_source, settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
 from plumbob.trainer.config.train import FIXED_ON_RESUME, PLACE, TrainConfig
-from plumbob.trainer.run_files.run_directory import run_directory_of
+from plumbob.trainer.run_files.model_path import check_model_exists
+from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -33,9 +36,10 @@ the settings of musique.
 def train(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     config, run_dir = configure(given)
-    find(config.env)  # reports a wrong name before imports that take seconds
-    quiet_libraries()
-    from plumbob.trainer.training.train import run
+    check_before_loading(config, run_dir)
+    announce(f"torch, verifiers and the environment {config.env}")
+    with fast_imports():
+        from plumbob.trainer.training.train import run
 
     return run(config, run_dir)
 
@@ -54,18 +58,27 @@ def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
     own_names = [name for name in spellings(TrainConfig) if name != "env_args"]
 
     def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
-        return settle(env, unknown_options, file, own_names)
+        return settle(env, unknown_options, file, own_names, lambda: announce(f"the environment {env}"))
 
     fixed = (*FIXED_ON_RESUME, *PLACE)
     config, _ = resolve(TrainConfig, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)
     return config, resumed
 
 
-def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars and advice, which would break up the progress table."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
+    """Raise UserError for what cannot work and can be found out before torch and verifiers load, which takes seconds.
+
+    `run_dir`: the run directory, or a checkpoint in it, to resume from; None for a new run.
+    """
+    settings = dict(pair.split("=", 1) for pair in config.env_args)
+    for datasets in {config.datasets, config.eval_datasets} - {None}:
+        check_by_source(config.env, {**settings, "datasets": str(datasets)})
+    check_by_source(config.env, settings)
+    config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
+    check_model_exists(config.model)
+    if run_dir is None and config.run_name is not None:
+        with suppress(OSError):  # making the directory reports it
+            check_is_new(Path(config.output_dir) / config.run_name)
 
 
 _ARGUMENTS: dict[str, Any] = {

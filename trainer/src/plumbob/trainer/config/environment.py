@@ -1,18 +1,21 @@
 """Settings of an environment, given next to the trainer's own: `--noise 0.5`, or `noise = 0.5` in a TOML file.
 
-The environment is loaded only if the command line or the file has a name that is not a setting of the trainer.
+Importing an environment takes seconds, so its settings are read from its source (environment_source.py). It is imported
+only where the source does not tell whether it has a setting or accepts a value.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from plumbob.console import UserError
 from plumbob.hub import find
-from plumbob.trainer.config.options import as_text, did_you_mean, flag, without_none
+from plumbob.trainer.config.environment_source import Setting, read_settings
+from plumbob.trainer.config.options import as_text, did_you_mean, flag, kind_of
 
 OLDER_NAMES = {
     "noise_rate": ("noise",),
@@ -37,78 +40,128 @@ _RESERVED = ("id", "task")
 """Fields of every taskset's configuration that are not settings of the environment."""
 
 
-class _Names:
-    """The settings of an environment. It is loaded at the first use, because loading takes seconds."""
+def known_settings(env: str, announce: Callable[[], None] = lambda: None) -> dict[str, Setting]:
+    """Setting name -> setting. Raises UserError if the environment does not exist or cannot be loaded.
 
-    def __init__(self, env: str) -> None:
-        self.env = env
-        self._fields: dict[str, Any] | None = None
+    `announce` is called before the environment is imported, which takes seconds.
+    """
+    found = _from_source(find(env).name)
+    if found is None:
+        announce()
+        fields = _config_type(env).model_fields
+        found = {
+            name: Setting(name, kind_of(field.annotation), field.default, field.annotation)
+            for name, field in fields.items()
+        }
+    return {name: setting for name, setting in found.items() if name not in _RESERVED}
 
-    def fields(self) -> dict[str, Any]:
-        if self._fields is None:
-            self._fields = setting_fields(self.env)
-        return self._fields
+
+@lru_cache
+def _from_source(env: str) -> dict[str, Setting] | None:
+    return read_settings(find(env).entry_point)
 
 
-def setting_fields(env: str) -> dict[str, Any]:
-    """Setting name -> its pydantic field. Raises UserError if the environment does not exist or cannot be loaded."""
+def _config_type(env: str) -> Any:
+    """The pydantic class of the environment's settings, which is imported. Raises UserError if that fails."""
     environment = find(env)
     environment.load()
     import verifiers.v1 as vf
 
-    fields = vf.taskset_config_type(environment.entry_point.module).model_fields
-    return {name: field for name, field in fields.items() if name not in _RESERVED}
+    return vf.taskset_config_type(environment.entry_point.module)
 
 
-def settle(env: str, unknown_options: Mapping[str, Any], file: Path | None, own_names: Iterable[str]) -> dict[str, str]:
+def settle(
+    env: str,
+    unknown_options: Mapping[str, Any],
+    file: Path | None,
+    own_names: Iterable[str],
+    announce: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
     """Turn options or file keys that the trainer does not have into settings of the environment: name -> text.
 
     `unknown_options`: name -> value, None for an option without a value. `file`: the TOML file that has the keys; None
-    for the command line. `own_names`: names of the trainer's settings, for "did you mean". Raises UserError for a name
-    that neither the trainer nor the environment has.
+    for the command line. `own_names`: names of the trainer's settings, for "did you mean". `announce` is called before
+    the environment is imported. Raises UserError for a name that neither the trainer nor the environment has, and for a
+    value that the environment refuses.
     """
-    names, settings = _Names(env), {}
+    settings: dict[str, str] = {}
     for written, value in unknown_options.items():
         name = written.replace("-", "_")
         if name in WITHOUT_EFFECT:
             print(f"{_shown(written, file)} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)
             continue
-        fields = names.fields()
-        found = next((n for n in (name, *OLDER_NAMES.get(name, ())) if n in fields), None)
-        if found is None and value is None and fields.get(name.removeprefix("no_")) and name.startswith("no_"):
+        known = known_settings(env, announce)
+        found = next((n for n in (name, *OLDER_NAMES.get(name, ())) if n in known), None)
+        if found is None and value is None and name.startswith("no_") and name.removeprefix("no_") in known:
             found, value = name.removeprefix("no_"), False
         if found is None:
-            raise UserError(_unknown(env, written, file, [*own_names, *fields]))
+            raise UserError(_unknown(env, written, file, [*own_names, *known]))
         if value is None:
-            value = _without_value(env, found, fields[found].annotation)
+            value = _without_value(env, known[found])
         if found in settings:
             raise UserError(f"the setting {found!r} of {env} is given twice, once as {_shown(written, file)}")
         settings[found] = as_text(value)
-        _check(env, found, settings[found], flag(written) if file is None else f"{file}: {written}")
+        shown = flag(written) if file is None else f"{file}: {written}"
+        _check(env, known[found], settings[found], shown, announce)
     return settings
 
 
-def _check(env: str, name: str, text: str, written: str) -> None:
+def check_by_source(env: str, settings: Mapping[str, str]) -> None:
+    """Raise UserError for a setting that the environment does not have, or a value that it refuses for certain.
+
+    Nothing is imported: what the source does not tell is checked when the environment loads.
+    """
+    known = _from_source(find(env).name)
+    for name, text in settings.items() if known is not None else ():
+        if name not in known:
+            raise UserError(f"{env}: there is no setting {name!r}{did_you_mean(name, list(known))}")
+        if known[name].refuses and (reason := _refusal(known[name], text)) is not None:
+            raise UserError(f"{env}: {name}: {reason}")
+
+
+def _refusal(setting: Setting, text: str) -> str | None:
+    """Why the setting's type or bounds refuse this value; None if they do not. "None" means null to verifiers."""
+    if setting.annotation is None or text == "None":
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(setting.annotation).validate_python(text)
+    except ValidationError as error:
+        return error.errors()[0]["msg"]
+    return None
+
+
+def _check(env: str, setting: Setting, text: str, written: str, announce: Callable[[], None]) -> None:
     """Raises UserError if the environment refuses this value on its own.
 
     Combinations of values are checked when it loads.
     """
-    import verifiers.v1 as vf
+    reason = _refusal(setting, text)
+    if reason is None and setting.accepts:
+        return
+    if reason is None or not setting.refuses:
+        announce()
+        reason = _refusal_by_import(env, setting.name, text)
+    if reason is not None:
+        reason = reason.removeprefix("Value error, ")
+        raise UserError(f"{written}: {reason[0].lower()}{reason[1:]}, not {text!r}")
+
+
+def _refusal_by_import(env: str, name: str, text: str) -> str | None:
+    """Why the environment refuses this value; None if it does not. Imports the environment."""
     from pydantic import ValidationError
 
-    module = find(env).entry_point.module
     try:
-        vf.taskset_config_type(module).model_validate({"id": module, name: text})
+        _config_type(env).model_validate({"id": find(env).entry_point.module, name: text})
     except ValidationError as error:
-        for found in error.errors():
-            if found["loc"][:1] == (name,):
-                reason = found["msg"].removeprefix("Value error, ")
-                raise UserError(f"{written}: {reason[0].lower()}{reason[1:]}, not {text!r}") from None
+        return next((found["msg"] for found in error.errors() if found["loc"][:1] == (name,)), None)
+    return None
 
 
-def _without_value(env: str, name: str, annotation: Any) -> bool:
-    if annotation is not bool:
-        raise UserError(f"{flag(name)} needs a value: this setting of {env} is not a true/false switch")
+def _without_value(env: str, setting: Setting) -> bool:
+    if setting.kind != "bool":
+        raise UserError(f"{flag(setting.name)} needs a value: this setting of {env} is not a true/false switch")
     return True
 
 
@@ -131,12 +184,10 @@ def describe(env: str, own_names: Iterable[str]) -> list[tuple[str, str]]:
     Names that the trainer has too are left out.
     """
     rows, own_names = [], set(own_names)
-    for name, field in setting_fields(env).items():
+    for name, setting in known_settings(env).items():
         if name in own_names:
             continue
-        kind = without_none(field.annotation)
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        shown = "|".join(map(str, choices)) or getattr(kind, "__name__", "text")
-        default = as_text(field.default) if isinstance(field.default, bool | int | float | str | tuple) else ""
-        rows.append((f"{flag(name)} <{shown}>", f"[default: {default}]" if default else ""))
+        plain = isinstance(setting.default, bool | int | float | str | tuple)
+        default = as_text(setting.default) if plain else ""
+        rows.append((f"{flag(name)} <{setting.kind}>", f"[default: {default}]" if default else ""))
     return rows

@@ -315,6 +315,15 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     return result
 
 
+def kind_of(hint: Any) -> str:
+    """A type for the help: its choices, or the name of the type without None. Example: kind_of(int | None) == "int"."""
+    kind = without_none(hint)
+    if get_origin(kind) is Annotated:
+        return kind_of(get_args(kind)[0])
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return "|".join(map(str, choices)) or getattr(kind, "__name__", "text")
+
+
 def _metavar(hint: Any, choices: tuple[str, ...]) -> str:
     if choices:
         return f"<{'|'.join(choices)}>"

@@ -11,35 +11,15 @@ import torch
 from peft import PeftModel
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatTemplateError
-from plumbob.trainer.config.bundled_models import bundled_folder
-from plumbob.trainer.run_files.run_directory import saved_checkpoints
+from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
-
-ADAPTER_CONFIG = "adapter_config.json"
-
-
-def model_path(name: str) -> str:
-    """What to load for a model's name: a bundled model's folder, the model of a checkpoint, or else the name itself.
-
-    A run directory means the model of its last checkpoint.
-    """
-    if (bundled := bundled_folder(name)) is not None:
-        return str(bundled)
-    folder = Path(name).expanduser()
-    for candidate in (*saved_checkpoints(folder)[-1:], folder):
-        if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
-            return str(candidate / "model")
-    return str(folder) if folder.exists() else name
 
 
 def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer. Raises UserError if the model does not exist or has no chat template."""
-    path = model_path(name)
-    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
-    if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
-        raise UserError(f"there is no model in {name!r}: it has no config.json")
+    check_model_exists(name)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the tokenizer of model {name!r}: {_first_line(error)}") from None
     if not tokenizer.chat_template:

@@ -36,14 +36,21 @@ def make_directory(parent: str, name: str) -> Path:
     directory = Path(parent) / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        begun = any(path.name not in (SERVER_LOG, LOCK) for path in directory.iterdir())
+        check_is_new(directory)
     except OSError as error:
         raise UserError(f"cannot create {directory}: {error.strerror}") from None
-    if begun:
+    return directory
+
+
+def check_is_new(directory: Path) -> None:
+    """Raise UserError if the directory holds a run or anything else, apart from the log of a server that was started.
+
+    Raises OSError if it cannot be read.
+    """
+    if directory.is_dir() and any(path.name not in (SERVER_LOG, LOCK) for path in directory.iterdir()):
         raise UserError(
             f"{directory} exists already; choose another --run-name, or continue its run with --resume {directory}"
         )
-    return directory
 
 
 def lock_directory(directory: Path) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from plumbob.trainer.inference.engine import EngineParts
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
 from plumbob.trainer.inference.vllm.engine import VllmEngine, VllmSettings
 from plumbob.trainer.inference.vllm.launch import ServerOptions, start_server
-from plumbob.trainer.policy.loading import model_path
+from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import SERVER_LOG
 
 

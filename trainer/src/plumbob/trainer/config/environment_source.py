@@ -1,0 +1,370 @@
+"""The settings of an installed environment, read from its source: importing it takes seconds, because of verifiers.
+
+Only what is certain is read. Whatever the source leaves open (a name that is computed, a validator that may convert a
+value) is reported as unknown, and the caller imports the environment to find out.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+_ROOTS = {("pydantic", "BaseModel"), ("pydantic_config", "BaseConfig")}
+"""(module, class) of the base classes at which the search for settings ends: they have none."""
+
+_CONFIG = "TasksetConfig"
+"""verifiers' base class of every taskset's configuration."""
+
+_WITHOUT_FIELDS = ("Generic", "ABC", "Protocol", "object")
+
+_BOUNDS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+_HARMLESS = ("default", "description", "title", "examples", "repr", "exclude")
+"""Arguments of pydantic's Field that limit values, and those that do not change which values are accepted."""
+
+_SIMPLE = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+class NotCertain(Exception):
+    """The source alone does not tell the settings."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of an environment. Example: `max_hops: int = Field(5, ge=1)`."""
+
+    name: str
+    kind: str
+    """Its type or its choices, for the help. Example: "int"."""
+    default: Any = None
+    """Its default, if it is a plain value; else None."""
+    annotation: Any = None
+    """Its type with its bounds, in a form that pydantic accepts; None if the source does not tell."""
+    refuses: bool = False
+    """Whether a value that `annotation` refuses is refused by the environment for certain."""
+    accepts: bool = False
+    """Whether a value that `annotation` accepts is accepted for certain, apart from combinations of settings."""
+
+
+@dataclass
+class _Module:
+    """A parsed source file: its top-level definitions by name, each a class, a value, or where it is imported from."""
+
+    name: str
+    is_package: bool
+    names: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """`from module import name`; with name None, the module itself."""
+
+    module: str
+    name: str | None
+
+
+def read_settings(entry_point: EntryPoint) -> dict[str, Setting] | None:
+    """Setting name -> setting, of the taskset class at this entry point; None if the source does not tell."""
+    try:
+        module, taskset = _find(_parsed(entry_point.module), entry_point.attr)
+        found = _config_of(module, taskset)
+        return None if found is None else _fields(*found)
+    except (NotCertain, OSError, SyntaxError, ValueError, ImportError, RecursionError):
+        return None
+
+
+def _config_of(module: _Module, taskset: Any) -> tuple[_Module, ast.ClassDef] | None:
+    """The configuration class in `class T(vf.Taskset[Task, Config])` or in one of T's base classes; None if none is."""
+    if not isinstance(taskset, ast.ClassDef) or taskset.keywords:
+        raise NotCertain
+    found = None
+    for base in taskset.bases:
+        if isinstance(base, ast.Subscript):
+            for argument in base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]:
+                where, node = _evaluate(module, argument)
+                if found is None and _is_config(where, node):
+                    found = where, node
+        where, node = _evaluate(module, base)
+        if found is None and isinstance(node, ast.ClassDef) and node.name != "Taskset":
+            found = _config_of(where, node)
+    return found
+
+
+def _is_config(module: _Module, node: Any) -> bool:
+    """Whether a class is derived from verifiers' TasksetConfig. Raises NotCertain."""
+    if not isinstance(node, ast.ClassDef):
+        raise NotCertain
+    if node.name == _CONFIG:
+        return True
+    bases = [base for base in node.bases if not _is_root(module, base) and _last_name(base) not in _WITHOUT_FIELDS]
+    return any(_is_config(*_evaluate(module, base)) for base in bases)
+
+
+def _is_root(module: _Module, base: ast.expr) -> bool:
+    found = module.names.get(base.id) if isinstance(base, ast.Name) else None
+    return isinstance(found, _Imported) and (found.module, found.name) in _ROOTS
+
+
+def _fields(module: _Module, node: ast.ClassDef) -> dict[str, Setting]:
+    """The fields of a pydantic class and of its base classes, the first base class's first. Raises NotCertain."""
+    if node.decorator_list or node.keywords:
+        raise NotCertain
+    settings: dict[str, Setting] = {}
+    for base in reversed(node.bases):
+        if not _is_root(module, base):
+            where, parent = _evaluate(module, base)
+            if not isinstance(parent, ast.ClassDef):
+                raise NotCertain
+            settings |= _fields(where, parent)
+    changed: set[str] = set()  # settings whose values a validator of this class may convert; "*": all
+    checked: set[str] = set()  # settings that a validator of this class may refuse
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if (setting := _setting(module, statement.target.id, statement)) is not None:
+                settings[setting.name] = setting
+        elif isinstance(statement, ast.FunctionDef):
+            _read_validator(statement, changed, checked)
+        elif isinstance(statement, ast.Assign):  # model_config, or a name that a validator shares
+            changed.add("*")
+        elif not isinstance(statement, ast.Expr | ast.Pass | ast.AsyncFunctionDef):
+            raise NotCertain
+    return {name: _after(setting, changed, checked) for name, setting in settings.items()}
+
+
+def _after(setting: Setting, changed: set[str], checked: set[str]) -> Setting:
+    """The setting as the class's validators leave it."""
+    refuses = setting.refuses and not changed & {setting.name, "*"}
+    accepts = setting.accepts and not (changed | checked) & {setting.name, "*"}
+    return replace(setting, refuses=refuses, accepts=accepts)
+
+
+def _read_validator(function: ast.FunctionDef, changed: set[str], checked: set[str]) -> None:
+    """Add the settings that a method of the class converts or checks, if it is one of pydantic's validators."""
+    for decorator in function.decorator_list:
+        name = _last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        if name in ("classmethod", "staticmethod", "property", "cached_property", "computed_field"):
+            continue
+        if not isinstance(decorator, ast.Call) or name not in ("field_validator", "model_validator"):
+            changed.add("*")
+            continue
+        given = {k.arg: k.value for k in decorator.keywords}
+        mode = _literal(given["mode"]) if "mode" in given else "after"
+        fields = {str(_literal(argument)) for argument in decorator.args} if name == "field_validator" else {"*"}
+        if mode != "after":
+            changed |= fields
+        elif name == "field_validator":  # a model validator checks combinations, when the environment loads
+            checked |= fields
+
+
+def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | None:
+    """The setting that `name: annotation = value` declares; None if it declares none."""
+    if name.startswith("_") or name == "model_config" or _last_name(statement.annotation) == "ClassVar":
+        return None
+    value, bounds, certain = statement.value, {}, True
+    if isinstance(value, ast.Call) and _last_name(value.func) == "Field":
+        bounds, value, certain = _read_field(module, value)
+    try:
+        default = _constant(module, value) if value is not None else None
+    except NotCertain:
+        default = None
+    try:
+        annotation, bounded = _annotation(module, statement.annotation)
+    except NotCertain:
+        return Setting(name, _shown(statement.annotation), default)
+    kind = _kind(annotation)
+    if bounds is None:
+        return Setting(name, kind, default)
+    if bounds:
+        from pydantic import Field
+
+        annotation = Annotated[annotation, Field(**bounds)]
+    return Setting(name, kind, default, annotation, refuses=True, accepts=certain and bounded)
+
+
+def _read_field(module: _Module, call: ast.Call) -> tuple[dict[str, Any] | None, ast.expr | None, bool]:
+    """(bounds, default, whether all bounds are known) of a call of pydantic's Field.
+
+    The bounds are None if the call has an argument that changes what is accepted in another way.
+    """
+    default = call.args[0] if call.args else None
+    bounds: dict[str, Any] = {}
+    certain = True
+    for keyword in call.keywords:
+        if keyword.arg == "default":
+            default = keyword.value
+        elif keyword.arg in _BOUNDS:
+            try:
+                bounds[keyword.arg] = _constant(module, keyword.value)
+            except NotCertain:
+                certain = False
+        elif keyword.arg not in _HARMLESS:
+            return None, default, False
+    return bounds, default, certain
+
+
+def _annotation(module: _Module, node: ast.expr) -> tuple[Any, bool]:
+    """(the type that an annotation means, whether all its bounds are known). Raises NotCertain."""
+    if isinstance(node, ast.Constant):
+        if node.value is None:
+            return None, True
+        if isinstance(node.value, str):
+            return _annotation(module, ast.parse(node.value, mode="eval").body)
+        raise NotCertain
+    if isinstance(node, ast.Name) and node.id not in module.names:
+        if node.id in _SIMPLE:
+            return _SIMPLE[node.id], True
+        raise NotCertain
+    if isinstance(node, ast.Name | ast.Attribute):
+        where, value = _evaluate(module, node)
+        if not isinstance(value, ast.expr):
+            raise NotCertain
+        return _annotation(where, value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        parts = [_annotation(module, side) for side in (node.left, node.right)]
+        return Union[tuple(part[0] for part in parts)], all(part[1] for part in parts)  # noqa: UP007
+    if isinstance(node, ast.Subscript):
+        return _generic(module, _last_name(node.value), node.slice)
+    raise NotCertain
+
+
+def _generic(module: _Module, name: str, inside: ast.expr) -> tuple[Any, bool]:
+    """Like `_annotation`, for Literal[...], Optional[...], Union[...] and Annotated[..., Field(...)]."""
+    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+    if name == "Literal":
+        return Literal[tuple(_literal(part) for part in parts)], True
+    if name == "Annotated":
+        annotation, certain = _annotation(module, parts[0])
+        for part in parts[1:]:
+            if not (isinstance(part, ast.Call) and _last_name(part.func) == "Field"):
+                raise NotCertain
+            bounds, _, known = _read_field(module, part)
+            if bounds is None:
+                raise NotCertain
+            from pydantic import Field
+
+            annotation, certain = Annotated[annotation, Field(**bounds)], certain and known
+        return annotation, certain
+    if name in ("Optional", "Union"):
+        members = [_annotation(module, part) for part in parts]
+        types = tuple(member[0] for member in members)
+        return (Optional[types[0]] if name == "Optional" else Union[types]), all(m[1] for m in members)  # noqa: UP007, UP045
+    raise NotCertain
+
+
+def _kind(annotation: Any) -> str:
+    """An understood annotation for the help: its choices, or the name of its type without None."""
+    from plumbob.trainer.config.options import kind_of
+
+    return kind_of(annotation)
+
+
+def _shown(node: ast.expr) -> str:
+    """The name of an annotation that is not understood. Example: Annotated[tuple[int, ...], f] -> "tuple"."""
+    if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+        return _shown(node.slice.elts[0])
+    if isinstance(node, ast.BinOp):
+        return _shown(node.left)
+    return _last_name(node.value if isinstance(node, ast.Subscript) else node) or "text"
+
+
+def _last_name(node: ast.expr) -> str:
+    """`c` of the expressions `c`, `a.c`, `a.c[...]`; empty for others."""
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _constant(module: _Module, node: ast.expr) -> Any:
+    """A plain value: a literal, a constant by its name, or the length of a constant list. Raises NotCertain."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        where, value = _evaluate(module, node)
+        if not isinstance(value, ast.expr):
+            raise NotCertain
+        return _constant(where, value)
+    if isinstance(node, ast.Call) and _last_name(node.func) == "len" and len(node.args) == 1:
+        return len(_constant(module, node.args[0]))
+    return _literal(node)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise NotCertain from None
+
+
+def _evaluate(module: _Module, node: ast.expr) -> tuple[_Module, Any]:
+    """(module, definition) that the expression `name` or `package.name` refers to. Raises NotCertain."""
+    if isinstance(node, ast.Subscript):  # a generic base class
+        node = node.value
+    if isinstance(node, ast.Name):
+        return _find(module, node.id)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        found = module.names.get(node.value.id)
+        if isinstance(found, _Imported) and found.name is None:
+            return _find(_parsed(found.module), node.attr)
+    raise NotCertain
+
+
+def _find(module: _Module, name: str) -> tuple[_Module, Any]:
+    """(module, definition) of a top-level name, in the module that defines it. Raises NotCertain."""
+    found = module.names.get(name)
+    if found is None:
+        raise NotCertain
+    if not isinstance(found, _Imported):
+        return module, found
+    if found.name is None:
+        raise NotCertain
+    return _find(_parsed(found.module), found.name)
+
+
+@lru_cache
+def _parsed(name: str) -> _Module:
+    """The parsed source of a module, which is not imported. Raises NotCertain, OSError or SyntaxError."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    full = top
+    for part in rest:
+        full = f"{full}.{part}"
+        spec = None if spec is None else PathFinder.find_spec(full, spec.submodule_search_locations)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise NotCertain
+    module = _Module(name, spec.submodule_search_locations is not None)
+    _collect(module, ast.parse(Path(spec.origin).read_bytes()).body)
+    return module
+
+
+def _collect(module: _Module, body: list[ast.stmt]) -> None:
+    """Read the top-level definitions, also those under `if TYPE_CHECKING`."""
+    for statement in body:
+        if isinstance(statement, ast.If | ast.Try):
+            _collect(module, statement.body)
+        elif isinstance(statement, ast.ClassDef):
+            module.names[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            package = _package(module, statement.level)
+            origin = ".".join(part for part in (package, statement.module) if part)
+            for alias in statement.names:
+                module.names[alias.asname or alias.name] = _Imported(origin, alias.name)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                if alias.asname or "." not in alias.name:
+                    module.names[alias.asname or alias.name] = _Imported(alias.name, None)
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            if isinstance(target := statement.targets[0], ast.Name):
+                module.names[target.id] = statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            module.names[statement.target.id] = statement.value
+
+
+def _package(module: _Module, level: int) -> str:
+    """The package that the dots of a relative import mean; empty for an absolute import."""
+    if level == 0:
+        return ""
+    parts = module.name.split(".")
+    return ".".join(parts[: len(parts) - level + (1 if module.is_package else 0)])

@@ -9,6 +9,7 @@ import pytest
 
 COMMANDS = [
     ["train", "--help"],
+    ["train", "lookup", "--help"],
     *[[name, "--help"] for name in ("serve", "evaluate", "predict", "benchmark", "analyze", "doctor")],
     ["hub", "--help"],
     ["vf-install", "--help"],
@@ -30,9 +31,11 @@ HEAVY = {
 }
 
 
-def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
+def run(command: list[str], cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
     executable = Path(sys.executable).parent / command[0]
-    return subprocess.run([executable, *command[1:]], capture_output=True, text=True, env={**os.environ, **environment})
+    return subprocess.run(
+        [executable, *command[1:]], capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment}
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -47,9 +50,39 @@ def test_no_heavy_import(command):
     assert len(modules) < MOST_MODULES
 
 
-def test_a_mistake_of_the_command_line_loads_nothing_heavy():
-    """Only an option that the trainer does not have makes it look at the environment."""
-    result = run(["train", "lookup", "--learning-rate", "x"], PYTHONPROFILEIMPORTTIME="1")
-    assert result.returncode == 2 and "--learning-rate must be a number, not 'x'" in result.stderr
-    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
-    assert not imported & HEAVY
+MISTAKES = [
+    ("train lookup --learning-rate x", "--learning-rate must be a number, not 'x'"),
+    ("train lookup --max-step 3", "there is no option --max-step, and lookup has no such setting; did you mean"),
+    ("train lookup --batch-size 0", "--batch-size must be at least 1, not 0"),
+    ("train lookup --batch-size 3", "a step of 12 rollouts"),
+    ("train lookup --max-hops 0", "--max-hops: input should be greater than or equal to 1, not '0'"),
+    ("train lookup --difficulty hrd", "--difficulty: input should be 'trivial'"),
+    ("train musique --noise 2", "--noise: input should be less than or equal to 1, not '2'"),
+    ("train gsm8k -a datasetz=x", "gsm8k: there is no setting 'datasetz'; did you mean 'datasets'?"),
+    ("train lookup --model ./nowhere", "there is no model in './nowhere'"),
+    ("train lokup", "did you mean 'lookup'?"),
+    ("train --config typo.toml", "has an unknown key 'min_hop', which is not a setting of lookup either"),
+    ("train --config value.toml", "--lora-dropout must be at least 0 and below 1, not 1.0"),
+    ("train --config setting.toml", "setting.toml: max_hops: input should be greater than or equal to 1, not '0'"),
+    ("doctor lookup --max-step 3", "did you mean '--max-steps'?"),
+    ("doctor lookup --batch-size 3", "a step of 12 rollouts"),
+    ("evaluate lookup -a max_hops=0", "lookup: max_hops: Input should be greater than or equal to 1"),
+    ("predict lookup -a hops=3", "lookup: there is no setting 'hops'"),
+    ("benchmark lookup -a lookup.min_hop=3", "did you mean 'min_hops'?"),
+]
+FILES = {
+    "typo.toml": 'env = "lookup"\nmin_hop = 3\n',
+    "value.toml": "lora_dropout = 1\n",
+    "setting.toml": "max_hops = 0\n",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_of_the_command_line_loads_nothing_heavy(tmp_path, command, message):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    result = run(command.split(), cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 2 and message in result.stderr
+    modules = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
+    assert not {name.split(".")[0] for name in modules} & (HEAVY | {"peft", "sklearn", "scipy", "numpy"})
+    assert len(modules) < MOST_MODULES

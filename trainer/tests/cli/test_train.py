@@ -16,20 +16,29 @@ from typer.main import get_command
 ROW = {"question": "2 + 2?", "answer": "4\n#### 4"}
 
 
+def args_env(args: tuple[str, ...]) -> str:
+    return args[0] if args and not args[0].startswith("-") else "lookup"
+
+
 @pytest.fixture
 def refused(tmp_path, capsys, monkeypatch):
-    """Run `train` in an empty folder; return its one line of complaint."""
+    """Run `train` in an empty folder; return its one line of complaint.
+
+    `loads`: whether torch and verifiers are loaded before it, which a line says.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str) -> str:
+    def run(*args: str, loads: bool = False) -> str:
         with pytest.raises(SystemExit) as exit_:
             run_app("train", cli.app, list(args))
         output = capsys.readouterr()
         assert exit_.value.code == 2
         assert output.out == ""
-        assert output.err.count("\n") == 1 and output.err.startswith("train: ")
+        *loading, complaint = output.err.splitlines(keepends=True)
+        assert loading == (["  loading torch, verifiers and the environment " + args_env(args) + "\n"] if loads else [])
+        assert complaint.startswith("train: ")
         assert not (tmp_path / "runs").exists()
-        return output.err
+        return complaint
 
     return run
 
@@ -88,10 +97,10 @@ def test_batch_that_does_not_hold_whole_groups(refused):
         (["--env-arg", "hops"], "--env-arg needs key=value, not 'hops'"),
         (["-a", "min_hop=3"], "lookup: there is no setting 'min_hop'; did you mean 'min_hops'?"),
         (["-a", "min_hops=three"], "lookup: min_hops: Input should be a valid integer"),
-        (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
         (["--datasets", "x.jsonl"], "lookup: there is no setting 'datasets'"),
-        (["--max-context", "100000"], "--max-context 100000 is more than the 4096 positions of the model"),
-        (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
+        (["--eval-datasets", "x.jsonl"], "lookup: there is no setting 'datasets'"),
+        (["--max-hops", "0"], "--max-hops: input should be greater than or equal to 1, not '0'"),
+        (["--threads", "-1"], "--threads must be at least 0, not -1"),
         (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.toml"),
         (["--config", "nowhere.toml"], "there is no config file nowhere.toml"),
         (["--model", "./nowhere"], "there is no model in './nowhere': it has no config.json"),
@@ -101,9 +110,21 @@ def test_settings_that_cannot_be(refused, args, message):
     assert message in refused(*args)
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
+        (["--max-context", "100000"], "--max-context 100000 is more than the 4096 positions of the model"),
+        (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
+    ],
+)
+def test_settings_that_do_not_fit_together_or_the_model(refused, args, message):
+    assert message in refused(*args, loads=True)
+
+
 def test_missing_dataset(refused, tmp_path):
     path = tmp_path / "missing.jsonl"
-    assert f"no such dataset file: {path}" in refused("gsm8k", "--datasets", str(path))
+    assert f"no such dataset file: {path}" in refused("gsm8k", "--datasets", str(path), loads=True)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +138,14 @@ def test_missing_dataset(refused, tmp_path):
 def test_broken_dataset_row_is_named_by_file_and_line(refused, tmp_path, line, complaint):
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(ROW)}\n{line}\n{json.dumps(ROW)}\n")
-    message = refused("gsm8k", "--datasets", str(path))
+    message = refused("gsm8k", "--datasets", str(path), loads=True)
     assert f"{path} line 2" in message and complaint in message
 
 
 def test_all_data_held_out(refused, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n")
-    assert "all tasks of gsm8k are held out" in refused("gsm8k", "--datasets", str(path))
+    assert "all tasks of gsm8k are held out" in refused("gsm8k", "--datasets", str(path), loads=True)
 
 
 def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):
@@ -134,7 +155,7 @@ def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):
     tokenizer.save_pretrained(folder)
     qwen2.save_pretrained(folder)
     capsys.readouterr()
-    assert "has no chat template" in refused("--model", str(folder))
+    assert "has no chat template" in refused("--model", str(folder), loads=True)
 
 
 def test_template_that_refuses_the_system_role(refused, tmp_path, qwen2, capsys):
@@ -145,7 +166,7 @@ def test_template_that_refuses_the_system_role(refused, tmp_path, qwen2, capsys)
     tokenizer.save_pretrained(folder)
     qwen2.save_pretrained(folder)
     capsys.readouterr()
-    message = refused("--model", str(folder))
+    message = refused("--model", str(folder), loads=True)
     assert "chat template" in message and "System role not supported" in message
 
 
@@ -186,7 +207,7 @@ def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
 def test_a_missing_reporting_library_leaves_nothing_behind(refused):
     for library in ("wandb", "trackio"):
         if importlib.util.find_spec(library) is None:
-            assert f"pip install {library}" in refused("--report-to", library)
+            assert f"pip install {library}" in refused("--report-to", library, loads=True)
 
 
 def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository):

@@ -6,7 +6,8 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as PeftLinear
 from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.policy.lora import LeanLoraLinear, add_lora, merged_state
+from plumbob.trainer.policy.lora import LeanLoraLinear, add_lora
+from plumbob.trainer.policy.merged_weights import merged_state
 
 
 def with_adapter(model, **settings):

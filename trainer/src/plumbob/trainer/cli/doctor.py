@@ -15,7 +15,7 @@ import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -117,6 +117,7 @@ def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
 def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Finding]]:
     announce(f"torch, verifiers and the environment {config.env}")
     with fast_imports():
+        import_transformers()
         from plumbob.trainer.diagnosis.findings import Finding
         from plumbob.trainer.distributed.world import join_world, leave_world
         from plumbob.trainer.doctor.run_probes import examine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,38 @@ def announce(what: str) -> None:
     """Print to stderr what is being loaded. Of several processes of a run, only rank 0 prints it."""
     if os.environ.get("RANK", "0") == "0":
         print(f"  loading {what}", file=sys.stderr, flush=True)
+
+
+_IN_ORDER = (
+    ("transformers.generation.candidate_generator", "is_sklearn_available"),
+    ("transformers.loss.loss_utils", "is_scipy_available"),
+    ("transformers.models.auto.auto_factory", None),
+    ("transformers.trainer_utils", "is_peft_available"),
+)
+"""(module of transformers, the question that it asks when it is imported, to import a package that is not used here).
+
+The packages serve assisted generation, losses of object detection and transformers' own trainer. Importing them, and
+pandas with them, takes a fifth of the time of all imports. The third module loads models and asks about peft too, so it
+is imported before the fourth, with the true answer.
+"""
+
+
+def import_transformers() -> None:
+    """Import what language models need of transformers, without scikit-learn, SciPy and peft.
+
+    Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it.
+    """
+    from transformers import utils
+
+    for module, question in _IN_ORDER:
+        answers = {question: getattr(utils, question)} if question is not None else {}
+        try:
+            for name in answers:
+                setattr(utils, name, lambda: False)
+            importlib.import_module(module)
+        finally:
+            for name, answer in answers.items():
+                setattr(utils, name, answer)
 
 
 @contextmanager

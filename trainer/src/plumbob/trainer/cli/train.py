@@ -13,7 +13,7 @@ import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.environment import check_by_source, settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
@@ -39,6 +39,7 @@ def train(**given: Any) -> int:
     check_before_loading(config, run_dir)
     announce(f"torch, verifiers and the environment {config.env}")
     with fast_imports():
+        import_transformers()
         from plumbob.trainer.training.train import run
 
     return run(config, run_dir)

@@ -120,13 +120,13 @@ def check_by_source(env: str, settings: Mapping[str, str]) -> None:
 
 
 def _refusal(setting: Setting, text: str) -> str | None:
-    """Why the setting's type or bounds refuse this value; None if they do not. "None" means null to verifiers."""
-    if setting.annotation is None or text == "None":
+    """Why the setting's type or bounds refuse this value; None if they do not, or if the source does not tell them."""
+    if setting.annotation is None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        TypeAdapter(setting.annotation).validate_python(text)
+        TypeAdapter(setting.annotation).validate_python(None if text == "None" else text)  # as verifiers reads "None"
     except ValidationError as error:
         return error.errors()[0]["msg"]
     return None

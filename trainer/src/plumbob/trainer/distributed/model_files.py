@@ -6,9 +6,9 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as PeftLinear
 from plumbob.trainer.distributed.base import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -58,7 +58,7 @@ def merged(sharding: Sharding, model: PreTrainedModel) -> Iterator[tuple[str, to
 
     Collective: every rank must take all tensors.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, PeftLinear)}
+    layers = lora_layers(model)
     for name, parameter in sharding.parameters.items():
         if "lora_" in name:
             continue
@@ -71,6 +71,15 @@ def merged(sharding: Sharding, model: PreTrainedModel) -> Iterator[tuple[str, to
         adapter = layer.active_adapters[0]
         with sharding.whole(parameter, layer.lora_A[adapter].weight, layer.lora_B[adapter].weight) as (weight, a, b):
             yield plain, weight.float() + layer.scaling[adapter] * (b.float() @ a.float())
+
+
+def lora_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Name -> peft's LoRA layer, of all such layers. peft is imported only if there are any."""
+    if not any("lora_" in name for name, _ in model.named_parameters()):
+        return {}
+    from peft.tuners.lora import Linear
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
 
 
 def write(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftModel
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
@@ -43,6 +42,8 @@ def load_model(name: str) -> PreTrainedModel:
         if not adapter.is_file():
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        from peft import PeftModel
+
         return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None

@@ -1,4 +1,7 @@
-"""LoRA with peft's layers and files, and a forward pass that moves less memory than peft's."""
+"""LoRA with peft's layers and files, and a forward pass that moves less memory than peft's.
+
+Only runs with --peft import this module, because importing peft takes about a second.
+"""
 
 from __future__ import annotations
 
@@ -57,27 +60,6 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> None:
     for module in model.modules():
         if type(module) is PeftLinear:
             module.__class__ = LeanLoraLinear
-
-
-def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights of `model` with its adapter merged in: a plain model's names -> float32 tensors on the CPU.
-
-    The adapter is added in float32, because rounding the sum to bfloat16 loses most of an early update: four fifths of
-    an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
-    """
-    merged = {
-        name: module.base_layer.weight.float() + module.get_delta_weight(module.active_adapters[0]).float()
-        for name, module in model.named_modules()
-        if isinstance(module, PeftLinear)
-    }
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if "lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        whole = merged.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
-        state[plain] = (tensor if whole is None else whole).detach().float().cpu()
-    return state
 
 
 def _targets(model: PreTrainedModel, names: str) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 import torch._functorch.config
-from peft import set_peft_model_state_dict
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed import model_files as files
@@ -19,7 +18,7 @@ from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
 from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy import packed_attention as attention
-from plumbob.trainer.policy.lora import add_lora, merged_state
+from plumbob.trainer.policy.merged_weights import merged_state
 from plumbob.trainer.policy.packing import pack, to_device
 from plumbob.trainer.policy.token_logprobs import score_tokens
 from safetensors.torch import load_file, save_file
@@ -92,6 +91,8 @@ class Policy:
         self.config = config
         self.device = device
         if config.peft:
+            from plumbob.trainer.policy.lora import add_lora
+
             torch.manual_seed(config.seed)
             add_lora(model, config)
             if config.bf16:
@@ -248,6 +249,8 @@ class Policy:
             self.sharding.load(files.saved_tensors(folder, self.model))
             return
         if self.config.peft:
+            from peft import set_peft_model_state_dict
+
             set_peft_model_state_dict(self.model, load_file(folder / "adapter_model.safetensors"))
         else:
             saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,0 +1,27 @@
+"""The weights of a model with its LoRA adapter merged in. Imports peft only for a model that has an adapter."""
+
+from __future__ import annotations
+
+import torch
+from plumbob.trainer.distributed.model_files import lora_layers
+from transformers import PreTrainedModel
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of `model` with its adapter merged in: a plain model's names -> float32 tensors on the CPU.
+
+    The adapter is added in float32, because rounding the sum to bfloat16 loses most of an early update: four fifths of
+    an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
+    """
+    merged = {
+        name: layer.base_layer.weight.float() + layer.get_delta_weight(layer.active_adapters[0]).float()
+        for name, layer in lora_layers(model).items()
+    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if "lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        whole = merged.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+        state[plain] = (tensor if whole is None else whole).detach().float().cpu()
+    return state

@@ -1,0 +1,108 @@
+"""What `train` imports, and when: counted in modules, because seconds depend on the machine."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+SMALL = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
+NOT_NEEDED = ("sklearn", "scipy", "pandas", "peft", "datasets", "vllm", "wandb", "matplotlib")
+
+LOADED = """
+import sys
+from plumbob.console.app import run_app
+from plumbob.trainer.cli.train import app
+try:
+    run_app("train", app, sys.argv[1:])
+except SystemExit as end:
+    print("code", end.code)
+print("loaded", *sorted({name.split(".")[0] for name in sys.modules}))
+"""
+
+
+def imported(args: list[str], cwd: Path) -> tuple[str, set[str]]:
+    """(output, top-level packages in memory at the end) of a `train` in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", LOADED, *args], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    *output, last = done.stdout.splitlines()
+    assert last.startswith("loaded ")
+    return done.stderr + "\n".join(output), set(last.split()[1:])
+
+
+@pytest.mark.slow
+def test_a_run_without_lora_imports_neither_peft_nor_what_transformers_would_import_for_others(tmp_path):
+    output, loaded = imported(["lookup", *SMALL.split(), "--run-name", "r"], tmp_path)
+    assert "code 0" in output and (tmp_path / "runs/r/model/model.safetensors").is_file()
+    assert {"torch", "transformers", "verifiers"} <= loaded
+    assert not loaded & set(NOT_NEEDED)
+
+
+@pytest.mark.slow
+def test_lora_works_after_the_short_imports(tmp_path):
+    output, loaded = imported(["lookup", "--peft", *SMALL.split(), "--run-name", "r"], tmp_path)
+    assert "code 0" in output and (tmp_path / "runs/r/model/adapter/adapter_model.safetensors").is_file()
+    assert "peft" in loaded
+
+
+def test_other_code_in_the_process_finds_what_was_not_imported():
+    """Also transformers itself: only the modules that asked while they were imported keep the short answer."""
+    code = """
+from plumbob.trainer.cli.loading import import_transformers
+import_transformers()
+import sys
+from transformers import utils
+assert utils.is_sklearn_available() and utils.is_scipy_available() and utils.is_peft_available()
+from transformers.integrations import peft as integration
+from transformers.models.auto import auto_factory
+assert integration.is_peft_available() and auto_factory.is_peft_available()
+import sklearn.metrics, scipy.optimize, peft
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_line_comes_before_anything_heavy_is_imported(tmp_path):
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    process = subprocess.Popen(
+        [BIN / "train", "lookup", "--max-hops", "3"], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    )
+    assert process.stderr is not None
+    before = set()
+    for line in process.stderr:
+        if line.startswith("  loading "):
+            break
+        before.add(line.rpartition("|")[2].strip().split(".")[0])
+    else:
+        pytest.fail("no line says what is being loaded")
+    process.kill()
+    process.communicate()
+    assert "lookup" in line and "torch" in line
+    assert "plumbob" in before
+    assert not before & {"torch", "verifiers", "transformers", "sklearn", "peft", "vf_lookup", "numpy"}
+
+
+def test_only_the_first_process_of_a_run_says_what_is_loaded(capsys, monkeypatch):
+    from plumbob.trainer.cli.loading import announce
+
+    monkeypatch.setenv("RANK", "1")
+    announce("torch")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    announce("torch")
+    assert capsys.readouterr().err == "  loading torch\n"
+
+
+def test_garbage_is_collected_again_after_the_imports():
+    from plumbob.trainer.cli.loading import fast_imports
+
+    try:
+        with pytest.raises(ImportError), fast_imports():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

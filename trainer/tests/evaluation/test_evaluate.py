@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and f"evaluate --resume {tmp_path / 'r'}" in output
+    assert process.returncode == 130 and f"evaluate --resume {tmp_path / 'r'}" in output
     assert 5 < len(read_records(file)) < 200
     again = [*command, "--resume", str(tmp_path / "r"), "--max-concurrent", "64"]
     done = subprocess.run(again, capture_output=True, text=True, check=True)

@@ -1,8 +1,11 @@
-"""Shared code of plumbob's commands: the error for user mistakes, and the exit codes 0, 1 and 2."""
+"""Shared code of plumbob's commands: the error for user mistakes, and the exit codes."""
 
 from __future__ import annotations
 
-__all__ = ["UserError"]
+__all__ = ["INTERRUPTED", "UserError"]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, also if the command saved its work first. The others: 0, 1, and 2 after a user's mistake."""
 
 
 class UserError(Exception):

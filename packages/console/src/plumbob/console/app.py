@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -12,8 +13,9 @@ from plumbob.console import UserError
 def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoReturn:
     """Run a typer app and exit with the code it returns, by default 0; 2 after a user's mistake, 1 if it was aborted.
 
-    `args`: the command-line arguments, by default those of this process.
+    After Ctrl-C the code is `INTERRUPTED`. `args`: the command-line arguments, by default those of this process.
     """
+    print_whatever_the_encoding()
     try:
         code = app(args=args, prog_name=name, standalone_mode=False)
     except UserError as error:
@@ -23,6 +25,16 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
     except typer.Abort:
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def print_whatever_the_encoding() -> None:
+    """Let stdout and stderr write a character that their encoding lacks as an escape, such as \\xe9, not as an error.
+
+    An error would end a command that has worked for hours at its last line, for example under PYTHONIOENCODING=ascii.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def fail(name: str, message: str) -> NoReturn:

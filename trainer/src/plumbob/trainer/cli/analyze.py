@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
+from plumbob.console.help import Command
+from plumbob.console.version import version_option
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=Command)
 def analyze(
     results: Annotated[
         list[Path],
@@ -28,6 +30,7 @@ def analyze(
     ] = None,
     resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.", min=100)] = 10_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> None:
     """Compare evaluations task by task.
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
+from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.train import check_before_loading, configure
@@ -24,10 +25,7 @@ from plumbob.trainer.config.train import TrainConfig
 if TYPE_CHECKING:
     from plumbob.trainer.diagnosis.findings import Finding
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+app = typer.Typer(rich_markup_mode=None)
 
 _HELP = """Find out why a training run does not learn.
 
@@ -75,7 +73,7 @@ def doctor(**given: Any) -> int:
         from plumbob.trainer.doctor.page import render
 
         try:
-            Path(page).write_text(render([f for _, f in findings], title))
+            Path(page).write_text(render([f for _, f in findings], title), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
     if any(f.cause for _, f in findings):
@@ -207,6 +205,7 @@ _ARGUMENTS: dict[str, Any] = {
             metavar="<file>",
         ),
     ],
+    "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
 }
 app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
+from plumbob.console.help import Command
+from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import announce, fast_imports
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
@@ -40,6 +42,7 @@ _CONFIG = Annotated[
 _RESUME = Annotated[
     str | None, typer.Option("--resume", help="Continue the evaluation or benchmark of this result directory.")
 ]
+_VERSION = Annotated[bool | None, version_option("plumbob-trainer")]
 _JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -122,8 +125,8 @@ def _announce(config: EvaluateConfig) -> None:
 
 
 def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=help)(as_command(function, arguments, EvaluateConfig))
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(help=help, cls=Command)(as_command(function, {**arguments, "version": _VERSION}, EvaluateConfig))
     return app
 
 

@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -49,7 +49,7 @@ def import_transformers() -> None:
 
 
 @contextmanager
-def fast_imports() -> Iterator[None]:
+def fast_imports() -> Generator[None]:
     """While modules are imported: no garbage collection, and no progress bars or advice from the libraries.
 
     Imports make hundreds of thousands of objects that stay. Looking through them for garbage takes a sixth of the time

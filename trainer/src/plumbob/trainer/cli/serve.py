@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
+from plumbob.console.help import Command
+from plumbob.console.version import version_option
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=Command)
 def serve(
     model: Annotated[
         str,
@@ -42,6 +44,7 @@ def serve(
         ),
     ] = None,
     bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
+    version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> int:
     """Serve a model with OpenAI's chat completions API over HTTP, until Ctrl-C.
 

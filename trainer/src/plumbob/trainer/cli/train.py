@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
+from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.typer_command import command_class
@@ -21,7 +22,7 @@ from plumbob.trainer.config.train import FIXED_ON_RESUME, PLACE, TrainConfig
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _HELP = """Train a model with GRPO on an installed environment.
 
@@ -106,6 +107,7 @@ _ARGUMENTS: dict[str, Any] = {
             metavar="<folder>",
         ),
     ],
+    "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
 }
 app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(

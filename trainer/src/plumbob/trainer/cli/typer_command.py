@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from plumbob.console import UserError
+from plumbob.console.help import Command
 from plumbob.trainer.config.environment import FLAGS_WITHOUT_EFFECT, describe
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, choices_of, flag, spellings
-from typer.core import TyperCommand
 
 OLD_SPELLINGS = {"-lr": "--lr"}
 """Spelling of earlier command lines -> option. Other options with one dash have one letter."""
+
+_HELP = ("version", "install_completion", "show_completion", "help")
+"""Options that a section at the end of the help shows."""
 
 _TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
 
@@ -127,12 +130,12 @@ def _switch(name: str, negative: str, value: str | None, rest: list[str]) -> str
     raise UserError(f"{name} must be true or false, not {value!r}")
 
 
-def command_class(cls: Any) -> type[TyperCommand]:
+def command_class(cls: Any) -> type[Command]:
     """The class of a typer command with the options of the settings `cls`. Its help shows them in their groups."""
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
 
-    class Command(TyperCommand):
+    class WithSettings(Command):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             rewritten, positional = rewrite(args, _grammar(self.get_params(ctx), fields, hints))
             ctx.meta["positional"] = positional
@@ -145,7 +148,7 @@ def command_class(cls: Any) -> type[TyperCommand]:
                 heading = (fields[param.name].metadata.get("group") if param.name in fields else None) or heading
                 row = param.get_help_record(ctx)
                 if row is not None:
-                    where = "Help" if param.name == "help" else heading
+                    where = "Help" if param.name in _HELP else heading
                     sections.setdefault(where, []).append(row)
             for env in ctx.meta.get("positional", [])[:1]:
                 sections[f"Settings of {env}"] = describe(env, spellings(cls))
@@ -153,7 +156,7 @@ def command_class(cls: Any) -> type[TyperCommand]:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=34)
 
-    return Command
+    return WithSettings
 
 
 def _grammar(params: Sequence[Any], fields: Mapping[str, Any], hints: Mapping[str, Any]) -> Grammar:

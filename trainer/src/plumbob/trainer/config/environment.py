@@ -112,7 +112,9 @@ def check_by_source(env: str, settings: Mapping[str, str]) -> None:
     Nothing is imported: what the source does not tell is checked when the environment loads.
     """
     known = _from_source(find(env).name)
-    for name, text in settings.items() if known is not None else ():
+    if known is None:
+        return
+    for name, text in settings.items():
         if name not in known:
             raise UserError(f"{env}: there is no setting {name!r}{did_you_mean(name, list(known))}")
         if known[name].refuses and (reason := _refusal(known[name], text)) is not None:

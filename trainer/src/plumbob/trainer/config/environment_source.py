@@ -13,7 +13,9 @@ from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Union
+
+from plumbob.trainer.config.options import kind_of
 
 _ROOTS = {("pydantic", "BaseModel"), ("pydantic_config", "BaseConfig")}
 """(module, class) of the base classes at which the search for settings ends: they have none."""
@@ -28,6 +30,12 @@ _HARMLESS = ("default", "description", "title", "examples", "repr", "exclude")
 """Arguments of pydantic's Field that limit values, and those that do not change which values are accepted."""
 
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+# As values, because these types are made from what the source says.
+_ANNOTATED: Any = Annotated
+_LITERAL: Any = Literal
+_UNION: Any = Union
 
 
 class NotCertain(Exception):
@@ -176,13 +184,13 @@ def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | 
         annotation, bounded = _annotation(module, statement.annotation)
     except NotCertain:
         return Setting(name, _shown(statement.annotation), default)
-    kind = _kind(annotation)
+    kind = kind_of(annotation)
     if bounds is None:
         return Setting(name, kind, default)
     if bounds:
         from pydantic import Field
 
-        annotation = Annotated[annotation, Field(**bounds)]
+        annotation = _ANNOTATED[annotation, Field(**bounds)]
     return Setting(name, kind, default, annotation, refuses=True, accepts=certain and bounded)
 
 
@@ -226,7 +234,7 @@ def _annotation(module: _Module, node: ast.expr) -> tuple[Any, bool]:
         return _annotation(where, value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         parts = [_annotation(module, side) for side in (node.left, node.right)]
-        return Union[tuple(part[0] for part in parts)], all(part[1] for part in parts)  # noqa: UP007
+        return _UNION[tuple(part[0] for part in parts)], all(part[1] for part in parts)
     if isinstance(node, ast.Subscript):
         return _generic(module, _last_name(node.value), node.slice)
     raise NotCertain
@@ -236,7 +244,7 @@ def _generic(module: _Module, name: str, inside: ast.expr) -> tuple[Any, bool]:
     """Like `_annotation`, for Literal[...], Optional[...], Union[...] and Annotated[..., Field(...)]."""
     parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
     if name == "Literal":
-        return Literal[tuple(_literal(part) for part in parts)], True
+        return _LITERAL[tuple(_literal(part) for part in parts)], True
     if name == "Annotated":
         annotation, certain = _annotation(module, parts[0])
         for part in parts[1:]:
@@ -247,20 +255,13 @@ def _generic(module: _Module, name: str, inside: ast.expr) -> tuple[Any, bool]:
                 raise NotCertain
             from pydantic import Field
 
-            annotation, certain = Annotated[annotation, Field(**bounds)], certain and known
+            annotation, certain = _ANNOTATED[annotation, Field(**bounds)], certain and known
         return annotation, certain
     if name in ("Optional", "Union"):
         members = [_annotation(module, part) for part in parts]
-        types = tuple(member[0] for member in members)
-        return (Optional[types[0]] if name == "Optional" else Union[types]), all(m[1] for m in members)  # noqa: UP007, UP045
+        types = [member[0] for member in members] + ([None] if name == "Optional" else [])
+        return _UNION[tuple(types)], all(member[1] for member in members)
     raise NotCertain
-
-
-def _kind(annotation: Any) -> str:
-    """An understood annotation for the help: its choices, or the name of its type without None."""
-    from plumbob.trainer.config.options import kind_of
-
-    return kind_of(annotation)
 
 
 def _shown(node: ast.expr) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from plumbob.trainer.config.options import check_values, option, require, to_toml
+from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "env_args", "datasets", "rollouts_per_example", "seed", "temperature", "top_p", "top_k",
@@ -99,6 +99,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_run_name(self.run_name)
         require(bool(self.envs), "name an environment: `hub list` shows what is installed")
         require(len(set(self.envs)) == len(self.envs), "an environment is named twice; name each one once")
         require(

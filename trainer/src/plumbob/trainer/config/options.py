@@ -81,6 +81,12 @@ def require(holds: bool, message: str) -> None:
         raise UserError(message)
 
 
+def check_run_name(name: str | None) -> None:
+    """Raise UserError unless the name of a run directory is a plain folder name: it is made inside --output-dir."""
+    plain = name is None or (name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"})
+    require(plain, f"--run-name is the name of a folder in --output-dir and cannot hold slashes, so not {name!r}")
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """A hint to append to an error message, with the known name that is most similar; empty if none is."""
     near = difflib.get_close_matches(name, known, n=1)
@@ -176,7 +182,7 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     `name`.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except OSError as error:

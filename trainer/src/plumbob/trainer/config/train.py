@@ -12,7 +12,7 @@ from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
-from plumbob.trainer.config.options import check_values, option, require, to_toml
+from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
     "env",
@@ -369,6 +369,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_run_name(self.run_name)
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
         )

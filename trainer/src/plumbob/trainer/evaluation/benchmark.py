@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import to_toml
 
@@ -38,7 +38,7 @@ class Grid:
 def read_grid(directory: Path) -> Grid:
     """The grid of an earlier benchmark. Raises UserError if the directory is not a benchmark."""
     try:
-        values = tomllib.loads((directory / GRID).read_text())
+        values = tomllib.loads((directory / GRID).read_text(encoding="utf-8"))
         return Grid(tuple(values["models"]), tuple(values["retrievers"]))
     except (OSError, ValueError, KeyError):
         raise UserError(f"{directory} is not a benchmark: it has no readable {GRID}") from None
@@ -65,8 +65,8 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
     }
     name = config.run_name or f"benchmark-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = resume_from or make_directory(config.output_dir, name)
-    (directory / "config.toml").write_text(config.to_toml())
-    (directory / GRID).write_text(to_toml({"models": grid.models, "retrievers": grid.retrievers}))
+    (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (directory / GRID).write_text(to_toml({"models": grid.models, "retrievers": grid.retrievers}), encoding="utf-8")
     reports: list[dict[str, Any]] = []
     loaded = ""
     with ExitStack() as open_engine:  # one model in memory at a time, loaded once
@@ -76,10 +76,10 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
             print(f"[{number}/{len(cells)}] {folder.name}", file=sys.stderr, flush=True)
             finished = folder / "summary.json"
             if finished.is_file():
-                report = json.loads(finished.read_text())
+                report = json.loads(finished.read_text(encoding="utf-8"))
             else:
                 folder.mkdir(exist_ok=True)
-                (folder / "config.toml").write_text(own.to_toml())
+                (folder / "config.toml").write_text(own.to_toml(), encoding="utf-8")
                 if loaded != model:
                     open_engine.close()
                     asked, loaded = open_engine.enter_context(closing(evaluation.ask(own))), model
@@ -88,7 +88,7 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                 except (Interrupted, evaluation.EvaluationFailed) as error:
                     reason = f"Stopped: {error}" if str(error) else "Interrupted"
                     print(f"{reason}; finished rollouts are kept. Resume with:  benchmark --resume {directory}")
-                    return 1
+                    return INTERRUPTED if isinstance(error, Interrupted) else 1
                 finished.write_text(json.dumps(report))
             reports.append({"model": model, "retriever": retriever, **report})
     print(json.dumps(reports, indent=2) if as_json else f"{_table(reports)}\n\nresults  {directory}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
 from plumbob.trainer.config.evaluate import EvaluateConfig
@@ -33,13 +33,13 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
         raise UserError(f"environment {env!r} has no submission format: its task has no method 'prediction'")
     with closing(ask(config)) as asked:
         directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-        (directory / "config.toml").write_text(config.to_toml())
+        (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         try:
             (report,) = evaluate_plans(config, [part], asked, directory)
         except (Interrupted, EvaluationFailed) as error:
             reason = f"Stopped: {error}" if str(error) else "Interrupted"
             print(f"{reason}; finished rollouts are kept. Resume with:  predict --resume {directory}", file=sys.stderr)
-            return 1
+            return INTERRUPTED if isinstance(error, Interrupted) else 1
     if report["num_failed"]:
         print(report["heading"], file=sys.stderr)
         if not fill_failed:

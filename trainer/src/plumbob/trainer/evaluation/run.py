@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
 from plumbob.trainer.config.evaluate import EvaluateConfig
@@ -97,15 +97,15 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
 
 def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_from: Path | None, as_json: bool) -> int:
     directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-    (directory / "config.toml").write_text(config.to_toml())
+    (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     try:
         reports = evaluate_plans(config, plans, asked, directory)
     except Interrupted:
         print(f"Interrupted; finished rollouts are kept. Resume with:  evaluate --resume {directory}")
-        return 1
+        return INTERRUPTED
     except EvaluationFailed as error:
         print(f"Stopped: {error}. Resume with:  evaluate --resume {directory}")
-        return 1
+        return INTERRUPTED
     (directory / "summary.json").write_text(json.dumps(reports, indent=2, allow_nan=False))
     if as_json:
         print(json.dumps({"directory": str(directory), "environments": reports}, indent=2, allow_nan=False))
@@ -166,7 +166,7 @@ def _stored_settings(path: Path, env: str) -> dict[str, str]:
     """The environment's settings in the run or evaluation that stored a file, without those of its data source."""
     for folder in (path.parent, path.parent.parent):
         try:
-            values = tomllib.loads((folder / "config.toml").read_text())
+            values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         given = EvaluateConfig(envs=(env,), env_args=tuple(values.get("env_args", ()))).settings_of(env)

@@ -10,11 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-SPARKS = "▁▂▃▄▅▆▇█"
+SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
+"""Bars of a sparkline from low to high, and those for a screen whose encoding lacks them."""
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "step": ("step", "{:.0f}"),
@@ -30,6 +32,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "train s": ("time/train", "{:.1f}"),
 }
 """Heading of a column -> (name of its metric, format of its numbers)."""
+
+PRIORITY = ("step", "reward", "no signal", "grad", "turns", "entropy", "cut", "roll s", "train s", "gap", "tok/s")
+"""Headings by importance: a live table that is wider than the terminal leaves out the last ones."""
+
+GAP = 2
+"""Blanks between two columns of the live table."""
 
 MAX_ROWS = 20
 """Most rows of the live table; older steps are not shown."""
@@ -114,18 +122,30 @@ class Board:
         if not self.quiet:
             print(line, file=self.console.file, flush=True)
 
-    def _render(self) -> Table:
-        table = Table(
-            title=f"step {self.finished}/{self.total_steps}",
-            caption=self._status,
-            box=None,
-            title_justify="left",
-        )
-        for heading in COLUMNS:
-            table.add_column(heading, justify="right")
-        for row in self.rows[-MAX_ROWS:]:
-            table.add_row(*row)
-        return table
+    def _render(self) -> Group:
+        rows = self.rows[-MAX_ROWS:]
+        shown = columns_that_fit(rows, self.console.width)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+        for i in shown:
+            table.add_column(list(COLUMNS)[i], justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[i] for i in shown))
+        heading = Text(f"step {self.finished}/{self.total_steps}", "italic", no_wrap=True, overflow="crop")
+        return Group(heading, table, Text(self._status, "dim", no_wrap=True, overflow="crop"))
+
+
+def columns_that_fit(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Indices of the most important columns that fit side by side into `width` characters, in the table's order."""
+    headings = list(COLUMNS)
+    shown: list[int] = []
+    used = 0
+    for heading in PRIORITY:
+        i = headings.index(heading)
+        used += max(len(heading), *(len(row[i]) for row in rows), 0) + (GAP if shown else 0)
+        if used > width:
+            break
+        shown.append(i)
+    return sorted(shown)
 
 
 def completion(trace: Any) -> str:
@@ -154,7 +174,16 @@ def _tail(text: str, length: int) -> str:
     return line if len(line) <= length else "..." + line[3 - length :]
 
 
-def sparkline(values: Sequence[float], width: int = 60) -> str:
+def bars_for(stream: IO[str]) -> str:
+    """The bars of a sparkline that this stream can write."""
+    try:
+        SPARKS.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return PLAIN_SPARKS
+    return SPARKS
+
+
+def sparkline(values: Sequence[float], width: int = 60, bars: str = SPARKS) -> str:
     """Values as bars, scaled from the lowest to the highest. More than `width` values are averaged to `width` bars."""
     if not values:
         return ""
@@ -162,5 +191,5 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(values), max(values)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((value - low) * scale)] for value in values)

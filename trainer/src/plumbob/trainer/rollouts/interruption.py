@@ -8,6 +8,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+from plumbob.console import INTERRUPTED
+
 
 class Interrupted(Exception):
     """The user asked to stop."""
@@ -39,7 +41,7 @@ class Interruption:
 
     def _handle(self, number: int, frame: object) -> None:
         if self.requested:
-            os._exit(1)
+            os._exit(INTERRUPTED)
         self.requested = True
         if self._task is not None and self._loop is not None and not self.deferred:
             self._loop.call_soon_threadsafe(self._task.cancel)

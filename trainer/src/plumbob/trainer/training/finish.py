@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 
 from plumbob.console import UserError
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.hub_upload import push_to_hub
-from plumbob.trainer.reporting.progress_table import sparkline
+from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import write_whole
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.run import Run
@@ -57,20 +58,23 @@ def _write_summary(run: Run, seconds: float) -> None:
 def _print_result(run: Run, seconds: float) -> None:
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
+    columns = shutil.get_terminal_size().columns
     print()
-    _print_evaluations(run.state.evaluations, len(run.tasks.held_out))
+    _print_evaluations(run.state.evaluations, len(run.tasks.held_out), columns)
     if rows and all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
         print(
             "No group had a signal: in every step all rollouts of each task got the same reward, so nothing was "
             "learned."
         )
     if rewards:
-        print(f"training reward  {rewards[0]:.3f} {sparkline(rewards)} {rewards[-1]:.3f}")
+        ends = f"training reward  {rewards[0]:.3f} ", f" {rewards[-1]:.3f}"
+        width = max(min(60, columns - sum(map(len, ends))), 1)
+        print(sparkline(rewards, width, bars_for(sys.stdout)).join(ends))
     print(f"time             {seconds:.0f} s")
     print(f"run directory    {run.directory}")
 
 
-def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_tasks: int) -> None:
+def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_tasks: int, columns: int) -> None:
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
     if not after:
         return
@@ -78,7 +82,9 @@ def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_ta
     for how in after:
         if how in before:
             lift = after[how].mean - before[how].mean
-            print(f"  {how:<8} {before[how]} -> {after[how]}   ({lift:+.3f})")
+            line = f"  {how:<8} {before[how]} -> {after[how]}   ({lift:+.3f})"
+            narrow = f"  {how:<8} {before[how]} ->\n           {after[how]}   ({lift:+.3f})"
+            print(line if len(line) <= columns else narrow)
         else:
             print(f"  {how:<8} {after[how]}")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
 from plumbob.trainer.distributed.world import join_world, leave_world
@@ -34,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 
 def run(config: TrainConfig, resume_from: Path | None = None) -> int:
-    """Train as configured; returns the exit code: 0, or 1 if the run was interrupted or failed. Raises UserError."""
+    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
     started = time.time()
     transformers_logging.disable_progress_bar()
     world = join_world()
@@ -115,7 +115,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 f"saved {saved}" if saved else f"the last checkpoint is {checkpoint.latest(run_.directory) or 'none'}"
             )
             recorder.note(f"Interrupted after step {state.step}; {kept}. Resume with:  train --resume {run_.directory}")
-            return 1
+            return INTERRUPTED
     return 0
 
 

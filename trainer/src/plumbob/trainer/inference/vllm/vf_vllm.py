@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from plumbob.console import UserError
+from plumbob.console.version import version_text
 from plumbob.trainer.config.bundled_models import bundled_folder
 
 Sync = Literal["lora", "nccl", "ipc", "disk"]
@@ -41,6 +42,7 @@ Options of vf-vllm:
   --expose-dev-endpoints   Let every client that can reach HOST:PORT replace the server's weights.
   --no-dev-endpoints       Serve without endpoints for weights: the trainer cannot sync weights to this server.
   --print-command          Print the environment variables and the command, and exit.
+  --version                Print the version and exit.
   --help, -h               Print this text and exit.
 
 Often used options of `vllm serve`, which are passed on unchanged:
@@ -233,6 +235,9 @@ def die_with_parent(parent: int) -> None:
 def run(arguments: Sequence[str]) -> int:
     if any(a in ("--help", "-h") for a in arguments):
         print(HELP, end="")
+        return 0
+    if "--version" in arguments:
+        print(version_text("plumbob-trainer"))
         return 0
     rest = list(arguments)
     only_print = _take_flag(rest, "--print-command")

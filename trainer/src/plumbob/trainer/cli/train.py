@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,7 @@ def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
     own_names = [name for name in spellings(TrainConfig) if name != "env_args"]
 
     def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
-        return settle(env, unknown_options, file, own_names, lambda: announce(f"the environment {env}"))
+        return settle(env, unknown_options, file, own_names, lru_cache(lambda: announce(f"the environment {env}")))
 
     fixed = (*FIXED_ON_RESUME, *PLACE)
     config, _ = resolve(TrainConfig, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import verifiers.v1 as vf
-from plumbob.rollout import Completion, EngineError, Limits, Sampling, run_group, run_rollout, to_sample
+from plumbob.rollout import Completion, EngineError, Limits, Sampling, engine_failed, run_group, run_rollout, to_sample
 from plumbob.rollout import verifiers_adapter as adapter
 
 # --- how a rollout ends ---------------------------------------------------------------------------------------------
@@ -171,6 +171,7 @@ def test_an_engine_that_fails(play, error, turn):
     assert not trace.ok and trace.is_completed and not trace.is_timeout
     assert (trace.errors[0].type, trace.errors[0].message) == (type(error).__name__, str(error))
     assert trace.stop_condition == "error" and trace.rewards == {} and trace.num_turns == turn
+    assert engine_failed(trace) and engine_failed(type(trace).model_validate(trace.to_record()))
 
 
 def test_an_engine_that_draws_nothing(qwen, kit):
@@ -208,6 +209,7 @@ def test_an_environment_that_fails(play, kit, where):
 
     trace, _ = play(["x"], task=Broken(kit.Data(prompt="Go.")))
     assert not trace.ok and trace.is_completed
+    assert not engine_failed(trace)
     assert trace.errors[0].type == "TaskError" and where in trace.errors[0].message
     assert trace.num_turns == (0 if where in ("setup", "stop") else 1)
 

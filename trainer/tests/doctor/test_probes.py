@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plumbob.rollout import Sample
+from plumbob.rollout import Chat, Sample
 from plumbob.testing.faults.catalogue import FAULTS, HEALTHY, Fault
 from plumbob.testing.faults.rewards import rewarded
 from plumbob.testing.vllm_double import Double, serving
@@ -216,6 +216,33 @@ def test_where_no_reward_is_a_number_that_is_the_cause(subject_with):
     fault = Fault("no reward is a number", "reward-not-finite", never)
     findings = [finding for _, finding in examine(subject_with(fault), everything=True)]
     assert [f.cause for f in findings if f.verdict != "pass"] == ["reward-not-finite"]
+
+
+@pytest.mark.parametrize("spared", [False, True], ids=["every rollout", "some rollouts"])
+@pytest.mark.parametrize("where", ["forward pass", "engine", "template"])
+def test_an_error_of_the_engine_is_never_called_one_of_the_environment(subject_with, monkeypatch, where, spared):
+    """Whether torch fails in a forward pass, the engine raises what it may not raise, or a template cannot be rendered."""
+    subject, count = subject_with(max_concurrent=4), 0
+
+    def fails_at(owner, name):
+        original = getattr(owner, name)
+
+        def failing(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count % 3 or not spared:
+                raise RuntimeError("unsupported operation: some elements refer to a single memory location")
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, failing)
+
+    if where == "template":
+        fails_at(Chat, "suffix")
+    else:
+        fails_at(subject.run.engine, "_forward" if where == "forward pass" else "generate")
+    findings = [finding for _, finding in examine(subject)]
+    assert [f.cause for f in findings if f.cause] == ["engine-fails"]
+    assert "unsupported operation" in findings[-1].evidence
 
 
 def test_prompts_at_the_limit_of_the_context_leave_room_for_what_is_drawn(subject_with):

@@ -111,7 +111,14 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
         {"max_staleness": 1, "engine": "vllm", "peft": True},
         lambda step: {"rollout/stale": 0.6 * 128, "rollout/count": 128.0},
     ),
-    "environment-fails": ({}, lambda step: {"rollout/errored": 40.0, "rollout/count": 128.0}),
+    "environment-fails": (
+        {},
+        lambda step: {"rollout/errored": 40.0, "rollout/engine_errors": 19.0, "rollout/count": 128.0},
+    ),
+    "engine-fails": (
+        {},
+        lambda step: {"rollout/errored": 40.0, "rollout/engine_errors": 21.0, "rollout/count": 128.0},
+    ),
     "tools-fail": ({}, lambda step: {"rollout/tool_calls": 2.0, "rollout/tool_errors": 1.5 * (step > 5)}),
     "calls-malformed": ({}, lambda step: {"rollout/tool_calls": 0.1, "rollout/malformed_calls": 1.0}),
     "reward-constant": (

@@ -3,7 +3,7 @@
 from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
 from plumbob.rollout.dialogue import EndOfScript, derive_seed
 from plumbob.rollout.rows import to_sample
-from plumbob.rollout.runner import run_group, run_rollout
+from plumbob.rollout.runner import engine_failed, run_group, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply, read_arguments
 from plumbob.rollout.types import (
@@ -39,6 +39,7 @@ __all__ = [
     "StopReason",
     "Tokenizer",
     "derive_seed",
+    "engine_failed",
     "parse_reply",
     "read_arguments",
     "run_group",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -94,24 +94,49 @@ async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dial
     from plumbob.rollout import verifiers_adapter as adapter
 
     stop_hooks = task.hooks("stop")
-    dialogue.open(adapter.initial_messages(task))
+    opening = adapter.initial_messages(task)
+    with _of_the_engine(trace):
+        dialogue.open(opening)
     for turn in range(dialogue.limits.max_turns):
         if fired := await adapter.fired_stop(task, trace, stop_hooks):
             return fired
-        sampled_turn = await dialogue.sample_turn(turn)
+        with _of_the_engine(trace):
+            sampled_turn = await dialogue.sample_turn(turn)
         if sampled_turn.stop is not None:
             return sampled_turn.stop
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
         texts = [await observe(box, call, counts) for call in sampled_turn.calls]
-        dialogue.add_messages(
-            [
-                adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
-                for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
-            ]
-        )
+        results = [
+            adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
+            for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
+        ]
+        with _of_the_engine(trace):
+            dialogue.add_messages(results)
     return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
+
+
+FAILED_IN = "failed_in"
+"""Key of `trace.info`: "engine" if a rollout failed outside the environment's code."""
+
+
+@contextmanager
+def _of_the_engine(trace: vf.Trace) -> Generator[None]:
+    """Context in which none of the environment's code runs: an error in it is noted on the trace as the engine's."""
+    try:
+        yield
+    except Exception:
+        trace.info[FAILED_IN] = "engine"
+        raise
+
+
+def engine_failed(trace: vf.Trace) -> bool:
+    """Whether a rollout failed because no turn could be sampled: in the engine, or where messages become tokens.
+
+    False for a rollout that succeeded, and for one that failed in the environment's code.
+    """
+    return not trace.ok and trace.info.get(FAILED_IN) == "engine"
 
 
 async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:

@@ -106,7 +106,7 @@ FAILED_ROLLOUTS = Threshold(
     0.2,
         "largest share of rollouts that may end in an error; above it, the remaining rollouts of their groups are "
         "not a fair sample",
-    "environment-fails",
+    "environment-fails", "engine-fails",
 )  # fmt: skip
 TOOL_ERRORS = Threshold(
     0.5, "largest share of tool calls that may end in an error. Where tools run programs that the policy wrote, it is "

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
-from plumbob.rollout import Chat, EngineError, Limits, Sample, Sampling, derive_seed, run_group, to_sample
+from plumbob.rollout import Chat, Limits, Sample, Sampling, derive_seed, engine_failed, run_group, to_sample
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -25,10 +26,12 @@ from plumbob.trainer.rollouts.tasks import Tasks
 class RunFailed(Exception):
     """The run cannot go on, for example because all rollouts failed; the message says why."""
 
-    def __init__(self, message: str, records: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, records: Sequence[str] = (), cause: str | None = None) -> None:
         super().__init__(message)
         self.records = records
         """Traces that show the failure, each a line of JSON."""
+        self.cause = cause
+        """Id of the cause in the catalogue of causes, where it is known."""
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Batch:
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
     """Reason of each failed rollout, in one line."""
+    engine_failures: int = 0
+    """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
     num_rollouts: int = 0
     """Number of rollouts, failed ones included."""
     stale: int = 0
@@ -177,7 +182,9 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Bat
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
     if batch.num_rollouts == len(batch.failures):
-        raise RunFailed(f"all {batch.num_rollouts} rollouts failed, the first with: {batch.failures[0]}", batch.records)
+        cause = failure_cause(len(batch.failures), batch.engine_failures)
+        first = batch.failures[0]
+        raise RunFailed(f"all {batch.num_rollouts} rollouts failed, the first with: {first}", batch.records, cause)
     return batch
 
 
@@ -192,6 +199,7 @@ class _Share:
 
     samples: list[Sample]
     failures: list[str]
+    engine_failures: int
     num_rollouts: int
     groups_broken: int
 
@@ -224,15 +232,17 @@ async def _add_round(
     )
     traces = [(first_group + i, trace) for i, group in zip(mine, groups, strict=True) for trace in group]
     # If the engine failed one rollout, its whole group is left out, because the other rollouts are not a fair sample.
-    broken = {i for i, trace in traces if not trace.ok and trace.errors[-1].type == EngineError.__name__}
+    broken = {i for i, trace in traces if engine_failed(trace)}
     share = _Share(
         samples=[to_sample(trace, group_name(step, i)) for i, trace in traces if trace.ok and i not in broken],
         failures=[failure(trace) for _, trace in traces if not trace.ok],
+        engine_failures=sum(engine_failed(trace) for _, trace in traces),
         num_rollouts=len(traces),
         groups_broken=len(broken),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += part.failures
+        batch.engine_failures += part.engine_failures
         batch.num_rollouts += part.num_rollouts
         batch.groups_broken += part.groups_broken
     everyone = sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))

@@ -77,6 +77,12 @@ METRICS = (
         "is left out of its group; if the engine failed, the whole group is left out (groups/broken).",
     ),
     Metric(
+        "rollout/engine_errors",
+        "rollouts",
+        "Number of rollouts that failed in the engine, or where the chat template turns messages into tokens: "
+        "the part of rollout/errored that is not the environment's.",
+    ),
+    Metric(
         "rollout/stale", "rollouts", "Number of rollouts discarded because they are older than --max-staleness allows."
     ),
     Metric(

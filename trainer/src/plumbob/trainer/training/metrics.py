@@ -217,6 +217,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         **_within_groups(samples, components),
         "rollout/count": batch.num_rollouts,
         "rollout/errored": len(batch.failures),
+        "rollout/engine_errors": batch.engine_failures,
         "rollout/stale": batch.stale,
         "rollout/not_finite": batch.not_finite,
         "rollout/truncated_share": sum(s.truncated for s in samples) / n,

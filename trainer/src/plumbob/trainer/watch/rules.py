@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.watch.history import (
     WINDOW,
     History,
@@ -109,9 +110,9 @@ def errors(h: History) -> Outcome:
     if h.steps < WINDOW:
         return None
     failed = share(h.recent, "rollout/errored", "rollout/count")
-    return (
-        "environment-fails" if failed > thresholds.FAILED_ROLLOUTS else None
-    ), f"{failed:.0%} of the rollouts ended in an error"
+    by_engine = share(h.recent, "rollout/engine_errors", "rollout/count")
+    cause = failure_cause(failed, by_engine) if failed > thresholds.FAILED_ROLLOUTS else None
+    return cause, f"{failed:.0%} of the rollouts ended in an error, {by_engine:.0%} in one of the engine"
 
 
 def tool_errors(h: History) -> Outcome:

@@ -7,11 +7,19 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "environment-fails",
-        "Many rollouts end in errors of the environment or the engine: the remaining rollouts of their groups are not "
-        "a fair sample.",
+        "Many rollouts end in errors of the environment: the remaining rollouts of their groups are not a fair sample.",
         "Correct the error, whose message `doctor ENV` and the run's traces/ show. `evaluate ENV --oracle` shows "
         "whether the environment works without a model.",
         ("H05",),
+    ),
+    Cause(
+        "engine-fails",
+        "Many rollouts end because no turn could be sampled, in the engine or where the chat template turns messages "
+        "into tokens: their groups are left out. The environment's code did not fail.",
+        "Read the error, which `doctor ENV` and the run's traces/ show. With --engine vllm, read the server's log "
+        "(vllm.log in the run directory, if the run started it); if memory is short, lower --max-concurrent; report an "
+        "error that you cannot explain as a bug of plumbob.",
+        (),
     ),
     Cause(
         "groups-mixed",
@@ -79,3 +87,8 @@ CAUSES = (
         ("H07",),
     ),
 )
+
+
+def failure_cause(failed: float, by_engine: float) -> str:
+    """The cause of many failed rollouts. `failed`: how many (or which share); `by_engine`: those of the engine."""
+    return "engine-fails" if by_engine > failed - by_engine else "environment-fails"

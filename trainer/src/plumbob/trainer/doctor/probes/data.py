@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.loading import load_chat
@@ -21,17 +22,19 @@ def probe(subject: Subject) -> Iterator[Finding]:
     try:
         batch = subject.drawn.batch
     except RunFailed as error:
-        yield Finding("rollouts finish without errors", "fail", str(error), "environment-fails")
+        yield Finding("rollouts finish without errors", "fail", str(error), error.cause or "environment-fails")
         return
     share = len(batch.failures) / batch.num_rollouts
     first = f"; the first error: {batch.failures[0]}" if batch.failures else ""
-    evidence = f"{len(batch.failures)} of {batch.num_rollouts} rollouts failed{first}"
+    evidence = (
+        f"{len(batch.failures)} of {batch.num_rollouts} rollouts failed, {batch.engine_failures} in the engine{first}"
+    )
     failed = share > thresholds.FAILED_ROLLOUTS
     yield Finding(
         "rollouts finish without errors",
         "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass",
         evidence,
-        "environment-fails" if failed else None,
+        failure_cause(len(batch.failures), batch.engine_failures) if failed else None,
     )
     if not subject.is_drawn:
         evidence = f"none of the {batch.num_rollouts} rollouts has a finite reward and finite log-probabilities"

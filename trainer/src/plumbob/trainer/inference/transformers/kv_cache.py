@@ -88,7 +88,8 @@ class SlotCache:
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
         """Copy the first `length` positions of slot `source` into each slot of `targets`."""
         for tensor in (*self.keys, *self.values):
-            tensor[targets, :, :length] = tensor[source, :, :length]
+            # A copy of the source: torch refuses to write a tensor from a part of itself if `length` is all of it.
+            tensor[targets, :, :length] = tensor[source, :, :length].clone()
         for target in targets:
             self.remember(target, self.ids[source, :length])
 

@@ -119,8 +119,48 @@ def load_make_tiny_policy() -> Any:
     return module
 
 
+def make_spaced_tokenizer(chat_template: str, special: list[str], eos: str):
+    """BPE over words that begin with a visible space, its special tokens in the model's own vocabulary (as Mistral's)."""
+    bpe = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bpe.decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback()])
+    in_bytes = [f"<0x{i:02X}>" for i in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<unk>", *special, *in_bytes],
+        initial_alphabet=[*map(chr, range(33, 127)), "▁"],
+        show_progress=False,
+    )
+    bpe.train_from_iterator([*SENTENCES * 4, *special * 4], trainer)
+    state = json.loads(bpe.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in in_bytes]
+    # As where a vocabulary is converted from SentencePiece: "</" and "s>" can be merged to the special token.
+    for left, right in (("<", "/"), ("s", ">"), ("</", "s>")):
+        state["model"]["vocab"].setdefault(left + right, len(state["model"]["vocab"]))
+        state["model"]["merges"].append([left, right])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        bos_token="<s>",
+        eos_token=eos,
+        unk_token="<unk>",
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+MISTRAL_TOKENS = ["<s>", "</s>"]
+MISTRAL_TOKENS += [f"[{end}{name}]" for name in ("INST", "AVAILABLE_TOOLS", "TOOL_RESULTS") for end in ("", "/")]
+
+
 @cache
 def load_family(name: str) -> Family:
+    if name == "gemma":
+        # Its turns' tokens are not flagged as special here, and runs of line breaks and spaces are added tokens.
+        markers = ["<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "  ", "<table>", "</table>"]
+        tokenizer = make_tokenizer(template(name), ["<pad>", "<eos>", "<bos>"], markers, eos="<eos>", bos="<bos>")
+        return Family(name, tokenizer, "<end_of_turn>", "<start_of_turn>model\n", ("<eos>",))
+    if name == "mistral":
+        return Family(name, make_spaced_tokenizer(template(name), MISTRAL_TOKENS, eos="</s>"), "</s>", "")
     chatml: dict[str, Any] = {"closer": "<|im_end|>", "header": "<|im_start|>assistant\n"}
     if name == "bundled":
         return Family(name, load_make_tiny_policy().train_tokenizer(SENTENCES * 4, 512), **chatml)
@@ -132,6 +172,8 @@ def load_family(name: str) -> Family:
         header = "<|start_header_id|>assistant<|end_header_id|>\n\n"
         return Family(name, tokenizer, "<|eot_id|>", header, ("<|eom_id|>", "<|end_of_text|>"))
     chatml["other_stops"] = ("<|endoftext|>",)
+    if name == "smollm2":
+        return Family(name, make_tokenizer(template(name), CHATML_TOKENS, [], eos="<|im_end|>"), **chatml)
     if name == "qwen2.5":
         return Family(name, make_tokenizer(template(name), CHATML_TOKENS, CALL_MARKERS, eos="<|im_end|>"), **chatml)
     text = template("qwen3")
@@ -144,11 +186,19 @@ def load_family(name: str) -> Family:
 
 
 FAMILIES = ["qwen2.5", "qwen3", "qwen3-nothink", "llama3.1", "llama3.2", "bundled"]
+OTHER_FAMILIES = ["gemma", "mistral", "smollm2"]
+"""Without tool calls that could be parsed, so that only the way from messages to tokens is tested on them."""
 
 
 @pytest.fixture(params=FAMILIES, scope="session")
 def family(request: pytest.FixtureRequest) -> Family:
     """Each template in turn."""
+    return load_family(request.param)
+
+
+@pytest.fixture(params=[*FAMILIES, *OTHER_FAMILIES], scope="session")
+def any_family(request: pytest.FixtureRequest) -> Family:
+    """Each template in turn, those without tool calls included."""
     return load_family(request.param)
 
 

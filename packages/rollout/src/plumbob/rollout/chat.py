@@ -4,7 +4,7 @@ The first prompt is the chat template's rendering, tokenised once. Every later p
 completion, verbatim) followed by a suffix: what the template puts between the end of an assistant turn and the start of
 the next one. To find the suffix, a dummy conversation whose assistant turn is a sentinel is rendered, and the text
 after the sentinel is taken. The suffix therefore always contains the next assistant header, and sampled text is never
-rendered.
+rendered. A control token that is spelled in a message stays text (control_tokens.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens
 from plumbob.rollout.toolcalls import ParsedReply, ToolFormat, detect_format, parse_reply
 from plumbob.rollout.types import Tokenizer
 
@@ -67,30 +68,40 @@ class Chat:
     """The ids that end a completion: the closer's, and those of the generation config."""
     splits_reasoning: bool
     """Whether the template separates reasoning from content (Qwen3), so that `<think>...</think>` is not content."""
+    control: ControlTokens | None = None
+    """The control tokens that are text where a message spells them; None: such a spelling is tokenised as the token."""
     _memory: dict[str, Rendered] = field(default_factory=dict, repr=False, compare=False)
     """Renderings that `_rendered_once` keeps, by the JSON text of their arguments."""
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, *, stop_token_ids: Sequence[int] = (), tool_format: ToolFormat | None = None
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        tool_format: ToolFormat | None = None,
+        keep_control_tokens: bool = False,
     ) -> Chat:
         """Read a tokenizer's chat template.
 
         `stop_token_ids`: stop tokens of the generation config, used in addition to the template's own. `tool_format`:
-        by default detected from the template. Raises ChatTemplateError if there is no template, or if it does not end
-        an assistant turn with one special token.
+        by default detected from the template. `keep_control_tokens`: tokenise a control token that is spelled in a
+        message as that token, so that a message can end its own turn; for templates that expect it. Raises
+        ChatTemplateError if there is no template, or if it does not end an assistant turn with one special token.
         """
         template = tokenizer.chat_template
         if not template:
             raise ChatTemplateError("the tokenizer has no chat template")
         tail = _after_sentinel(_render(tokenizer, [_QUESTION, _assistant()]))
         closer, closer_id = _leading_token(tokenizer, tail)
+        stops = {closer_id, *stop_token_ids}
         return cls(
             tokenizer=tokenizer,
             tool_format=tool_format or detect_format(template),
             closer=closer,
-            stop_token_ids=tuple(sorted({closer_id, *stop_token_ids})),
+            stop_token_ids=tuple(sorted(stops)),
             splits_reasoning="reasoning_content" in template,
+            control=None if keep_control_tokens else ControlTokens.of(tokenizer, _turn_tokens(tokenizer, stops)),
         )
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
@@ -99,10 +110,10 @@ class Chat:
         Raises ChatTemplateError.
         """
 
-        def render(some: list[dict[str, Any]]) -> str:
+        def render(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
             return _render(self.tokenizer, some, tools=tools or None, add_generation_prompt=True)
 
-        return self._rendered_once(["prompt", messages, tools], render, messages)
+        return self._rendered_once("prompt", render, messages, tools)
 
     def suffix(self, messages: list[dict[str, Any]]) -> Rendered:
         """The ids after a sampled turn that ended with a stop token: `messages` and the next assistant header.
@@ -110,7 +121,7 @@ class Chat:
         Raises ChatTemplateError.
         """
 
-        def render(some: list[dict[str, Any]]) -> str:
+        def render(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
             tail = _after_sentinel(
                 _render(self.tokenizer, [_QUESTION, _assistant(), *some], add_generation_prompt=True)
             )
@@ -120,18 +131,37 @@ class Chat:
                 )
             return tail[len(self.closer) :]
 
-        return self._rendered_once(["suffix", messages], render, messages)
+        return self._rendered_once("suffix", render, messages, [])
 
     def _rendered_once(
-        self, key: list[Any], render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]
+        self, kind: str, render: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> Rendered:
         """Render and tokenise once: the rollouts of a group share their prompt, and often tool results."""
-        text = json.dumps(key)
-        if text not in self._memory:
+        key = json.dumps([kind, messages, tools])
+        if key not in self._memory:
             if len(self._memory) >= MAX_REMEMBERED:
                 self._memory.clear()
-            self._memory[text] = _encode(self.tokenizer, render(messages), render(_marked(messages)), messages)
-        return self._memory[text]
+            text, encoded = self._tokenised(render, messages, tools)
+            self._memory[key] = _attributed(encoded, text, render(_marked(messages), tools), messages)
+        return self._memory[key]
+
+    def _tokenised(
+        self, render: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+    ) -> tuple[str, Encoded]:
+        """The rendered text and its ids, among which the control tokens are the template's own."""
+        escaped = self.control.escape(messages, tools) if self.control is not None else None
+        if self.control is None or escaped is None or not escaped.pieces:
+            text = render(messages, tools)
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            return text, (encoded["input_ids"], encoded["offset_mapping"])
+        try:
+            text, own = self.control.restore(render(escaped.messages, escaped.tools), escaped.pieces)
+        except ValueError as error:
+            raise ChatTemplateError(
+                f"the chat template cannot render a message that spells a control token: {error}; with "
+                "--keep-control-tokens the spelling becomes that token"
+            ) from None
+        return text, self.control.encode(text, own)
 
     def parse(self, completion_ids: Sequence[int], *, has_tools: bool) -> tuple[str | None, ParsedReply]:
         """Split a completion into (reasoning or None, reply). Without tools, no text is parsed as a tool call."""
@@ -146,13 +176,13 @@ class Chat:
         return reasoning, parse_reply(text, self.tool_format) if has_tools else ParsedReply(text.strip())
 
 
-def _encode(tokenizer: Tokenizer, text: str, frame: str, messages: list[dict[str, Any]]) -> Rendered:
-    """Tokenise `text` and assign its ids to messages.
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
+"""A function from messages and tools to the template's text."""
 
-    `frame`: the same messages rendered with a sentinel for each content.
-    """
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    token_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+
+def _attributed(encoded: Encoded, text: str, frame: str, messages: list[dict[str, Any]]) -> Rendered:
+    """Assign the ids of `text` to messages. `frame`: the same messages rendered with a sentinel for each content."""
+    token_ids, offsets = encoded
     is_content, ends = [False] * len(token_ids), []
     token = 0
     for start, end in _content_spans(text, frame, messages):
@@ -228,3 +258,16 @@ def _leading_token(tokenizer: Tokenizer, tail: str) -> tuple[str, int]:
             f"no special token ends an assistant turn in the chat template (it is followed by {tail[:20]!r})"
         )
     return str(added[ids[0]]), ids[0]
+
+
+def _turn_tokens(tokenizer: Tokenizer, stops: set[int]) -> set[str]:
+    """The added tokens that open or close turns: those around a user's message, the one that opens the assistant's
+    turn, and the stop tokens.
+    """
+    added = added_tokens(tokenizer)
+    names = set(added.values())
+    user = _render(tokenizer, [_QUESTION])
+    header = _render(tokenizer, [_QUESTION], add_generation_prompt=True).removeprefix(user)
+    found = {name for name in names if name in user} | {added[i] for i in stops if i in added}
+    opening = [name for name in sorted(names, key=len, reverse=True) if header.startswith(name)]
+    return found | set(opening[:1])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
+
+if TYPE_CHECKING:
+    from plumbob.trainer.serving.server import Server
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -43,6 +48,14 @@ def serve(
             show_default="4096, or the model's maximum if that is smaller",
         ),
     ] = None,
+    keep_control_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--keep-control-tokens",
+            help="Tokenise a control token that a message spells (such as <|im_end|>) as that token, so that the message "
+            "can end its own turn. By default it stays text.",
+        ),
+    ] = False,
     bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
     version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> int:
@@ -53,14 +66,28 @@ def serve(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(model, host, port, max_concurrent, max_context, bf16))
+        load = functools.partial(
+            _load,
+            model,
+            max_concurrent=max_concurrent,
+            max_context=max_context,
+            bf16=bf16,
+            keep_control_tokens=keep_control_tokens,
+        )
+        asyncio.run(_serve(model, host, port, load))
     return 0
 
 
-async def _serve(model: str, host: str, port: int, max_concurrent: int, max_context: int | None, bf16: bool) -> None:
-    from plumbob.trainer.serving.server import load_server, running
+def _load(model: str, **settings: Any) -> Server:
+    from plumbob.trainer.serving.server import load_server
 
-    server = load_server(model, max_concurrent=max_concurrent, max_context=max_context, bf16=bf16)
+    return load_server(model, **settings)
+
+
+async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -> None:
+    from plumbob.trainer.serving.server import running
+
+    server = load()
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -10,7 +10,7 @@ from plumbob.trainer.config.options import check_run_name, check_values, option,
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "env_args", "datasets", "rollouts_per_example", "seed", "temperature", "top_p", "top_k",
-    "min_p", "max_tokens", "max_turns", "max_context", "oracle", "replay", "bf16",
+    "min_p", "max_tokens", "max_turns", "max_context", "keep_control_tokens", "oracle", "replay", "bf16",
 )  # fmt: skip
 """Settings that --resume cannot change: rollouts sampled under other values do not belong in the same table."""
 
@@ -74,6 +74,12 @@ class EvaluateConfig:
     max_turns: int = option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
     max_context: int = option(
         4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
+    )
+    keep_control_tokens: bool = option(
+        False,
+        "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
+        "message can end its own turn. By default it stays text. With --engine openai the server's own "
+        "chat template decides.",
     )
     max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
     max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)

@@ -289,6 +289,11 @@ class TrainConfig:
     max_context: int = option(
         4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
     )
+    keep_control_tokens: bool = option(
+        False,
+        "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
+        "message can end its own turn. By default it stays text.",
+    )
     max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
     max_concurrent: int = option(
         128, "Maximum number of rollouts that each process samples at the same time.", at_least=1

@@ -62,10 +62,12 @@ def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
             max_context=config.max_context,
             bf16=config.bf16,
             threads=config.threads,
+            keep_control_tokens=config.keep_control_tokens,
         )
     url = root_url(config.base_url, "--base-url")
     if config.engine == "vllm":
-        chat = load_chat(load_tokenizer(config.model), load_generation_config(config.model))
+        generation_config = load_generation_config(config.model)
+        chat = load_chat(load_tokenizer(config.model), generation_config, config.keep_control_tokens)
     http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
     try:
         check_model(http, url, config)
@@ -117,12 +119,18 @@ def _model_names(content: bytes) -> list[str]:
 
 
 def load_transformers_engine(
-    model: str, *, max_concurrent: int, max_context: int | None = None, bf16: bool = False, threads: int = 0
+    model: str,
+    *,
+    max_concurrent: int,
+    max_context: int | None = None,
+    bf16: bool = False,
+    threads: int = 0,
+    keep_control_tokens: bool = False,
 ) -> LoadedEngine:
     """Load a model into this process, on the GPU if there is one.
 
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
-    Raises UserError for a model that cannot be loaded or used.
+    `keep_control_tokens`: see `Chat.of`. Raises UserError for a model that cannot be loaded or used.
     """
     tokenizer = load_tokenizer(model)
     loaded = load_model(model)
@@ -132,7 +140,7 @@ def load_transformers_engine(
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
     check_supported(loaded, max_context)
-    chat = load_chat(tokenizer, loaded.generation_config)
+    chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)

@@ -92,15 +92,15 @@ def load_generation_config(name: str) -> GenerationConfig | None:
         return None
 
 
-def load_chat(tokenizer: Any, generation_config: GenerationConfig | None) -> Chat:
+def load_chat(tokenizer: Any, generation_config: GenerationConfig | None, keep_control_tokens: bool = False) -> Chat:
     """The tokenizer's chat template. A turn ends at the template's own end token or one of the generation config's.
 
-    Raises UserError if the chat template cannot be used.
+    `keep_control_tokens`: see `Chat.of`. Raises UserError if the chat template cannot be used.
     """
     eos = generation_config.eos_token_id if generation_config is not None else None
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     try:
-        return Chat.of(tokenizer, stop_token_ids=ids)
+        return Chat.of(tokenizer, stop_token_ids=ids, keep_control_tokens=keep_control_tokens)
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template cannot be used: {error}") from None
 

@@ -150,12 +150,26 @@ async def running(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
         await runner.cleanup()
 
 
-def load_server(model: str, *, max_concurrent: int = 64, max_context: int | None = None, bf16: bool = False) -> Server:
+def load_server(
+    model: str,
+    *,
+    max_concurrent: int = 64,
+    max_context: int | None = None,
+    bf16: bool = False,
+    keep_control_tokens: bool = False,
+) -> Server:
     """Load a model, on the GPU if there is one, and make a server for it.
 
     `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. Raises UserError for a model that cannot be loaded or used.
+    positions if that is smaller. `keep_control_tokens`: see `Chat.of`. Raises UserError for a model that cannot be
+    loaded or used.
     """
-    loaded = load_transformers_engine(model, max_concurrent=max_concurrent, max_context=max_context, bf16=bf16)
+    loaded = load_transformers_engine(
+        model,
+        max_concurrent=max_concurrent,
+        max_context=max_context,
+        bf16=bf16,
+        keep_control_tokens=keep_control_tokens,
+    )
     assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context)

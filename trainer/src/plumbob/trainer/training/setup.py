@@ -67,7 +67,7 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     tasks = load_tasks(config)
     model = load_model(config.model)
     _check_context(model, config)
-    chat = load_chat(tokenizer, model.generation_config)
+    chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens)
     fixed_ids = _first_prompt(chat, tasks)[:256]
     if config.max_prompt_length is not None:
         tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length))

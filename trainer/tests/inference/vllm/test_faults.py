@@ -11,7 +11,7 @@ import torch
 from aiohttp import web
 from plumbob.console import UserError
 from plumbob.rollout import Chat, EngineError, Limits, Sampling, run_group, to_sample
-from plumbob.testing.vllm_double import Double, serving
+from plumbob.testing.vllm_double import Double, Refused, serving
 from plumbob.testing.vllm_policies import DRAW, IDS, own_logprobs, policy_of, settings_of
 from plumbob.trainer.inference.http_client import Timing
 from plumbob.trainer.inference.vllm import adapter_sync as adapters
@@ -233,14 +233,31 @@ def test_an_adapter_that_is_not_taken(fault, message):
         assert draw(engine).policy_version == 1
 
 
-def test_an_adapter_of_too_high_a_rank_says_what_to_do():
-    message = "greater than max_lora_rank 8.; start vf-vllm with --max-lora-rank 16"
-    shape = LoraShape(16, 16)
-    with (
-        serving(Double(max_lora_rank=8)) as url,
-        connected(url, lora=shape) as engine,
-        pytest.raises(SyncError, match=message),
-    ):
+@pytest.mark.parametrize(("largest", "takes"), [(8, "only up to rank 8"), (0, "none")])
+def test_an_adapter_of_too_high_a_rank_is_refused_before_anything_is_sampled(largest, takes):
+    message = f"rank 16, .* takes {takes}; start vf-vllm with --sync lora --max-lora-rank 16"
+    refused(Double(max_lora_rank=largest), message, lora=LoraShape(16, 16))
+    with serving(Double(max_lora_rank=16)) as url, connected(url, lora=LoraShape(16, 16)):
+        pass
+    with serving(Double(max_lora_rank=0)) as url, connected(url, sync="disk", lora=None):
+        pass
+
+
+def test_a_server_without_the_route_for_adapters_says_what_to_do():
+    class Fixed(Double):
+        async def load_lora(self, request, body):
+            raise Refused(404, "Not Found")
+
+    advice = "start the server with vf-vllm \\(--sync lora\\)"
+    with serving(Fixed()) as url, connected(url) as engine, pytest.raises(SyncError, match=advice):
+        engine.update(policy_of(peft=True).trainable)
+
+
+@pytest.mark.parametrize("message", ["the rank of the drive failed", "No adapter is free", "error 404 in the sky"])
+def test_words_in_a_server_s_message_do_not_choose_the_advice(message):
+    double = Double()
+    double.faults.refuse_adapter = message
+    with serving(double) as url, connected(url) as engine, pytest.raises(SyncError, match=f"{message}$"):
         engine.update(policy_of(peft=True).trainable)
 
 
@@ -307,8 +324,6 @@ def refused(double, message, tokenizer=None, **fields):
 
 def test_wrong_models_are_refused_at_once():
     refused(Double(name="other"), "serves other, not the model to train; start it with --model tiny")
-    refused(Double(vocab_size=600), "another vocabulary than the 610 ids of the trained model .*no token id 609")
-    refused(Double(vocab_size=640), "another vocabulary than the 610 ids of the trained model: it accepts id 610")
 
 
 def test_another_tokenizer_is_refused():

@@ -50,7 +50,7 @@ def test_the_users_command():
     assert shlex.join(launch.argv).endswith(USERS.split(maxsplit=2)[2])  # verbatim, in order
     added = launch.argv[5 : -len(shlex.split(USERS)) + 2]
     assert added == shlex.split(
-        "--host 127.0.0.1 --logprobs-mode processed_logprobs --enable-prefix-caching "
+        "--host 127.0.0.1 --logprobs-mode processed_logprobs --generation-config vllm --enable-prefix-caching "
         "--worker-extension-cls plumbob.trainer.inference.vllm.worker.WorkerExtension --enable-scale-out "
         "--disable-uvicorn-access-log --enable-lora --max-loras 2"
     )
@@ -70,11 +70,25 @@ def test_the_users_command():
         ("--no-enable-prefix-caching", " --enable-prefix-caching"),
         ("--logprobs-mode raw_logprobs", "processed_logprobs"),
         ("--host 127.0.0.2", "127.0.0.1"),
+        ("--generation-config auto", "--generation-config vllm"),
+        ("--generation_config=some/folder", "--generation-config vllm"),
     ],
 )
 def test_what_the_user_gives_is_not_given_twice(given, absent):
     command = shlex.join(planned(f"--model m {given}").argv)
     assert given in command and absent not in command
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--generation-config auto", "--override-generation-config '{}'", "--override-generation-config.top_k 3"],
+)
+def test_other_sampling_defaults_are_the_user_s_choice_and_named(given):
+    launch = planned(f"--model m {given}")
+    assert shlex.split(given)[-1] in launch.argv
+    (warning,) = launch.warnings
+    assert given.split()[0].partition(".")[0] in warning and "requests state every value" in warning
+    assert planned("--model m --generation-config vllm").warnings == ()
 
 
 def test_each_way_of_syncing():

@@ -29,6 +29,9 @@ from plumbob.trainer.policy.loading import load_model, load_tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+"""What vLLM answers to all requests under way when its engine dies."""
+
 FUSED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 """Names of the modules that an adapter can be bound to."""
 
@@ -88,8 +91,13 @@ class Double:
         scale_out: bool = True,
         vocab_size: int | None = None,
         name: str | None = None,
+        extension: bool = True,
     ) -> None:
+        """`vocab_size`: of the model, if it is not the tokenizer's; `extension`: whether `vf-vllm` started the server."""
         self.name, self.version, self.max_lora_rank, self.scale_out = name or model, version, max_lora_rank, scale_out
+        self.extension = extension
+        self.dead = False
+        """Whether an id outside the model's vocabulary has reached the GPU; vLLM's process then ends."""
         self.faults = Faults()
         self.tokenizer = load_tokenizer(model)
         base = load_model(model)
@@ -138,6 +146,9 @@ class Double:
 
     def _wrap(self, path, handler):
         async def answer(request: web.Request) -> web.StreamResponse:
+            if self.dead:
+                request.transport.abort()
+                raise ConnectionResetError
             content = await request.read()
             body = json.loads(content) if content else {}
             self.faults.seen.append((path, body))
@@ -194,6 +205,7 @@ class Double:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         await self._unpaused().wait()
         ids = body["token_ids"]
+        self._check_ids(ids, engine)
         sampling = Sampling(
             max_tokens=min(params["max_tokens"], engine.max_length - len(ids)),
             temperature=params["temperature"],
@@ -209,6 +221,8 @@ class Double:
             raise Refused(400, str(error)) from None
         except EngineError as error:
             raise Refused(500, str(error)) from None
+        if self.dead:  # with all that it was computing
+            raise Refused(500, ENGINE_DEAD)
         logprobs, finish = completion.logprobs, completion.finish_reason
         if faults.raw_logprobs:
             scored = engine.score([*ids, *completion.token_ids])
@@ -229,6 +243,18 @@ class Double:
                 *({str(i): {"logprob": p, "rank": 1}} for i, p in zip(ids[1:], scores, strict=True)),
             ]
         return answer
+
+    def _check_ids(self, ids, engine):
+        """As vLLM: ids that the tokenizer or the model has are passed on, and the model's embedding asserts its own.
+
+        0.25.1, v1/engine/input_processor.py and tokenizers/hf.py: the tokenizer's `vocab_size` counts as its largest
+        id, which is one too many where the vocabulary holds all tokens (Llama 2, Mistral, SmolLM2), as is assumed here.
+        """
+        if max(ids) > max(len(self.tokenizer), engine.vocab_size - 1):
+            raise Refused(400, f"Token id {max(ids)} is out of vocabulary")
+        if max(ids) >= engine.vocab_size:
+            self.dead = True
+            raise Refused(500, ENGINE_DEAD)
 
     def _logprob(self, token, logprob):
         if self.version >= "0.32":
@@ -270,6 +296,10 @@ class Double:
 
     async def collective_rpc(self, request, body):
         method = body["method"]
+        if method.startswith("plumbob_") and not self.extension:
+            raise Refused(500, f"Call to collective_rpc method failed: 'Worker' object has no attribute '{method}'")
+        if method == "plumbob_model":
+            return {"results": [{"vocab_size": self.base.vocab_size, "max_lora_rank": self.max_lora_rank}]}
         if method == "plumbob_bound_modules":
             return {"results": [{"adapter": len(self.adapters), "bound": self.bound}]}
         if method == "plumbob_mark":

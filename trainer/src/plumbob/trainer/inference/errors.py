@@ -11,3 +11,10 @@ class PromptError(EngineError):
 
 class SyncError(RuntimeError):
     """After a weight sync the engine does not serve the trained weights, or this could not be checked."""
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status of the answer with which a server refused; 0 if none did."""
+        self.reason = reason
+        """What the server said."""

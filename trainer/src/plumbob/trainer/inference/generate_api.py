@@ -19,6 +19,26 @@ NO_LOGPROB = -9999.0
 """What vLLM writes where it has no log-probability."""
 
 
+STATED: dict[str, Any] = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": True,  # only stop_token_ids end a completion
+}
+"""Every setting that changes what is sampled, with the value that changes nothing.
+
+All of them are in every request, because a server may have other defaults (the model's generation_config.json).
+"""
+
+
 class Aborted(Exception):
     """The server ended a completion before it was complete; another attempt may succeed."""
 
@@ -29,13 +49,13 @@ def sampling_params(sampling: Sampling, *, seeded: bool) -> dict[str, Any]:
     `seeded`: send the seed. vLLM then samples request by request, which is slower, and is not exact to the bit.
     """
     params: dict[str, Any] = {
+        **STATED,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_token_ids),
-        "ignore_eos": True,  # only the ids above end a completion
         "logprobs": 0,  # of the sampled token alone
         "detokenize": False,
         "output_kind": 2,  # FINAL_ONLY: nothing is assembled for each token

@@ -120,7 +120,7 @@ class AdapterTransfer:
                 )
         except SyncError as error:
             self._forget(name)
-            raise SyncError(f"{error}{self._hint(str(error))}") from None
+            raise SyncError(f"{error}{self._hint(error)}") from None
         self._loaded.append(name)
         return Pushed(len(weights), size, name, bound)
 
@@ -157,11 +157,9 @@ class AdapterTransfer:
             self.control.each("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _hint(self, reason: str) -> str:
-        if "rank" in reason:
-            return f"; start vf-vllm with --max-lora-rank {self.shape.rank}"
-        if "No adapter" in reason:
-            return f"; the server cannot read {self.folder}: with --vllm-folder, give a folder that both machines share"
-        if " 404 " in reason or "not enabled" in reason:
+    def _hint(self, error: SyncError) -> str:
+        if error.status != 404:
+            return ""
+        if error.reason.endswith("Not Found"):  # the web server's own text where there is no such route
             return "; start the server with vf-vllm (--sync lora)"
-        return ""
+        return f"; the server cannot read {self.folder}: with --vllm-folder, give a folder that both machines share"

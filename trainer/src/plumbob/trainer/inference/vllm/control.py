@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.trainer.inference import generate_api
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, advice
 
@@ -32,6 +33,8 @@ class ServerInfo:
     """vLLM's version, major and minor; (0, 0) if the server does not say."""
     max_length: int
     """Most tokens of prompt and completion together; 0 if the server does not say."""
+    max_lora_rank: int
+    """Largest rank of an adapter that the server takes; 0 if it takes none."""
 
 
 class Control:
@@ -66,7 +69,7 @@ class Control:
         for answer in answers:
             if isinstance(answer, ServerFailure):
                 message = f"{answer}; {advice(answer)}" if answer.gone or answer.status == 408 else str(answer)
-                raise SyncError(message) from None
+                raise SyncError(message, answer.status, answer.reason) from None
             if isinstance(answer, BaseException):
                 raise answer
         return answers
@@ -75,8 +78,9 @@ class Control:
 def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokenizer: Any = None) -> ServerInfo:
     """Check that the server at `url` can be used to train `model`. Raises UserError if there is none or it cannot.
 
-    `vocab_size`: number of the policy's token ids. The server must accept id vocab_size - 1, refuse the next one, and
-    tokenise like `tokenizer`.
+    `vocab_size`: number of the policy's token ids. The server must say that its model has as many, and tokenise like
+    `tokenizer`. Nothing is asked that could harm a server: vLLM accepts ids that its tokenizer has and its model lacks,
+    and one of them ends the whole server (an assertion on the GPU).
     """
 
     def ask(method: str, path: str, body: Any = None) -> Any:
@@ -101,7 +105,12 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokeni
         raise UserError(
             f"{failure}; start the server with vf-vllm, which enables the endpoints that the trainer needs"
         ) from None
-    _check_vocabulary(url, sample, vocab_size, tokenizer)
+    told = _ask_model(url, ask)
+    if told["vocab_size"] != vocab_size:
+        raise UserError(
+            f"the vLLM server at {url} serves a model with {told['vocab_size']} token ids, and the trained model has "
+            f"{vocab_size}; start it with the same --model"
+        )
     _check_tokenizer(url, ask, model, tokenizer)
     # With top_k=1 the sampled token has log-probability 0 under the truncated distribution, and less under the model's
     # own. The median over several prompts is used, because top_k=1 keeps two tokens if their logits are equal, as some
@@ -113,31 +122,26 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokeni
             f"the vLLM server at {url} returns log-probabilities of another distribution than it samples from ({logprob:.3g} "
             "for a token of probability 1); start it with vf-vllm, or with --logprobs-mode processed_logprobs"
         )
-    return ServerInfo(url, _version(ask), int(cards[model].get("max_model_len") or 0))
+    max_length = int(cards[model].get("max_model_len") or 0)
+    return ServerInfo(url, _version(ask), max_length, int(told["max_lora_rank"]))
 
 
 def _sample(ask: Callable[..., Any], model: str, token_ids: Sequence[int], **params: Any) -> dict[str, Any]:
     """The server's first choice for a completion of one token."""
-    sampling = {"max_tokens": 1, "temperature": 1.0, "ignore_eos": True, **params}
+    sampling = {**generate_api.STATED, "max_tokens": 1, **params}
     body = {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
     return ask("POST", "/inference/v1/generate", body)["choices"][0]
 
 
-def _check_vocabulary(url: str, sample: Callable[..., Any], vocab_size: int, tokenizer: Any) -> None:
-    wrong = f"the vLLM server at {url} serves another vocabulary than the {vocab_size} ids of the trained model"
+def _ask_model(url: str, ask: Callable[..., Any]) -> dict[str, int]:
+    """What the server's worker says about its model. Raises UserError if it cannot be asked."""
     try:
-        sample([vocab_size - 1])
-    except ServerFailure as failure:
-        raise UserError(f"{wrong} ({failure.reason}); start it with the same --model") from None
-    # vLLM accepts every id that its model or its tokenizer has.
-    beyond = max(vocab_size, len(tokenizer) if tokenizer is not None else 0)
-    try:
-        sample([beyond])
-    except ServerFailure as failure:
-        if failure.status != 400:
-            raise UserError(f"{failure}; see its log") from None
-        return
-    raise UserError(f"{wrong}: it accepts id {beyond}; start it with the same --model")
+        return ask("POST", "/collective_rpc", {"method": "plumbob_model"})["results"][0]
+    except (ServerFailure, KeyError, TypeError, IndexError):
+        raise UserError(
+            f"the vLLM server at {url} cannot be asked how many token ids its model has, and an id beyond them would end "
+            "it; start the server with this version's vf-vllm, without --no-dev-endpoints"
+        ) from None
 
 
 def _check_tokenizer(url: str, ask: Callable[..., Any], model: str, tokenizer: Any) -> None:

@@ -25,7 +25,7 @@ from plumbob.trainer.inference.http_client import HttpThread, Timing
 from plumbob.trainer.inference.server_pool import Server, Unusable
 from plumbob.trainer.inference.token_servers import Served, TokenServers, root_url
 from plumbob.trainer.inference.vllm.adapter_sync import AdapterTransfer, LoraShape, Pushed
-from plumbob.trainer.inference.vllm.control import Control, check_server
+from plumbob.trainer.inference.vllm.control import Control, ServerInfo, check_server
 from plumbob.trainer.inference.vllm.vf_vllm import Sync
 from plumbob.trainer.inference.vllm.weight_transport import (
     DiskTransport,
@@ -93,6 +93,7 @@ class VllmEngine:
         self._http = HttpThread(settings.timing, os.environ.get(settings.api_key_var))
         try:
             infos = [check_server(self._http, u, settings.model, settings.vocab_size, tokenizer) for u in urls]
+            self._check_rank(infos)
             self.max_length = min(info.max_length for info in infos) or 1 << 30
             self._control = Control(self._http, urls)
             self._servers = TokenServers(self._http, urls, settings.model, seeds=settings.seeds)
@@ -135,6 +136,17 @@ class VllmEngine:
                 "start vf-vllm with a larger --max-model-len"
             )
         return await self._servers.generate(prompt_ids, sampling)
+
+    def _check_rank(self, infos: Sequence[ServerInfo]) -> None:
+        """Raise UserError for a server that does not take adapters of the trained rank."""
+        rank = self.settings.lora.rank if self.settings.sync == "lora" and self.settings.lora else 0
+        for info in infos:
+            if info.max_lora_rank < rank:
+                limit = f"only up to rank {info.max_lora_rank}" if info.max_lora_rank else "none"
+                raise UserError(
+                    f"the adapter has rank {rank}, and the vLLM server at {info.url} takes {limit}; start vf-vllm with "
+                    f"--sync lora --max-lora-rank {rank}"
+                )
 
     def update(
         self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"
@@ -206,7 +218,7 @@ class VllmEngine:
 
     def score_everywhere(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
         """The log-probabilities that `score` returns, [T - 1], from every server, by its URL. Raises EngineError."""
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True}
+        sampling = {**generate_api.STATED, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": self.served.model, "token_ids": list(token_ids), "sampling_params": sampling}
         read = partial(generate_api.read_prompt_logprobs, token_ids=token_ids)
         try:

@@ -84,7 +84,7 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
         raise UserError(
             "--model is missing; give a model folder, a Hugging Face hub name, or a bundled model such as tiny"
         )
-    warnings = _check_host(rest, exposed=exposed, closed=closed)
+    warnings = (*_check_host(rest, exposed=exposed, closed=closed), *_check_defaults(rest))
 
     added = _Additions(rest)
     added.add("--host", "127.0.0.1")
@@ -92,6 +92,8 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
     if bundled is not None:
         added.add("--served-model-name", model)
     added.add("--logprobs-mode", "processed_logprobs")
+    # Otherwise the chat route samples with what the model's generation_config.json says where a request says nothing.
+    added.add("--generation-config", "vllm")
     added.add("--enable-prefix-caching")
     added.add("--worker-extension-cls", "plumbob.trainer.inference.vllm.worker.WorkerExtension")
     for flag in ("--enable-scale-out", "--disable-uvicorn-access-log"):
@@ -183,6 +185,21 @@ def _check_host(arguments: Sequence[str], *, exposed: bool, closed: bool) -> tup
         )
     return (
         f"--expose-dev-endpoints: any client that reaches {host} can replace the server's weights and make it read files",
+    )
+
+
+def _check_defaults(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A warning if the server's sampling defaults are not neutral, because the user chose others."""
+    source = _value_of(arguments, "--generation-config") or "vllm"
+    chosen = [f"--generation-config {source}"] if source != "vllm" else []
+    if any(_is(a.partition(".")[0], "--override-generation-config") for a in arguments):
+        chosen.append("--override-generation-config")
+    if not chosen:
+        return ()
+    return (
+        f"with {' and '.join(chosen)}, requests to the chat route that leave out temperature, top_p, top_k, min_p or "
+        "repetition_penalty are sampled with other values than the neutral ones; `train` and `evaluate --engine vllm` are "
+        "not affected, because their requests state every value",
     )
 
 

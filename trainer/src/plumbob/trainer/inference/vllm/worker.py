@@ -1,7 +1,7 @@
 """Methods that `vf-vllm` adds to vLLM's workers, for questions that vLLM's endpoints do not answer.
 
 They run in the server's processes and are called through `/collective_rpc`. This is the only file that reads private
-names of vLLM; 0.25 and 0.32 have the same ones. A server without these methods works, but a sync then checks less.
+names of vLLM; 0.25 and 0.32 have the same ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ class WorkerExtension:
     """Mixed into vLLM's worker class by `--worker-extension-cls`."""
 
     model_runner: Any
+    vllm_config: Any
+
+    def plumbob_model(self) -> dict[str, int]:
+        """`vocab_size`: number of the model's token ids; `max_lora_rank`: largest rank of an adapter, 0 without LoRA."""
+        lora = self.vllm_config.lora_config
+        vocab_size = self.vllm_config.model_config.get_vocab_size()
+        return {"vocab_size": vocab_size, "max_lora_rank": lora.max_lora_rank if lora else 0}
 
     def plumbob_bound_modules(self) -> dict[str, int]:
         """`adapter`: number of the adapter loaded last, or 0; `bound`: how many of the model's modules it changes.

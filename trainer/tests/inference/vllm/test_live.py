@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 from plumbob.rollout import EngineError
-from plumbob.testing.vllm_policies import DRAW, IDS, move, own_logprobs, policy_of, settings_of
+from plumbob.testing.vllm_policies import DRAW, IDS, VOCAB, move, own_logprobs, policy_of, settings_of
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
 from plumbob.trainer.inference.vllm.engine import VllmEngine
@@ -37,6 +37,12 @@ def engine():
 def cards(engine):
     read = lambda content: [card["id"] for card in json.loads(content)["data"]]  # noqa: E731
     return engine._control.each("GET", "/v1/models", read=read)[0]
+
+
+def test_the_server_says_what_its_model_takes(engine):
+    read = lambda content: json.loads(content)["results"]  # noqa: E731
+    (told,) = engine._control.each("POST", "/collective_rpc", {"method": "plumbob_model"}, read=read)[0]
+    assert told == {"vocab_size": VOCAB, "max_lora_rank": 16}
 
 
 def test_completions_are_of_the_model(engine):

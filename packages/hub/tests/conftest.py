@@ -1,6 +1,8 @@
 """Real servers on loopback, real wheels, clean virtual environments."""
 
+import base64
 import functools
+import hashlib
 import http.server
 import os
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +127,32 @@ def make_wheel(tmp_path_factory):
 @pytest.fixture
 def make_project():
     return project
+
+
+@pytest.fixture
+def repack(tmp_path):
+    """Copy a wheel with other members added, each of them listed in RECORD with its hash; "{info}" is its dist-info."""
+
+    def add(wheel: Path, members: dict[str, str], unlisted: bool = False, listed: tuple[str, ...] = ()) -> Path:
+        out = tmp_path / "repacked" / str(len(members)) / wheel.name
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            content = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
+        info = next(n for n in content if n.endswith("/RECORD")).partition("/")[0]
+        content |= {name.format(info=info): text.encode() for name, text in members.items()}
+        shown = [n for n in content if not (unlisted and n in members) and n != f"{info}/RECORD"]
+        digests = {
+            n: base64.urlsafe_b64encode(hashlib.sha256(content[n]).digest()).rstrip(b"=").decode() for n in shown
+        }
+        lines = [f"{n},sha256={digests[n]},{len(content[n])}" for n in shown]
+        lines += [f"{n},," for n in (*listed, f"{info}/RECORD")]
+        content[f"{info}/RECORD"] = "\n".join([*lines, ""]).encode()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+        return out
+
+    return add
 
 
 @pytest.fixture(scope="session")

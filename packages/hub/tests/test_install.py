@@ -148,7 +148,10 @@ def test_a_dry_run_prints_the_command_that_does_it(new_python, hub_index):
     python = new_python()
     shown = python.run("vf-install", "toy==0.1.0", "--dry-run", "--index", hub_index).stdout
     assert python.version("vf-toy") is None
-    assert f"pip install --python {python.root}/bin/python" in shown and "vf-toy==0.1.0 --hash=sha256:" in shown
+    assert (
+        f"pip install --directory / --python {python.root}/bin/python" in shown
+        and "vf-toy==0.1.0 --hash=sha256:" in shown
+    )
     subprocess.run(["bash", "-ec", shown], check=True, capture_output=True)
     assert python.version("vf-toy") == "0.1.0"
 

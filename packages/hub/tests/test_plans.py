@@ -41,14 +41,17 @@ def test_the_command_of_an_install():
     pins = [Pin("vf-toy", "0.2.0", ("ab", "cd")), Pin("plumbob-shared", "0.1.0")]
     command = plan([from_hub("vf-toy", "0.2.0")], pins, HUB, uv="uv", python="/v/bin/python")
     assert command.argv == (
-        *("uv", "pip", "install", "--python", "/v/bin/python"),
+        *("uv", "pip", "install", "--directory", "/", "--python", "/v/bin/python", "--verify-hashes"),
         *("--index", "plumbob=https://hub.example.org/simple/", "--index-strategy", "first-index"),
         *("--requirements", "-"),
     )
     assert command.stdin == "vf-toy==0.2.0 --hash=sha256:ab --hash=sha256:cd\nplumbob-shared==0.1.0\n"
     assert command.shown().endswith(f"--requirements - <<'END'\n{command.stdin}END")
     local = Item("./a b", "vf-a", "/x/a b", ("--editable", "/x/a b"), (), ())
-    assert plan([local], [], None, uv="uv", python="p").shown() == "uv pip install --python p --editable '/x/a b'"
+    alone = plan([local], [], None, uv="uv", python="/p", again=["vf-a"]).shown()
+    assert alone == (
+        "uv pip install --directory / --python /p --verify-hashes --reinstall-package vf-a --editable '/x/a b'"
+    )
     dated = plan([], pins, HUB, uv="uv", python="p", dated=True)
     assert dated.argv[-4:] == ("--exclude-newer-package", "vf-toy=false", "--requirements", "-")
 
@@ -192,12 +195,16 @@ def test_what_uv_takes_from_this_disk_is_followed_there(make_project, tmp_path):
 
 def test_uv_runs_without_what_redirects_it(tmp_path):
     kept = {"UV_DEFAULT_INDEX": "https://mirror.example.org", "UV_CACHE_DIR": "/c", "PATH": "/bin"}
-    assert environment({**kept, "UV_PYTHON": "/other", "UV_NO_VERIFY_HASHES": "1", "UV_FIND_LINKS": "/evil"}) == kept
+    kept |= {"UV_INDEX_MY_HUB_PASSWORD": "x", "UV_HTTP_TIMEOUT": "9", "UV_CONCURRENT_DOWNLOADS": "2"}
+    dropped = {f"UV_{name}": "/evil" for name in ("PYTHON", "NO_VERIFY_HASHES", "FIND_LINKS", "CONFIG_FILE", "PROJECT")}
+    dropped |= {f"UV_{name}": "1" for name in ("WORKING_DIR", "OVERRIDE", "EXCLUDE", "INDEX_STRATEGY", "OF_NEXT_YEAR")}
+    assert environment({**kept, **dropped}) == kept
     none = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    assert not excludes_newer(tmp_path, none)
-    assert excludes_newer(tmp_path, {**none, "UV_EXCLUDE_NEWER": "7 days"})
-    (tmp_path / "uv.toml").write_text('exclude-newer = "7 days"\n')
-    assert excludes_newer(tmp_path / "inside", none)
+    assert not excludes_newer(none)
+    assert excludes_newer({**none, "UV_EXCLUDE_NEWER": "7 days"})
+    (tmp_path / "config" / "uv").mkdir(parents=True)
+    (tmp_path / "config" / "uv" / "uv.toml").write_text('exclude-newer = "7 days"\n')
+    assert excludes_newer(none)
 
 
 def test_why_uv_failed_is_one_line():

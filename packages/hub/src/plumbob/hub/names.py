@@ -40,6 +40,16 @@ def is_first_party(distribution: str) -> bool:
     return normalise(distribution).startswith(FIRST_PARTY)
 
 
+def own_packages(distribution: str) -> tuple[str, ...]:
+    """Return the paths in a wheel, below which a distribution's own code is.
+
+    Example: "vf-gsm8k" -> ("vf_gsm8k",); "plumbob-hub" -> ("plumbob_hub", "plumbob/hub").
+    """
+    module = normalise(distribution).replace("-", "_")
+    prefix, _, rest = module.partition("_")
+    return (module, f"plumbob/{rest}") if prefix == "plumbob" and rest else (module,)
+
+
 def near(name: str, names: Iterable[str]) -> str | None:
     """Return the entry of `names` most similar to an unknown name, for "did you mean"; None if none is similar."""
     import difflib  # importing difflib takes 0.01 s, which `hub list` does not need

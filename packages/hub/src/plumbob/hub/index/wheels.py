@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import zipfile
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import BytesParser
 from io import BytesIO
@@ -20,6 +21,7 @@ from plumbob.hub.installed.registry import GROUP
 
 # Bytes. A small archive can hold a huge member, so no more than this is decompressed.
 _LARGEST_METADATA = 4 * 2**20
+_SCRIPTS = ("console_scripts", "gui_scripts")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class Wheel:
     metadata: bytes
     entry_points: dict[str, str]
     sha256: str
+    scripts: tuple[str, ...] = ()
+    """The commands that it installs. Example: ("vf-install", "hub")."""
+    members: tuple[str, ...] = ()
+    """The paths of all its files. Example: "vf_gsm8k/__init__.py"."""
+    record: dict[str, str] = field(default_factory=dict)
+    """RECORD: for each file its hash, such as "sha256=47DEQpj8...", "" for RECORD itself."""
 
     @property
     def fields(self) -> Message:
@@ -64,25 +72,43 @@ def read_wheel(source: Path | bytes, filename: str | None = None) -> Wheel:
             unsafe = next((n for n in archive.namelist() if not _is_inside(n)), None)
             if unsafe is not None:
                 raise UserError(f"{filename} is refused: its member {unsafe!r} would be written outside the target")
+            members = tuple(n for n in archive.namelist() if not n.endswith("/"))
             info = _info_directory(archive, str(name))
             metadata = _member(archive, f"{info}/METADATA")
             declared = _member(archive, f"{info}/entry_points.txt", missing=b"")
+            record = parse_record(_member(archive, f"{info}/RECORD").decode(errors="replace"))
     except (InvalidWheelFilename, InvalidVersion, zipfile.BadZipFile, KeyError, OSError) as error:
         raise UserError(f"{filename} is not a readable wheel: {error}") from None
     fields = parse_metadata(metadata)
     if canonicalize_name(fields["Name"] or "") != name or Version(fields["Version"] or "0") != version:
         raise UserError(f"{filename} is refused: its metadata says that it is {fields['Name']} {fields['Version']}")
-    return Wheel(filename, str(name), str(version), metadata, environments(declared), hashlib.sha256(data).hexdigest())
+    points = parse_entry_points(declared)
+    return Wheel(
+        filename,
+        str(name),
+        str(version),
+        metadata,
+        points.get(GROUP, {}),
+        hashlib.sha256(data).hexdigest(),
+        tuple(script for group in _SCRIPTS for script in points.get(group, {})),
+        members,
+        record,
+    )
 
 
-def environments(entry_points: bytes) -> dict[str, str]:
-    """Return the environments that an entry_points.txt declares. Raises UserError if it cannot be parsed."""
+def parse_record(text: str) -> dict[str, str]:
+    """Return a RECORD file as {path: hash}; the hash is "" for files that RECORD lists without one, such as itself."""
+    return {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(text.splitlines()) if row}
+
+
+def parse_entry_points(entry_points: bytes) -> dict[str, dict[str, str]]:
+    """Return an entry_points.txt as {group: {name: value}}. Raises UserError if it cannot be parsed."""
     parser = _EntryPoints(delimiters=("=",), interpolation=None, strict=False)
     try:
         parser.read_string(entry_points.decode(errors="replace"))
     except ConfigParserError as error:
         raise UserError(f"the wheel's entry_points.txt cannot be read: {error}") from None
-    return dict(parser[GROUP]) if parser.has_section(GROUP) else {}
+    return {group: dict(parser[group]) for group in parser.sections()}
 
 
 class _EntryPoints(ConfigParser):

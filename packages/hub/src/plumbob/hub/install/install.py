@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
 from plumbob.hub.index.location import Location, locate
+from plumbob.hub.index.wheels import Wheel
+from plumbob.hub.install import undo
+from plumbob.hub.install.collisions import pinned_wheels, refuse_collisions
 from plumbob.hub.install.pins import Pin, installed, pin
 from plumbob.hub.install.save import plan_save, save, saving_project
 from plumbob.hub.install.sources import (
@@ -27,10 +30,12 @@ from plumbob.hub.install.sources import (
     from_repository,
     parse_target,
 )
-from plumbob.hub.installed.loading import why_it_does_not_load
-from plumbob.hub.installed.registry import scan
-from plumbob.hub.names import environment_name, normalise
-from plumbob.hub.uv.command import Command, Finished, excludes_newer, find_uv, run
+from plumbob.hub.install.verify import difference, is_from
+from plumbob.hub.installed.interrupted import half_installed, undo_folder
+from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
+from plumbob.hub.installed.registry import conflicts, find, scan
+from plumbob.hub.names import distribution_names, environment_name, normalise
+from plumbob.hub.uv.command import Command, excludes_newer, find_uv, planned_changes, run
 
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
@@ -49,6 +54,8 @@ class Options:
     prerelease: bool = False
     save: bool = False
     dry_run: bool = False
+    timeout: float = LOAD_SECONDS
+    """Seconds that importing each installed environment may take."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +76,33 @@ class Outcome:
 
 
 def plan(
-    items: Iterable[Item], pins: Iterable[Pin], index: Location | None, *, uv: str, python: str, dated: bool = False
+    items: Iterable[Item],
+    pins: Iterable[Pin],
+    index: Location | None,
+    *,
+    uv: str,
+    python: str,
+    dated: bool = False,
+    again: Iterable[str] = (),
 ) -> Command:
     """Return uv's command line for these items and pins.
 
     uv accepts hashes only in a requirements file, so the pins are passed as one on standard input. `dated`: uv is set
-    to ignore recent releases (see `excludes_newer`).
+    to ignore recent releases (see `excludes_newer`). `again`: distributions to install again, because the installed
+    files are not those of the chosen version. uv runs in the root directory, so that it reads no configuration file of
+    the directory that `vf-install` was called in, which may be somebody else's: uv.toml and pyproject.toml can replace
+    indexes, versions and the place to install into. The user's own uv.toml still applies.
 
     Example: plan([item], [Pin("vf-gsm8k", "0.2.0", ("ab",))], Location("plumbob", URL), uv="uv", python="python").argv
     ends in ("--index", "plumbob=URL", "--index-strategy", "first-index", "--requirements", "-").
     """
     items, pins = list(items), list(pins)
-    argv = [uv, "pip", "install", "--python", python]
+    argv = [uv, "pip", "install", "--directory", Path(python).absolute().anchor, "--python", python, "--verify-hashes"]
     if index is not None:
         argv += ["--index", index.argument, "--index-strategy", "first-index"]
     if dated:  # `exclude-newer` hides every file of an index that gives no upload times
         argv += [f for p in pins if p.hashes for f in ("--exclude-newer-package", f"{p.name}=false")]
+    argv += [flag for name in again for flag in ("--reinstall-package", name)]
     argv += [argument for item in items for argument in item.arguments]
     return Command((*argv, "--requirements", "-") if pins else tuple(argv), "".join(f"{p.line()}\n" for p in pins))
 
@@ -96,6 +114,8 @@ def install(names: list[str], options: Options, cwd: Path) -> list[Outcome]:
     """
     _check(options)
     index = _index(options, cwd)
+    if not options.dry_run:
+        _recover()
     outcomes: dict[str, Outcome] = {}
     items: list[Item] = []
     for name in dict.fromkeys(names):
@@ -104,15 +124,24 @@ def install(names: list[str], options: Options, cwd: Path) -> list[Outcome]:
             there = _already_there(target, options)
             if there is None:
                 items.append(_decide(target, options, index, cwd))
-                pin([d for item in items for d in item.demands], index, **_choice(options))
+                pins = pin([d for item in items for d in item.demands], index, **_choice(options))
+                refuse_collisions(items, _wheels(items, pins, index))
             else:
                 outcomes[name] = there
-        except UserError as error:
+        except (UserError, OSError) as error:
             items = [item for item in items if item.target != name]
             outcomes[name] = Outcome(name, "failed", detail=str(error), user_error=True)
     if items:
         outcomes |= {o.target: o for o in _install(items, options, index, cwd)}
     return [outcomes[name] for name in dict.fromkeys(names)]
+
+
+def _recover() -> None:
+    """Undo an earlier installation that was killed, before anything is decided by what is installed."""
+    if undo_folder().exists():
+        with undo.one_installation() as put_back:
+            if put_back:
+                print(f"put back after an installation that was cut off: {', '.join(put_back)}", file=sys.stderr)
 
 
 def _check(options: Options) -> None:
@@ -143,12 +172,30 @@ def _choice(options: Options) -> dict[str, bool]:
     return {"upgrade": options.upgrade, "prerelease": options.prerelease}
 
 
+def _wheels(items: Iterable[Item], pins: Iterable[Pin], index: Index | None) -> list[Wheel]:
+    """Return the wheels that will be installed, as far as they are known: of the pins, and of items that are one."""
+    return [*pinned_wheels(pins, index), *(item.wheel for item in items if item.wheel is not None)]
+
+
 def _already_there(target: Target, options: Options) -> Outcome | None:
-    """Return the outcome if the target is already installed; None if it is not, or if an option asks for more."""
+    """Return the outcome if the target is already installed; None if it is not, or if an option asks for more.
+
+    Raises UserError if two installed distributions claim its name.
+    """
     if target.requirement is None or options.path or options.from_repo or options.upgrade or options.save:
         return None
     wanted = environment_name(target.requirement.name)
-    for found in scan()[0]:
+    environments = scan()[0]
+    if wanted in conflicts(environments):
+        find(wanted)  # raises the UserError that names both
+    for found in environments:
+        distribution = found.entry_point.dist
+        if distribution is not None and half_installed(distribution):
+            continue
+        # A version, or an index, says which distribution is meant: one of another name is not it.
+        named = normalise(found.distribution) in distribution_names(target.requirement.name)
+        if not named and (target.requirement.specifier or options.index):
+            continue
         if wanted in (environment_name(found.name), environment_name(found.distribution)) and (
             target.requirement.specifier.contains(found.version, prereleases=True)
         ):
@@ -175,22 +222,27 @@ def _decide(target: Target, options: Options, index: Index | None, cwd: Path) ->
 
 def _install(items: list[Item], options: Options, index: Index | None, cwd: Path) -> list[Outcome]:
     location = index.location if index else None
-    uv, dated = find_uv(), excludes_newer(cwd)
+    uv, dated = find_uv(), excludes_newer()
 
-    def command(some: list[Item]) -> tuple[Command, list[Pin]]:
+    def attempt(some: list[Item]) -> Attempt:
         pins = pin([d for item in some for d in item.demands], index, **_choice(options))
-        return plan(some, pins, location, uv=uv, python=sys.executable, dated=dated), pins
+        wheels = _wheels(some, pins, index)
+        here = {w.name for w in wheels if (old := installed(w.name)) is not None and old.version == w.version}
+        again = sorted(name for name in here if difference(w for w in wheels if w.name == name))
+        command = plan(some, pins, location, uv=uv, python=sys.executable, dated=dated, again=again)
+        return Attempt(some, pins, wheels, command)
 
-    whole, pins = command(items)
+    whole = attempt(items)
     if options.dry_run:
-        saves = plan_save(items, pins, location, saving_project(cwd).root, uv=uv) if options.save else []
-        print("\n".join(c.shown() for c in (whole, *saves)))
+        saves = plan_save(items, whole.pins, location, saving_project(cwd).root, uv=uv) if options.save else []
+        print("\n".join(c.shown() for c in (whole.command, *saves)))
         return [Outcome(i.target, "planned", i.distribution, detail=i.origin) for i in items]
     project = saving_project(cwd) if options.save else None
-    before = {item.distribution: here.version for item in items if (here := installed(item.distribution))}
-    failed = _run_uv(items, lambda some: command(some)[0])
+    with undo.ended_cleanly(), undo.one_installation():
+        before = {item.distribution: here.version for item in items if (here := installed(item.distribution))}
+        failed = _run_uv(items, attempt)
     done = [item for item in items if item.target not in failed]
-    outcomes = [_loaded(item) for item in done]
+    outcomes = [_loaded(item, options.timeout) for item in done]
     if (
         location is not None
     ):  # the chosen version may be the one that was installed before, for example if --upgrade found no newer one
@@ -199,41 +251,92 @@ def _install(items: list[Item], options: Options, index: Index | None, cwd: Path
     if project is not None and done:
         # Use the pins from before the installation: pinning again would now find these packages installed, without
         # hashes.
-        needed = {p.name for p in command(done)[1]}
-        saved = save(done, [p for p in pins if p.name in needed], index, project, uv)
+        needed = {p.name for p in attempt(done).pins}
+        saved = save(done, [p for p in whole.pins if p.name in needed], index, project, uv)
         outcomes = [
             o if saved is None else replace(o, status="failed", detail=f"installed, but {saved}") for o in outcomes
         ]
     return [*outcomes, *failed.values()]
 
 
-def _run_uv(items: list[Item], command) -> dict[str, Outcome]:
+@dataclass(frozen=True)
+class Attempt:
+    """What one command of uv installs: the items, the pins and wheels that were chosen for them, and the command."""
+
+    items: list[Item]
+    pins: list[Pin]
+    wheels: list[Wheel]
+    command: Command
+
+
+def _run_uv(items: list[Item], attempt: Callable[[list[Item]], Attempt]) -> dict[str, Outcome]:
     """Install all items in one command, so that uv resolves them together. Return the outcomes of those that failed.
 
     If the command fails, each item is tried alone (--dry-run) and the items that resolve alone are installed.
     """
-    done = run(command(items))
-    if done.returncode == 0:
+    why = _install_or_undo(attempt(items))
+    if why is None:
         return {}
     if len(items) == 1:
-        return {items[0].target: _failed(items[0], done)}
+        return {items[0].target: _failed(items[0], why)}
     failed = {}
     for item in items:
-        alone = command([item])
-        tried = run(replace(alone, argv=(*alone.argv, "--dry-run")), quiet=True)
+        tried, _ = planned_changes(attempt([item]).command)
         if tried.returncode != 0:
-            failed[item.target] = _failed(item, tried)
+            failed[item.target] = _failed(item, tried.reason())
     good = [item for item in items if item.target not in failed]
     if failed and good:
-        return failed | _run_uv(good, command)
-    return failed or {item.target: _failed(item, done) for item in items}
+        return failed | _run_uv(good, attempt)
+    return failed or {item.target: _failed(item, why) for item in items}
 
 
-def _failed(item: Item, done: Finished) -> Outcome:
-    return Outcome(item.target, "failed", item.distribution, detail=done.reason())
+def _install_or_undo(attempt: Attempt) -> str | None:
+    """Run uv, and compare what it has installed with what was chosen. Return None, or why nothing was installed."""
+    planned, replaced = planned_changes(attempt.command)
+    if planned.returncode != 0:
+        return planned.reason()
+    undo.keep(replaced, attempt.wheels)
+    try:
+        done = run(attempt.command)
+        why = done.reason() if done.returncode != 0 else _not_as_chosen(attempt)
+    except BaseException:
+        _put_back()
+        raise
+    if why is not None:
+        return why + _put_back()
+    undo.forget()
+    return None
 
 
-def _loaded(item: Item) -> Outcome:
+def _put_back() -> str:
+    """Undo what uv has done, and return in words what was put back, or why that was not possible."""
+    try:
+        put_back = undo.put_back(undo_folder(), unless_whole=False)
+    except OSError as error:
+        return (
+            f"; the versions that were installed before could not be put back ({error}): free some space and run "
+            "vf-install again, which begins with that"
+        )
+    return f"; {', '.join(put_back)} was put back" if put_back else ""
+
+
+def _not_as_chosen(attempt: Attempt) -> str | None:
+    """Return how the installed packages differ from the pinned wheels and from the items' sources; None if not."""
+    by_name = {w.name: [v for v in attempt.wheels if v.name == w.name] for w in attempt.wheels}
+    differences = [found for wheels in by_name.values() if (found := difference(wheels))]
+    for item in attempt.items:
+        if item.distribution not in by_name and not is_from(item.distribution, item.origin):
+            differences.append(f"{item.distribution} is not installed from {item.origin}")
+    if not differences:
+        return None
+    return f"uv did not install what was chosen: {'; '.join(differences)}; check your own uv.toml and UV_ variables"
+
+
+def _failed(item: Item, why: str) -> Outcome:
+    return Outcome(item.target, "failed", item.distribution, detail=why, user_error="(os error" in why)
+
+
+def _loaded(item: Item, timeout: float) -> Outcome:
     """Test that the installed environment imports, in a new process: this one has not read the new .pth files."""
     importlib.invalidate_caches()
     found = [e for e in scan()[0] if normalise(e.distribution) == item.distribution]
@@ -242,7 +345,7 @@ def _loaded(item: Item) -> Outcome:
     if not found:
         return replace(outcome, status="failed", detail="installed, but it declares no environment")
     for environment in found:
-        reason = why_it_does_not_load(environment)
+        reason = why_it_does_not_load(environment, timeout)
         if reason is not None:
             return replace(
                 outcome, status="failed", detail=f"installed, but {environment.name} does not load: {reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from plumbob.hub.index.location import Location
 from plumbob.hub.install.pins import Pin
 from plumbob.hub.install.sources import Item
 from plumbob.hub.uv.command import Command, run
-from plumbob.hub.uv.project import Project, enclosing, local_sources
+from plumbob.hub.uv.project import Project, enclosing, local_sources, workspace_of
 
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
@@ -61,17 +62,50 @@ def plan_save(
 
 
 def save(items: list[Item], pins: list[Pin], index: Index | None, project: Project, uv: str) -> str | None:
-    """Record the items in the project. Return None, or why that failed; then pyproject.toml is unchanged."""
+    """Record the items in the project. Return None, or why that failed; then pyproject.toml and uv.lock are unchanged.
+
+    Here uv reads the project's own configuration, because `uv sync` will read it too: it may name mirrors for other
+    packages. That it has not changed the pinned packages is checked in uv.lock.
+    """
     recorded = local_sources(project)
     for kept in (p for p in pins if not p.hashes and p.name not in recorded):
         if index is None or not index.files(kept.name):
             where = f"nor on {index.location.url}" if index else "and there is no index"
             return f"not recorded: {kept.name} is neither in the sources of {project.root / 'pyproject.toml'} {where}"
     file = project.root / "pyproject.toml"
-    before = file.read_bytes()
+    lock = (workspace_of(project.root) or project).root / "uv.lock"
+    before = {path: path.read_bytes() if path.exists() else None for path in (file, lock)}
     for command in plan_save(items, pins, index.location if index else None, project.root, uv=uv):
         done = run(command)
         if done.returncode != 0:
-            file.write_bytes(before)
+            _restore(before)
             return f"not recorded: {done.reason()}"
+    other = _locked_otherwise(lock, pins)
+    if other is not None:
+        _restore(before)
+        return (
+            f"not recorded: uv's configuration in {project.root} makes uv.lock take {other}; "
+            "look for find-links, overrides, constraints and indexes in its pyproject.toml and uv.toml"
+        )
     return None
+
+
+def _locked_otherwise(lock: Path, pins: Iterable[Pin]) -> str | None:
+    """Return what uv.lock takes instead of a pinned version and its hashes; None if it takes exactly the pinned ones."""
+    text = lock.read_text() if lock.exists() else ""
+    packages = {p["name"]: p for p in tomllib.loads(text).get("package", [])}
+    for pinned in (p for p in pins if p.hashes and p.name in packages):
+        locked = packages[pinned.name]
+        hashes = {wheel.get("hash", "").removeprefix("sha256:") for wheel in locked.get("wheels", [])}
+        if locked.get("version") != pinned.version or not hashes & set(pinned.hashes):
+            source = ", ".join(map(str, locked.get("source", {}).values()))
+            return f"{pinned.name} {locked.get('version', '?')} from {source}, not the {pinned.version} that was chosen"
+    return None
+
+
+def _restore(before: Mapping[Path, bytes | None]) -> None:
+    for path, content in before.items():
+        if content is not None:
+            path.write_bytes(content)
+        else:
+            path.unlink(missing_ok=True)

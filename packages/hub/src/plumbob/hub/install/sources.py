@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ from urllib.parse import quote
 from packaging.requirements import InvalidRequirement, Requirement
 from plumbob.console import UserError
 from plumbob.hub.index.versions import choose_version, offered
-from plumbob.hub.index.wheels import read_wheel
+from plumbob.hub.index.wheels import Wheel, read_wheel
+from plumbob.hub.install.collisions import refuse_collisions
 from plumbob.hub.install.pins import Demand, demands_of, project_demands
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.names import distribution_names, environment_name, is_first_party, near
-from plumbob.hub.uv.command import Command, run
+from plumbob.hub.uv.command import Command, find_uv, run
 from plumbob.hub.uv.credentials import mask, refuse_credentials
 from plumbob.hub.uv.project import local_environment, local_environments, read_project
 
@@ -55,6 +57,12 @@ class Item:
     demands: tuple[Demand, ...]
     add: tuple[str, ...]
     """Its arguments for `uv add`."""
+    environments: tuple[str, ...] = ()
+    """The names of the environments that it provides."""
+    wheel: Wheel | None = None
+    """The wheel, if the item is a wheel file on this disk."""
+    scripts: tuple[str, ...] = ()
+    """The commands that it installs, if the item is a project's directory."""
 
 
 def parse_target(text: str, cwd: Path) -> Target:
@@ -81,13 +89,17 @@ def from_path(target: str, path: Path) -> Item:
         wheel = read_wheel(path)
         _require_environment(wheel.entry_points, str(path))
         demands = demands_of(wheel.fields.get_all("Requires-Dist", []), wheel.name)
-        return Item(target, wheel.name, str(path), (str(path),), tuple(demands), (str(path),))
+        own = str(path)
+        return Item(target, wheel.name, own, (own,), tuple(demands), (own,), tuple(wheel.entry_points), wheel)
     if not path.is_dir():
         raise UserError(f"{target} does not exist; give the path of a project directory or of a wheel")
     project = read_project(path)
     _require_environment(project.entry_points(GROUP), str(path))
     editable = ("--editable", str(path))
-    return Item(target, project.name, str(path), editable, project_demands(project), editable)
+    names = tuple(project.entry_points(GROUP))
+    return Item(
+        target, project.name, str(path), editable, project_demands(project), editable, names, scripts=project.scripts
+    )
 
 
 def from_folder(target: Target, folder: Path) -> Item:
@@ -125,6 +137,7 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
         item = from_folder(target, directory)
         if not Path(item.origin).is_relative_to(clone.resolve()):
             raise UserError(f"{item.target} is refused: it is a link that leads out of the repository")
+        refuse_collisions([], [_built(Path(item.origin), Path(temporary) / "wheel")])
         subdirectory = Path(item.origin).relative_to(clone.resolve())
         requirement = f"{item.distribution} @ git+{url}@{commit}#subdirectory={quote(str(subdirectory))}"
         return replace(item, origin=f"{url}@{commit[:12]}", arguments=(requirement,), add=(requirement,))
@@ -149,7 +162,8 @@ def from_index(target: Target, index: Index, *, prerelease: bool) -> Item:
     pinned = f"{name}{extras}=={version}"
     saved = pinned if wanted.specifier else f"{name}{extras}>={version}"
     root = Demand(Requirement(pinned), target.text, root=True)
-    return Item(target.text, name, url, (pinned,) if extras else (), (root,), (saved,))
+    arguments = (pinned,) if extras else ()
+    return Item(target.text, name, url, arguments, (root,), (saved,), tuple(wheel.entry_points))
 
 
 def default_item(target: Target, cwd: Path) -> Item | None:
@@ -158,6 +172,15 @@ def default_item(target: Target, cwd: Path) -> Item | None:
         return None
     found = local_environment(target.requirement.name, cwd)
     return from_path(target.text, found.resolve()) if found else None
+
+
+def _built(project: Path, out: Path) -> Wheel:
+    """Build a project's wheel, as uv will when it installs the project, to see what it brings."""
+    build = ("build", "--quiet", "--wheel", "--no-config", "--python", sys.executable, "--out-dir", str(out))
+    done = run(Command((find_uv(), *build, str(project))), quiet=True)
+    if done.returncode != 0:
+        raise UserError(f"{project.name} does not build: {done.reason()}")
+    return next(read_wheel(file) for file in out.glob("*.whl"))
 
 
 def _repository(repo: str | None, environ: Mapping[str, str] = os.environ) -> str:

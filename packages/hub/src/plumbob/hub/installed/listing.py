@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+from plumbob.hub.installed.interrupted import half_installed, read_journal, undo_folder
 from plumbob.hub.installed.registry import Environment, conflicts, scan
+from plumbob.hub.names import normalise
 
 
 def rows(*, check: bool = False) -> list[dict[str, str]]:
@@ -13,8 +15,10 @@ def rows(*, check: bool = False) -> list[dict[str, str]]:
     `check`: import each environment in a process of its own; one that fails gets the status "broken" and a reason.
     """
     environments, unreadable = scan()
+    cut_off = read_journal(undo_folder()) or {}
     claimed = conflicts(environments)
     states = [_state(e, claimed) for e in environments]
+    whole = {normalise(e.distribution) for e, (status, _) in zip(environments, states, strict=True) if status == "ok"}
     if check:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +26,8 @@ def rows(*, check: bool = False) -> list[dict[str, str]]:
 
         with ThreadPoolExecutor() as pool:
             reasons = list(pool.map(why_it_does_not_load, environments))
-        states = [("broken", r) if r is not None else s for s, r in zip(states, reasons, strict=True)]
+        loaded = zip(states, reasons, strict=True)
+        states = [("broken", r) if r is not None and s[0] != "broken" else s for s, r in loaded]
     listed = [
         {
             "name": e.name,
@@ -35,7 +40,13 @@ def rows(*, check: bool = False) -> list[dict[str, str]]:
         for e, (status, reason) in zip(environments, states, strict=True)
     ]
     unknown = {"name": "?", "version": "?", "summary": "", "status": "broken"}
-    return listed + [unknown | {"distribution": b.distribution, "reason": b.reason} for b in unreadable]
+    broken = [(b.distribution, b.reason) for b in unreadable]
+    broken += [(name, _was_cut_off(was)) for name, was in cut_off.items() if was["version"] and name not in whole]
+    return listed + [unknown | {"distribution": name, "reason": reason} for name, reason in broken]
+
+
+def _was_cut_off(was: dict) -> str:
+    return f"its installation was cut off; the next `vf-install` puts {was['version']}, which was there before, back"
 
 
 def _state(environment: Environment, claimed: dict[str, list[Environment]]) -> tuple[str, str]:
@@ -43,7 +54,9 @@ def _state(environment: Environment, claimed: dict[str, list[Environment]]) -> t
         if environment in owners:
             others = " and ".join(e.distribution for e in owners if e != environment)
             return "conflict", f"{others} also provides an environment of this name; uninstall one of these packages"
-    return "ok", ""
+    distribution = environment.entry_point.dist
+    lacks = half_installed(distribution) if distribution is not None else None
+    return ("broken", lacks) if lacks else ("ok", "")
 
 
 def show(*, as_json: bool = False, check: bool = False) -> None:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbob.console import UserError
 from plumbob.hub.uv.credentials import mask
 
-# Environment variables that would redirect an installation to another interpreter or project, or to other files of the
-# same name; uv runs without them. The user's mirrors (UV_DEFAULT_INDEX, UV_INDEX, ...) are kept: they serve third-party
-# packages, while first-party packages are pinned to their hashes.
-_REDIRECTING = (
-    "UV_PYTHON",
-    "UV_SYSTEM_PYTHON",
-    "UV_PROJECT",
-    "UV_PROJECT_ENVIRONMENT",
-    "UV_WORKING_DIR",
-    "UV_INDEX_STRATEGY",
-    "UV_NO_VERIFY_HASHES",
-    "UV_NO_SOURCES",
-    "UV_NO_EDITABLE",
-    "UV_OVERRIDE",
-    "UV_FIND_LINKS",
-    "UV_PUBLISH_INDEX",
-    "UV_PUBLISH_URL",
+# The only variables of uv that uv sees: how to reach the network, where its cache is, which third-party releases the
+# user wants, and credentials. All others could redirect an installation to another interpreter, project or
+# configuration file, or to other files of the same name. The user's mirrors (UV_DEFAULT_INDEX, UV_INDEX, ...) are kept:
+# they serve third-party packages, while first-party packages are pinned to their hashes.
+_KEPT = re.compile(
+    r"UV_(CACHE_DIR|NO_CACHE|LINK_MODE|COMPILE_BYTECODE|NO_PROGRESS|LOCK_TIMEOUT|CONCURRENT_\w+|BREAK_SYSTEM_PACKAGES"
+    r"|OFFLINE|(UPLOAD_)?HTTP_\w+|REQUEST_TIMEOUT|SYSTEM_CERTS|NATIVE_TLS|INSECURE_HOST"
+    r"|DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|INDEX_\w+_(USERNAME|PASSWORD)|TORCH_BACKEND"
+    r"|EXCLUDE_NEWER|CONSTRAINT|BUILD_CONSTRAINT|PRERELEASE|RESOLUTION"
+    r"|PYTHON_DOWNLOADS|PYTHON_INSTALL_\w+|MANAGED_PYTHON|NO_MANAGED_PYTHON|KEYRING_PROVIDER|CREDENTIALS_DIR|PUBLISH_(USERNAME|PASSWORD|TOKEN|NO_ATTESTATIONS)|GITHUB_TOKEN)"
 )
+
+
+_SYSTEM_CONFIG = Path("/etc/uv/uv.toml")
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class Finished:
 
     def reason(self) -> str:
         """Return in one line why the command failed: uv's error message and its innermost cause."""
+        if self.returncode < 0:
+            return f"uv was ended by the signal {signal.Signals(-self.returncode).name}"
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith(("error:", "cause:", "Caused by:", "fatal:", "×"))]
         parts = errors[:1] + errors[-1:] if len(errors) > 1 else errors or lines[-1:]
@@ -84,17 +85,15 @@ def find_uv() -> str:
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables for uv: the current ones without those that redirect an installation."""
-    return {name: value for name, value in environ.items() if name not in _REDIRECTING}
+    return {name: value for name, value in environ.items() if not name.startswith("UV_") or _KEPT.fullmatch(name)}
 
 
-def excludes_newer(cwd: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether any of uv's settings for `cwd` makes it ignore recent releases (`exclude-newer`)."""
+def excludes_newer(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user's or the system's settings of uv make it ignore recent releases (`exclude-newer`)."""
     if "UV_EXCLUDE_NEWER" in environ:
         return True
     config = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "uv" / "uv.toml"
-    files = [config, Path("/etc/uv/uv.toml")]
-    files += [d / name for d in (cwd, *cwd.parents) for name in ("uv.toml", "pyproject.toml")]
-    return any("exclude-newer" in f.read_text(errors="replace") for f in files if f.is_file())
+    return any("exclude-newer" in f.read_text(errors="replace") for f in (config, _SYSTEM_CONFIG) if f.is_file())
 
 
 def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None = None) -> Finished:
@@ -112,7 +111,7 @@ def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None 
     )
     assert process.stdin is not None and process.stdout is not None
     lines = []
-    with process:
+    with process, _ended_with_us(process):
         with contextlib.suppress(BrokenPipeError):  # the command may have ended before it read its input
             process.stdin.write(command.stdin)
             process.stdin.close()
@@ -121,3 +120,27 @@ def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None 
             if not quiet:
                 print(line, end="", file=sys.stderr, flush=True)
     return Finished(process.returncode, "".join(lines))
+
+
+def planned_changes(command: Command) -> tuple[Finished, list[str]]:
+    """Let uv plan a `uv pip install` without doing it. Return its exit code and messages, and the names of the
+    installed distributions that it would replace or remove.
+    """
+    argv = (*command.argv, "--dry-run", "--output-format", "json")
+    done = subprocess.run(
+        argv, input=command.stdin, capture_output=True, text=True, errors="replace", env=environment()
+    )
+    try:
+        changes = json.loads(done.stdout or "{}").get("changes", [])
+    except ValueError:
+        changes = []
+    return Finished(done.returncode, mask(done.stderr)), [c["name"] for c in changes if c["action"] == "uninstalled"]
+
+
+@contextlib.contextmanager
+def _ended_with_us(process: subprocess.Popen) -> Generator[None]:
+    try:
+        yield
+    except BaseException:  # such as KeyboardInterrupt: without this, uv would go on while its work is undone
+        process.terminate()
+        raise

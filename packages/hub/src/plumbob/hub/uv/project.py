@@ -47,6 +47,12 @@ class Project:
         return self.data.get("project", {}).get("entry-points", {}).get(group, {})
 
     @property
+    def scripts(self) -> tuple[str, ...]:
+        """The names of the commands that the project installs."""
+        table = self.data.get("project", {})
+        return (*table.get("scripts", {}), *table.get("gui-scripts", {}))
+
+    @property
     def uv(self) -> Mapping[str, Any]:
         """The table [tool.uv]."""
         return self.data.get("tool", {}).get("uv", {})

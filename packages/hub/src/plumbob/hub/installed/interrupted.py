@@ -1,0 +1,51 @@
+"""Installations that were cut off: the record that `vf-install` keeps while it changes packages, and missing files.
+
+`hub list` reads both, so that half a package is never listed as a whole one. Imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from importlib.metadata import Distribution
+from pathlib import Path
+
+UNDO = ".vf-install-undo"
+"""A folder in site-packages that exists while `vf-install` changes packages: what it replaces, and `journal.json`."""
+
+
+def undo_folder() -> Path:
+    return Path(sysconfig.get_path("purelib")) / UNDO
+
+
+def read_journal(folder: Path) -> dict[str, dict] | None:
+    """Return the packages that an installation was changing, by name; None if no installation was cut off.
+
+    Each has `version` (None if it was not installed before), `files` (the kept files: their path and their name in the
+    folder), `new` (the members of the new wheel) and `folders` (its directories, and whether they were there before).
+    """
+    try:
+        return json.loads((folder / "journal.json").read_text())
+    except (OSError, ValueError):  # no journal, or one that was cut off itself: then nothing had been changed yet
+        return None
+
+
+def missing_files(distribution: Distribution) -> list[str]:
+    """Return the files that a distribution's RECORD lists and that are not on the disk."""
+    import csv
+
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    listed = (row[0] for row in csv.reader(lines) if row)
+    return [n for n in listed if "__pycache__" not in n and not os.path.exists(str(distribution.locate_file(n)))]
+
+
+def half_installed(distribution: Distribution) -> str | None:
+    """Return in one sentence what an installed distribution lacks; None if it is whole."""
+    missing = missing_files(distribution)
+    if not missing:
+        return None
+    return (
+        f"{len(missing)} of its files are missing, such as {missing[0]}; "
+        f"install it again with `uv pip install --reinstall-package {distribution.metadata['Name']} ...` or `vf-install`"
+    )

@@ -222,7 +222,7 @@ def hub(monkeypatch, capfd):
 
     def run(*arguments: str | Path, cwd: Path | None = None, code: int = 0, **environ: str):
         with monkeypatch.context() as patch:
-            patch.setattr(publish, "default_gate", lambda: None)
+            patch.setattr(publish, "default_gate", lambda *_: None)
             for name in [n for n in os.environ if n.startswith(("UV_", "PIP_", "PLUMBOB_")) and n != "UV_CACHE_DIR"]:
                 patch.delenv(name)
             for name, value in environ.items():

@@ -75,7 +75,7 @@ def test_a_killed_publish_leaves_what_was_there_and_the_next_one_finishes(
     (toy / "src" / "vf_toy" / "data.bin").write_bytes(os.urandom(12_000_000))
     code = (
         "from plumbob.console.app import run_app; from plumbob.hub.cli import hub; from plumbob.hub.publish import publish;"
-        "publish.default_gate = lambda: None; run_app('hub', hub.app)"
+        "publish.default_gate = lambda *_: None; run_app('hub', hub.app)"
     )
     command = [python.root / "bin" / "python", "-c", code, "publish", toy, "--index", index]
     environ = {**os.environ, **password}

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def observe(subject: Subject, settings: dict[str, Any], timeout: float) -> list[
     module, _, cls = point.partition(":")
     if not module:
         return [Result(check, "skip", "no entry point names an environment") for check in CHECKS]
-    job = Job(module, cls, settings, max_seconds=timeout / 4)
+    job = Job(module, cls, settings, token=secrets.token_hex(8), max_seconds=timeout / 4)
     with tempfile.TemporaryDirectory(prefix="hub-check-") as scratch:
         children = _Children(job, subject.import_roots, Path(scratch), timeout)
         with contextlib.closing(children):
@@ -105,11 +106,16 @@ def _compare(hashes: list[str], second: Seen) -> Result:
     return Result("determinism", "FAIL", "", (f"{what}; {advice}",))
 
 
+class _Garbled(Exception):
+    """A line of a process's results was not written by `hub check`."""
+
+
 class _Child:
     """One process of `plumbob.hub.check.sandbox`, with a thread that reads the lines it writes."""
 
     def __init__(self, job: Job, environ: dict[str, str], cwd: Path) -> None:
         self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `_Children.close` closes it
+        self.token = job.token.encode()
         self.process = subprocess.Popen(
             # -P keeps the working directory off sys.path.
             [sys.executable, "-P", "-m", "plumbob.hub.check.sandbox", json.dumps(asdict(job))],
@@ -212,6 +218,12 @@ class _Children:
                     case {"done": _}:
                         return seen
             seen.unfinished = (doing, f"{_DOING.get(doing, doing)}: {child.how_it_ended()}")
+        except _Garbled:
+            what = "writes into file descriptors that it has not opened"
+            seen.unfinished = (
+                doing,
+                f"{_DOING.get(doing, doing)}: the environment {what}, such as 3; use its own files",
+            )
         except TimeoutError as error:
             seen.unfinished = (doing, f"{_DOING.get(doing, doing)} {error}")
         finally:
@@ -229,7 +241,9 @@ class _Children:
                 raise TimeoutError(f"takes more than {limit:g} s") from None
             if line is None:
                 return
-            message = json.loads(line)
+            if not line.startswith(child.token):
+                raise _Garbled
+            message = json.loads(line[len(child.token) :])
             if "begin" in message:
                 limit = self.limits.get(message["begin"], self.timeout)
                 deadline = time.monotonic() + limit

@@ -13,6 +13,7 @@ from typing import Any
 
 from plumbob.console import UserError
 from plumbob.hub.check.behaviour import observe
+from plumbob.hub.check.contents import contents
 from plumbob.hub.check.metadata import CHECKS
 from plumbob.hub.check.report import Report
 from plumbob.hub.check.target import of_project, resolve
@@ -33,13 +34,13 @@ def run_check(target: str | Path, settings: Mapping[str, Any] | None = None, tim
     if timeout <= 0:
         raise UserError(f"--timeout must be above 0, not {timeout:g}")
     subject = of_project(read_project(target.resolve())) if isinstance(target, Path) else resolve(target)
-    from_metadata = [check(subject) for check in CHECKS]
+    from_metadata = [*(check(subject) for check in CHECKS), contents(subject, timeout)]
     return Report(str(target), (*from_metadata, *observe(subject, dict(settings or {}), timeout)))
 
 
-def problems(directory: Path) -> list[str]:
+def problems(directory: Path, timeout: float = TIMEOUT) -> list[str]:
     """Return what is wrong with the environment in a directory; `hub publish` calls this before it builds."""
-    return run_check(directory).failures
+    return run_check(directory, timeout=timeout).failures
 
 
 def read_settings(pairs: list[str]) -> dict[str, str]:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from plumbob.hub.text import table
+
 Status = Literal["ok", "FAIL", "skip"]
 
 
@@ -48,17 +50,17 @@ class Report:
     def text(self) -> str:
         """Return the report as text: a line for each check, further problems indented below it, and the counts."""
         width = max(len(r.check) for r in self.results)
-        lines = []
+        rows = []
         for r in self.results:
             first, *others = r.problems or (r.measured,)
-            lines.append(f"{r.status:<4}  {r.check:<{width}}  {first}".rstrip())
-            lines += [f"{'':<{width + 6}}  {problem}" for problem in others]
+            rows.append((f"{r.status:<4}  {r.check:<{width}}", first))
+            rows += [(" " * (width + 6), problem) for problem in others]
         made = [r for r in self.results if r.status != "skip"]
         skipped = len(self.results) - len(made)
         verdict = (
             f"{len(self.failed)} of {len(made)} checks failed" if self.failed else f"all {len(made)} checks passed"
         )
-        return "\n".join([*lines, verdict + (f", {skipped} skipped" if skipped else "")])
+        return "\n".join([table(rows), verdict + (f", {skipped} skipped" if skipped else "")])
 
     def as_json(self) -> str:
         return json.dumps(

@@ -12,10 +12,13 @@ from typing import Annotated
 
 import typer
 from plumbob.console import UserError
+from plumbob.console.version import version_option
+from plumbob.hub.installed.loading import LOAD_SECONDS
+from plumbob.hub.text import fitted, help_width, table
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings=help_width(),
     rich_markup_mode=None,
     help="Find, create, check and publish RL environments. To install environments, use vf-install.",
 )
@@ -30,15 +33,24 @@ IndexOption = Annotated[
 ]
 
 
+@app.callback()
+def hub(version: Annotated[bool, version_option("plumbob-hub")] = False) -> None:
+    pass
+
+
 @app.command("list")
 def list_(
     as_json: AsJson = False,
     check: Annotated[bool, typer.Option("--check", help="Import each environment and report those that fail.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.1, help="Seconds that importing one environment may take, with --check."),
+    ] = LOAD_SECONDS,
 ) -> None:
     """List the installed environments."""
     from plumbob.hub.installed.listing import show
 
-    show(as_json=as_json, check=check)
+    show(as_json=as_json, check=check, timeout=timeout)
 
 
 @app.command()
@@ -49,7 +61,7 @@ def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_j
     found = from_installed(name) if index is None else None
     if found is None:
         found = from_index(name, index, Path.cwd())
-    print(json.dumps(found, indent=2) if as_json else describe(found))
+    print(json.dumps(found, indent=2) if as_json else fitted(describe(found)))
 
 
 @app.command()
@@ -69,12 +81,12 @@ def search(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    width = max((len(", ".join(e["entry_points"])) for e in found), default=0)
-    for e in found:
-        yanked = f"  YANKED: {e['yanked']}" if e["yanked"] else ""
-        print(f"{', '.join(e['entry_points']):<{width}}  {e['name']} {e['version']}  {e['summary']}{yanked}")
     if not found:
         print("nothing found", file=sys.stderr)
+        return
+    yanked = [f"  YANKED: {e['yanked']}" if e["yanked"] else "" for e in found]
+    lines = [f"{e['name']} {e['version']}  {e['summary']}{y}" for e, y in zip(found, yanked, strict=True)]
+    print(table((", ".join(e["entry_points"]), line) for e, line in zip(found, lines, strict=True)))
 
 
 @app.command("check")
@@ -129,6 +141,10 @@ def publish(
         typer.Option("--publish-url", help="URL to upload to. Default: the URL of the index without simple/."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's commands without running them.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.1, help="Time limit of each check of `hub check`, and of a build, in seconds."),
+    ] = 60.0,
 ) -> None:
     """Check, build and upload environments, with credentials from $UV_PUBLISH_USERNAME and $UV_PUBLISH_PASSWORD.
 
@@ -142,7 +158,7 @@ def publish(
     if dry_run:
         print(shown_plan(paths, location))
         return
-    for done in publish_all(paths, location, default_gate()):
+    for done in publish_all(paths, location, default_gate(timeout), timeout):
         status = "published" if done.uploaded else "already published, unchanged:"
         print(f"{status} {done.name} {done.version}")
         for name in done.environments:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import typer
 
 
 def hub() -> None:
@@ -10,16 +15,41 @@ def hub() -> None:
     if sys.argv[1:] in (["list"], ["list", "--json"]):
         from plumbob.hub.installed.listing import show
 
-        show(as_json="--json" in sys.argv)
+        try:
+            show(as_json="--json" in sys.argv)
+            sys.stdout.flush()
+        except OSError as error:
+            _end("hub", error)
         return
-    from plumbob.console.app import run_app
     from plumbob.hub.cli.hub import app
 
-    run_app("hub", app)
+    _run("hub", app)
 
 
 def vf_install() -> None:
-    from plumbob.console.app import run_app
     from plumbob.hub.cli.vf_install import app
 
-    run_app("vf-install", app)
+    _run("vf-install", app)
+
+
+def _run(name: str, app: typer.Typer) -> NoReturn:
+    from plumbob.console.app import run_app
+
+    try:
+        try:
+            run_app(name, app)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        _end(name, error)
+
+
+def _end(name: str, error: OSError) -> NoReturn:
+    """End the command after an error of the operating system: one sentence and exit code 2."""
+    if isinstance(error, BrokenPipeError):  # whatever reads the output, such as `head`, wants no more of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    from plumbob.console.app import fail
+    from plumbob.hub.text import told
+
+    fail(name, told(error))

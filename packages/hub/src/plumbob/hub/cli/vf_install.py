@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from plumbob.console.version import version_option
+from plumbob.hub.installed.loading import LOAD_SECONDS
+from plumbob.hub.text import fitted, help_width
 from plumbob.hub.uv.project import enclosing
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, context_settings=help_width())
 
 _HELP = """Install environments into the Python that runs this command.
 
@@ -42,7 +45,7 @@ def vf_install(
         str | None,
         typer.Option(
             "--repo",
-            help="URL or directory of the git repository. Default: $PLUMBOB_REPO, else plumbob's own repository.",
+            help="URL or directory of the git repository, with --from-repo. Default: $PLUMBOB_REPO.",
         ),
     ] = None,
     index: Annotated[
@@ -68,10 +71,17 @@ def vf_install(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's command without running it.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=0.1, help="Seconds that importing one installed environment, as a test, may take."
+        ),
+    ] = LOAD_SECONDS,
+    version: Annotated[bool, version_option("plumbob-hub")] = False,
 ) -> int:
     from plumbob.hub.install.install import Options, Outcome, install, trainer_is_here
 
-    options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, dry_run)
+    options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, dry_run, timeout)
     outcomes = install(names, options, Path.cwd())
     done = [o for o in outcomes if o.status in ("installed", "already there")]
     failed = [o for o in outcomes if o.status == "failed"]
@@ -85,12 +95,12 @@ def vf_install(
         origin = f" from {o.detail}" if o.status == "installed" else ""
         return f"{o.status:<13}  {o.target}: {o.detail}" if o.status == "failed" else f"{o.status:<13}  {what}{origin}"
 
-    print("\n".join(map(line, outcomes)))
+    print(fitted("\n".join(map(line, outcomes))))
     names_done = [name for o in done for name in o.names]
     if names_done:
         hint = "" if trainer_is_here() else "  (both need plumbob-trainer, which is not installed here)"
         print()
-        print("\n".join(f"train it: train {name}    evaluate it: evaluate {name}{hint}" for name in names_done))
+        print(fitted("\n".join(f"train it: train {name}    evaluate it: evaluate {name}{hint}" for name in names_done)))
     if any(o.status == "installed" for o in done) and not save:
         _warn_if_not_recorded()
     return _exit_code(failed)

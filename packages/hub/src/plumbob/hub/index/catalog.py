@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from plumbob.console import UserError
 from plumbob.hub.index.versions import choose_version
 from plumbob.hub.index.wheels import Wheel, readme
 from plumbob.hub.names import environment_name, is_first_party
@@ -61,8 +62,12 @@ def read_wheels(index: Index, text: str) -> tuple[list[dict[str, Any]], int]:
 
     Returns the entries of the environments found, and the number of matching names that were not read (at most 50 are).
     """
-    words = text.lower().split()
-    names = [n for n in index.names() if is_first_party(n) and all(word in n for word in words)]
+    words, listed = text.lower().split(), index.names()
+    if listed is None:
+        raise UserError(
+            f"{index.location.url} has no catalog, and its list of names is too long to search; give a name to `hub info`"
+        )
+    names = [n for n in listed if is_first_party(n) and all(word in n for word in words)]
     found = []
     for name in names[:_MOST_WHEELS]:
         _, wheels = choose_version(index.files(name), SpecifierSet())

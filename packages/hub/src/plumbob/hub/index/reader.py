@@ -23,10 +23,19 @@ from plumbob.hub.index.location import Location
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import normalise
 from plumbob.hub.uv.credentials import index_credentials, mask, publish_credentials
-from pypi_simple import ACCEPT_ANY, DistributionPackage, IndexPage, ProjectPage, UnsupportedContentTypeError
+from pypi_simple import (
+    ACCEPT_ANY,
+    DistributionPackage,
+    IndexPage,
+    ProjectPage,
+    UnsupportedContentTypeError,
+    UnsupportedRepoVersionError,
+)
 
 _TIMEOUT_S = (10, 60)
 _REDIRECTS = 5
+# Bytes: a list of some ten thousand names.
+_MOST_NAMES = 2**20
 
 
 @dataclass
@@ -46,18 +55,45 @@ class Index:
         session.auth = _SameOrigin(self.location)
         return session
 
-    def names(self) -> list[str]:
-        """Return the names of all distributions on the index. Raises UserError if the URL is not that of an index."""
-        page = self._page(self.location.url)
+    def names(self, most_bytes: int = _MOST_NAMES) -> list[str] | None:
+        """Return the names of all distributions on the index; None if its list of them is longer than `most_bytes`.
+
+        A public index lists hundreds of thousands of names; no more than `most_bytes` of such a list are downloaded.
+        Raises UserError if the URL is not that of an index.
+        """
+        page = self._list_of_names(most_bytes)
         if page is None:
             raise UserError(
                 f"{mask(self.location.url)} is not an index: there is no page at this URL; check the URL of the index"
             )
+        content, is_json = page
+        if len(content) > most_bytes:
+            return None
         try:
-            parsed = IndexPage.from_response(page) if isinstance(page, requests.Response) else IndexPage.from_html(page)
-        except (ValueError, UnsupportedContentTypeError) as error:
+            parsed = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
+        except (ValueError, KeyError, TypeError, UnsupportedRepoVersionError) as error:
             raise UserError(f"{mask(self.location.url)} is not an index: {error}") from None
         return [normalise(name) for name in parsed.projects]
+
+    def _list_of_names(self, most_bytes: int) -> tuple[bytes, bool] | None:
+        """Return the first bytes of the list of names, more than `most_bytes` if it is longer, and whether it is JSON."""
+        url = self.location.url
+        if urlsplit(url).scheme == "file":
+            content = self.read(urljoin(url, "index.html"))
+            return None if content is None else (content, False)
+        response = self._get(url, same_origin=True, stream=True)
+        if response is None:
+            return None
+        content = b""
+        try:
+            with response:
+                for part in response.iter_content(2**16):
+                    content += part
+                    if len(content) > most_bytes:
+                        break
+        except requests.RequestException as error:
+            raise UserError(f"cannot read {mask(url)}: {_cause(error)}") from None
+        return content, "json" in response.headers.get("Content-Type", "")
 
     def files(self, distribution: str) -> list[DistributionPackage]:
         """Return all files of a distribution; an empty list if the index does not have it."""
@@ -136,16 +172,16 @@ class Index:
             return self.read(urljoin(url, "index.html"))
         return self._get(url, same_origin=True)
 
-    def _get(self, url: str, *, same_origin: bool) -> requests.Response | None:
+    def _get(self, url: str, *, same_origin: bool, stream: bool = False) -> requests.Response | None:
         """GET a URL; None if it is not there (404, 410).
 
         `same_origin`: a redirect to another host counts as not there. Files, unlike index pages, may be on another
-        host.
+        host. `stream`: the caller reads the body, and closes the response.
         """
         for _ in range(_REDIRECTS):
             try:
                 response = self._session.get(
-                    url, headers={"Accept": ACCEPT_ANY}, timeout=_TIMEOUT_S, allow_redirects=False
+                    url, headers={"Accept": ACCEPT_ANY}, timeout=_TIMEOUT_S, allow_redirects=False, stream=stream
                 )
             except requests.RequestException as error:
                 raise UserError(f"cannot reach {mask(url)}: {_cause(error)}") from None

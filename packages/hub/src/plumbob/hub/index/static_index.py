@@ -27,6 +27,7 @@ from plumbob.hub.index.catalog import entry
 from plumbob.hub.index.replace_directory import recover, replace_directory
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import distribution_names, normalise
+from plumbob.hub.text import told
 
 _OURS = {"simple", "files", "catalog.json", "yanked.json", "index.html"}
 
@@ -44,7 +45,8 @@ def distributions_in(given: Iterable[Path]) -> list[Path]:
     """Return the wheels and sdists that the paths (files or folders) name. Raises UserError if a folder holds none."""
     found = []
     for path in given:
-        here = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.name.endswith((".whl", ".tar.gz")))
+        inside = path.iterdir() if path.is_dir() else ()
+        here = [path] if path.is_file() else sorted(p for p in inside if p.name.endswith((".whl", ".tar.gz")))
         if not here:
             raise UserError(
                 f"{path} holds no wheel; build one with `uv build --no-sources --out-dir {path} ENVIRONMENT`"
@@ -103,18 +105,40 @@ def yank(directory: Path, name: str, version: str, reason: str | None) -> str:
 
 def read_catalog(directory: Path) -> list[dict]:
     """Return the entries of the index's catalog.json."""
-    return json.loads((directory / "catalog.json").read_text())["packages"]
+    return _read_json(directory / "catalog.json")["packages"]
 
 
 def read_yanked(directory: Path) -> dict[str, dict[str, str]]:
     """Return the yanked versions as {distribution: {version: reason}}."""
     file = directory / "yanked.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    return _read_json(file) if file.exists() else {}
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        read = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); restore it from a copy of the index") from None
+    if not isinstance(read, dict):
+        raise UserError(f"{file} is damaged (it is not a JSON object); restore it from a copy of the index")
+    return read
 
 
 @contextmanager
 def _building(directory: Path) -> Generator[Path]:
-    """Yield an empty directory that replaces `directory` when the block ends without an exception."""
+    """Yield an empty directory that replaces `directory` when the block ends without an exception.
+
+    Raises UserError if the disk is full or may not be written; the index is then as it was.
+    """
+    try:
+        with _replacing(directory) as new:
+            yield new
+    except OSError as error:
+        raise UserError(f"the index {directory} could not be changed and is as it was: {told(error)}") from None
+
+
+@contextmanager
+def _replacing(directory: Path) -> Generator[Path]:
     from filelock import FileLock
 
     if directory.exists() and any(directory.iterdir()):

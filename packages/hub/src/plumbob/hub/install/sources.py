@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -149,7 +148,7 @@ def from_index(target: Target, index: Index, *, prerelease: bool) -> Item:
     wanted, url = target.requirement, index.location.url
     name = next((d for d in distribution_names(wanted.name) if index.files(d)), None) or _by_catalog(wanted.name, index)
     if name is None:
-        closest = near(wanted.name, filter(is_first_party, index.names()))
+        closest = near(wanted.name, filter(is_first_party, index.names() or []))
         hint = f"did you mean {environment_name(closest)!r}?" if closest else "see `hub search`"
         raise UserError(f"{wanted.name!r} is not on {url}; {hint}")
     files = index.files(name)
@@ -184,8 +183,8 @@ def _built(project: Path, out: Path) -> Wheel:
 
 
 def _repository(repo: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    given = repo or environ.get("PLUMBOB_REPO") or _own_repository()
-    if given is None:
+    given = repo or environ.get("PLUMBOB_REPO")
+    if not given:
         raise UserError("--from-repo needs a repository; give --repo URL or set PLUMBOB_REPO")
     if "://" not in given:
         if Path(given).expanduser().is_dir():
@@ -199,15 +198,6 @@ def _repository(repo: str | None, environ: Mapping[str, str] = os.environ) -> st
     if given.split("://")[0] not in ("https", "http", "ssh", "file"):
         raise UserError(f"{mask(given)}: the URL of a repository must start with https, http, ssh or file")
     return refuse_credentials(given)
-
-
-def _own_repository() -> str | None:
-    """Return the repository URL in the metadata of plumbob-hub; None if there is none."""
-    try:
-        urls = metadata("plumbob-hub").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return None
-    return next((url.strip() for label, _, url in (u.partition(",") for u in urls) if label == "Repository"), None)
 
 
 def _by_catalog(name: str, index: Index) -> str | None:

@@ -7,12 +7,14 @@ import json
 from plumbob.hub.installed.interrupted import half_installed, read_journal, undo_folder
 from plumbob.hub.installed.registry import Environment, conflicts, scan
 from plumbob.hub.names import normalise
+from plumbob.hub.text import table
 
 
-def rows(*, check: bool = False) -> list[dict[str, str]]:
+def rows(*, check: bool = False, timeout: float | None = None) -> list[dict[str, str]]:
     """Return one row for each installed environment, and one for each distribution whose metadata cannot be read.
 
-    `check`: import each environment in a process of its own; one that fails gets the status "broken" and a reason.
+    `check`: import each environment in a process of its own, for at most `timeout` seconds; one that fails gets the
+    status "broken" and a reason.
     """
     environments, unreadable = scan()
     cut_off = read_journal(undo_folder()) or {}
@@ -22,10 +24,11 @@ def rows(*, check: bool = False) -> list[dict[str, str]]:
     if check:
         from concurrent.futures import ThreadPoolExecutor
 
-        from plumbob.hub.installed.loading import why_it_does_not_load
+        from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 
         with ThreadPoolExecutor() as pool:
-            reasons = list(pool.map(why_it_does_not_load, environments))
+            limit = LOAD_SECONDS if timeout is None else timeout
+            reasons = list(pool.map(lambda e: why_it_does_not_load(e, limit), environments))
         loaded = zip(states, reasons, strict=True)
         states = [("broken", r) if r is not None and s[0] != "broken" else s for s, r in loaded]
     listed = [
@@ -59,13 +62,19 @@ def _state(environment: Environment, claimed: dict[str, list[Environment]]) -> t
     return ("broken", lacks) if lacks else ("ok", "")
 
 
-def show(*, as_json: bool = False, check: bool = False) -> None:
+def show(*, as_json: bool = False, check: bool = False, timeout: float | None = None) -> None:
     """Print the installed environments, as a table or as JSON."""
-    listed = rows(check=check)
+    listed = rows(check=check, timeout=timeout)
     if as_json:
         print(json.dumps(listed, indent=2))
         return
-    width = max((len(row["name"]) for row in listed), default=0)
-    for row in listed:
-        text = row["summary"] if row["status"] == "ok" else f"{row['status'].upper()}: {row['reason']}"
-        print(f"{row['name']:<{width}}  {row['distribution']} {row['version']}  {text}")
+    if not listed:
+        print("no environment is installed; find one with `hub search`, and install it with `vf-install NAME`")
+        return
+    texts = [r["summary"] if r["status"] == "ok" else f"{r['status'].upper()}: {r['reason']}" for r in listed]
+    print(
+        table(
+            (row["name"], f"{row['distribution']} {row['version']}  {text}")
+            for row, text in zip(listed, texts, strict=True)
+        )
+    )

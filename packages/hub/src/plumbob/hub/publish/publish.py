@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -41,11 +42,11 @@ class Published:
     uploaded: tuple[str, ...]
 
 
-def default_gate() -> Gate:
-    """Return the check of `hub check`."""
+def default_gate(timeout: float) -> Gate:
+    """Return the check of `hub check`, each part of which may take `timeout` seconds."""
     from plumbob.hub.check.check import problems  # imported here because it imports what plays rollouts
 
-    return problems
+    return partial(problems, timeout=timeout)
 
 
 def publishing_to(location: Location, publish_url: str | None) -> Location:
@@ -59,11 +60,12 @@ def publishing_to(location: Location, publish_url: str | None) -> Location:
     return replace(location, publish_url=url)
 
 
-def publish(paths: list[Path], location: Location, gate: Gate | None) -> list[Published]:
+def publish(paths: list[Path], location: Location, gate: Gate | None, timeout: float | None = None) -> list[Published]:
     """Publish the projects in these directories to `location`, which `publishing_to` has returned.
 
-    `gate` is called for each environment; None publishes unchecked. Raises UserError if a project fails the gate or
-    does not build, if its version is already published with different bytes, or if the upload is refused.
+    `gate` is called for each environment; None publishes unchecked. `timeout` limits each build, in seconds. Raises
+    UserError if a project fails the gate or does not build, if its version is already published with different bytes,
+    or if the upload is refused.
     """
     for path in paths:
         _pass_gate(path, gate)
@@ -71,7 +73,7 @@ def publish(paths: list[Path], location: Location, gate: Gate | None) -> list[Pu
         index = _readable(location)
         built, results, uploads = [], [], []
         for number, path in enumerate(paths):
-            built.append(_build(path, Path(temporary) / str(number)))
+            built.append(_build(path, Path(temporary) / str(number), timeout))
         for wheel, files in built:
             missing = [file for file in files if not _is_published(file, wheel, index)]
             uploads += missing
@@ -128,8 +130,8 @@ def _readable(location: Location) -> Index | None:
     return Index(location)
 
 
-def _build(path: Path, out: Path) -> tuple[Wheel, list[Path]]:
-    done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True)
+def _build(path: Path, out: Path, timeout: float | None) -> tuple[Wheel, list[Path]]:
+    done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True, timeout=timeout)
     if done.returncode != 0:
         raise UserError(f"{path} is not published, because its build failed: {done.reason()}")
     files = sorted(p for p in out.iterdir() if p.name.endswith((".whl", ".tar.gz")))

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,11 @@ def excludes_newer(environ: Mapping[str, str] = os.environ) -> bool:
     return any("exclude-newer" in f.read_text(errors="replace") for f in (config, _SYSTEM_CONFIG) if f.is_file())
 
 
-def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None = None) -> Finished:
-    """Run a command and return its exit code and output. Unless `quiet`, print the output to stderr as it arrives."""
+def run(command: Command, *, quiet: bool = False, timeout: float | None = None) -> Finished:
+    """Run a command and return its exit code and output. Unless `quiet`, print the output to stderr as it arrives.
+
+    After `timeout` seconds the command, and all that it has started, is killed; that counts as a failure.
+    """
     # uv's standard output is merged into stderr too, because to the user of this command it is progress, not a result.
     process = subprocess.Popen(
         command.argv,
@@ -107,11 +111,12 @@ def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None 
         text=True,
         errors="replace",
         env=environment(),
-        cwd=cwd,
+        start_new_session=timeout is not None,
     )
+    late = threading.Event()
     assert process.stdin is not None and process.stdout is not None
     lines = []
-    with process, _ended_with_us(process):
+    with process, _ended_with_us(process), _killed_after(timeout, process, late):
         with contextlib.suppress(BrokenPipeError):  # the command may have ended before it read its input
             process.stdin.write(command.stdin)
             process.stdin.close()
@@ -119,6 +124,8 @@ def run(command: Command, *, quiet: bool = False, cwd: str | os.PathLike | None 
             lines.append(line)
             if not quiet:
                 print(line, end="", file=sys.stderr, flush=True)
+    if late.is_set():
+        return Finished(1, f"error: it takes more than {timeout:g} s\n")
     return Finished(process.returncode, "".join(lines))
 
 
@@ -135,6 +142,25 @@ def planned_changes(command: Command) -> tuple[Finished, list[str]]:
     except ValueError:
         changes = []
     return Finished(done.returncode, mask(done.stderr)), [c["name"] for c in changes if c["action"] == "uninstalled"]
+
+
+@contextlib.contextmanager
+def _killed_after(timeout: float | None, process: subprocess.Popen, late: threading.Event) -> Generator[None]:
+    def kill() -> None:
+        late.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    if timeout is None:
+        yield
+        return
+    timer = threading.Timer(timeout, kill)
+    timer.start()
+    try:
+        yield
+        process.wait()
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

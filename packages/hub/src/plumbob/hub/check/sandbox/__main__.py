@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 class Teller:
     """Writes messages for the parent to the original stdout, and redirects what the environment prints to stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str) -> None:
+        self.token = token
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
         os.dup2(2, 1)
 
     def tell(self, **message: Any) -> None:
-        print(json.dumps(message), file=self.out, flush=True)
+        print(f"{self.token}{json.dumps(message)}", file=self.out, flush=True)
 
     def result(self, check: str, found: Checked) -> None:
         status = "skip" if found.skipped is not None else "FAIL" if found.problems else "ok"
@@ -46,8 +47,8 @@ class Teller:
 
 
 def main() -> None:
-    teller = Teller()
     job = Job(**json.loads(sys.argv[1]))
+    teller = Teller(job.token)
     job = replace(job, checks=tuple(job.checks))
     try:
         # Imported before the environment, so that their import time is not counted as the environment's.

@@ -23,5 +23,7 @@ class Job:
     """Which rollout checks to run; importing and loading are always checked before them."""
     stop_after_import: bool = False
     """Only import the environment, to measure how long that takes."""
+    token: str = ""
+    """What each line of results begins with: the environment may write into descriptors that it has inherited."""
     max_seconds: float = 15.0
     """Time limit in seconds for playing one rollout, and again for scoring it."""

@@ -1,0 +1,59 @@
+"""What is taken in this Python: files and commands of installed distributions, which another one must not replace."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from plumbob.hub.index.wheels import Wheel, parse_record
+from plumbob.hub.installed.registry import GROUP
+from plumbob.hub.names import is_first_party, normalise, own_packages
+
+
+def taken(wheel: Wheel) -> list[str]:
+    """Return what a wheel would take from other installed distributions: commands, import packages, or their name."""
+    here = _installed(wheel.name)
+    if here is not None and not is_first_party(wheel.name) and not _environments(here):
+        return [f"the installed {wheel.name} {here.version} is not an environment, and this package would replace it"]
+    problems, site = taken_commands(wheel.name, wheel.scripts), Path(sysconfig.get_path("purelib"))
+    for package in own_packages(wheel.name):
+        for path in (site / package, site / f"{package}.py"):
+            brings = any((site / m) == path or (site / m).is_relative_to(path) for m in wheel.members)
+            if brings and path.exists() and not _owns(here, path) and (by := _by(path)):
+                problems.append(f"its package {package.replace('/', '.')} is already installed{by}")
+    return problems
+
+
+def taken_commands(distribution: str, scripts: Iterable[str]) -> list[str]:
+    """Return one phrase for each command among `scripts` that something else has already installed."""
+    here, folder = _installed(distribution), Path(sysconfig.get_path("scripts"))
+    taken = [s for s in scripts if os.path.lexists(folder / s) and not _owns(here, folder / s)]
+    return [f"its command `{s}` is already installed{_by(folder / s)}" for s in taken]
+
+
+def _installed(distribution: str) -> Distribution | None:
+    return next((d for d in distributions() if normalise(d.metadata["Name"] or "") == normalise(distribution)), None)
+
+
+def _environments(distribution: Distribution) -> list[str]:
+    return [point.name for point in distribution.entry_points if point.group == GROUP]
+
+
+def _owns(distribution: Distribution | None, path: Path) -> bool:
+    """Whether a file, or any file below a directory, is listed in the RECORD of an installed distribution."""
+    if distribution is None:
+        return False
+    for listed in parse_record(distribution.read_text("RECORD") or ""):
+        # Not resolved: in a virtual environment `bin/python` is a link that leads elsewhere.
+        here = Path(os.path.normpath(str(distribution.locate_file(listed))))
+        if here == path or here.is_relative_to(path):
+            return True
+    return False
+
+
+def _by(path: Path) -> str:
+    owner = next((d for d in distributions() if _owns(d, path)), None)
+    return f" by {owner.metadata['Name']} {owner.version}" if owner is not None else ""

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -144,8 +143,8 @@ def test_an_environment_that_writes_into_inherited_descriptors_fails_the_check(t
 
 def test_one_that_hangs_or_exits_at_import_is_listed_as_broken(new_python, make_wheel):
     python = new_python()
+    hangs = "import time; time.sleep(3600)"
     bodies = {
-        "hangs": "import time; time.sleep(3600)",
         "leaves": "import os; os._exit(0)",
         "forks": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])",
         "quits": "raise SystemExit(0)",
@@ -153,20 +152,17 @@ def test_one_that_hangs_or_exits_at_import_is_listed_as_broken(new_python, make_
     for name, body in bodies.items():
         wheel = make_wheel(f"vf-{name}", "0.1.0", (), name, body)
         python.run("uv", "pip", "install", "--python", python.root / "bin" / "python", wheel)
-    start = time.monotonic()
-    done = python.run("hub", "list", "--check", "--timeout", "20", "--json")
-    assert time.monotonic() - start < 1000
+    done = python.run("hub", "list", "--check", "--json")
     reasons = {row["name"]: row["reason"] for row in json.loads(done.stdout)}
     assert reasons == {
         "forks": "",
-        "hangs": "importing it takes more than 20 s",
         "leaves": "importing it ended the process with exit code 0",
         "quits": "importing it ended the process with exit code 0",
     }
-    refused = python.run(
-        "vf-install", make_wheel("vf-other", "1.0", (), "other", bodies["hangs"]), "--timeout", "1", code=1
-    )
+    refused = python.run("vf-install", make_wheel("vf-other", "1.0", (), "other", hangs), "--timeout", "1", code=1)
     assert "installed, but other does not load: importing it takes more than 1 s" in refused.stdout
+    listed = python.run("hub", "list", "--check", "--timeout", "0.2", "--json")
+    assert "importing it takes more than 0.2 s" in listed.stdout
 
 
 @pytest.fixture

@@ -67,8 +67,22 @@ def build(directory: Path, out: Path) -> zipfile.ZipFile:
 
 def test_the_templates_are_in_the_wheel(tmp_path):
     templates = {str(p.relative_to(HUB / "src")) for p in (HUB / "src").rglob("*.tmpl")}
-    assert len(templates) == 9
+    assert len(templates) == 10
     assert templates <= set(build(HUB, tmp_path).namelist())
+
+
+def test_a_new_environment_has_what_an_index_shows(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", 'Ada "the first" Lovelace')
+    wheel = build(create("my-env", tmp_path), tmp_path / "dist")
+    metadata = wheel.read("vf_my_env-0.1.0.dist-info/METADATA").decode()
+    for line in ('Author: Ada "the first" Lovelace', "License-Expression: Apache-2.0", "Classifier: Typing :: Typed"):
+        assert f"\n{line}\n" in metadata
+    license_text = (HUB.parents[1] / "LICENSE").read_bytes()
+    assert wheel.read("vf_my_env-0.1.0.dist-info/licenses/LICENSE") == license_text
+    assert wheel.read("vf_my_env/py.typed") == b"" and "](." not in metadata
+    assert "authors" not in render("my-env", "single")["pyproject.toml"]
 
 
 def test_every_name_of_an_environment_gives_the_same_one():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
 import re
+import subprocess
 import sys
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -43,7 +45,7 @@ def create(name: str, output: Path, *, tools: bool = False) -> Path:
         ) from None
     except OSError as error:
         raise UserError(f"{directory} cannot be created: {error.strerror}; choose another --output") from None
-    for path, text in render(name, kind).items():
+    for path, text in render(name, kind, author=_author()).items():
         target = directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8", newline="\n")
@@ -71,8 +73,20 @@ def check_name(name: str) -> str:
     return wanted
 
 
-def render(name: str, kind: str) -> dict[str, str]:
-    """Return the text of each file of a new environment, by its path. `kind` is "single" or "tools"."""
+def _author() -> str:
+    """Return the name that git signs commits with; "" if it has none."""
+    try:
+        done = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError:  # git is not installed
+        return ""
+    return done.stdout.strip()
+
+
+def render(name: str, kind: str, author: str = "") -> dict[str, str]:
+    """Return the text of each file of a new environment, by its path. `kind` is "single" or "tools".
+
+    `author`: a person's name, for the metadata; "" leaves it out.
+    """
     module = f"vf_{name.replace('-', '_')}"
     cls = "".join(part.capitalize() for part in name.split("-"))
     values = {
@@ -81,19 +95,23 @@ def render(name: str, kind: str) -> dict[str, str]:
         "module": module,
         "cls": cls,
         "summary": _SUMMARIES[kind],
+        # A TOML basic string escapes what a JSON string does.
+        "authors": f"authors = [{{ name = {json.dumps(author)} }}]\n" if author else "",
         "exports": ", ".join(f'"{n}"' for n in sorted(("InProcessHarness", "LocalEnv", f"{cls}Taskset"))),
     }
     templates = files("plumbob.hub.publish") / "templates"
     found = {
         "pyproject.toml": templates / "pyproject.toml.tmpl",
         "README.md": templates / kind / "README.md.tmpl",
+        "LICENSE": templates / "LICENSE.tmpl",
         f"src/{module}/__init__.py": templates / "init.py.tmpl",
         f"src/{module}/taskset.py": templates / kind / "taskset.py.tmpl",
         f"tests/test_{module.removeprefix('vf_')}.py": templates / kind / "test.py.tmpl",
     }
     if kind == "tools":
         found[f"src/{module}/tools.py"] = templates / kind / "tools.py.tmpl"
-    return {path: _fill(template, values) for path, template in found.items()}
+    texts = {path: _fill(template, values) for path, template in found.items()}
+    return texts | {f"src/{module}/py.typed": ""}
 
 
 def _fill(template: Traversable, values: dict[str, str]) -> str:

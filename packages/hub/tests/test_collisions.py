@@ -2,9 +2,14 @@
 
 import json
 import subprocess
+import zipfile
+from importlib.metadata import distributions
 
 import pytest
+import uv
+from plumbob.console import UserError
 from plumbob.hub.index.contents import COMMANDS, foreign
+from plumbob.hub.index.location import locate_target
 from plumbob.hub.index.static_index import add_files
 from plumbob.hub.index.wheels import read_wheel
 
@@ -167,3 +172,37 @@ def test_our_commands_are_those_of_the_projects():
     projects = [tomllib.loads(file.read_text())["project"] for file in root.glob("packages/*/pyproject.toml")]
     projects.append(tomllib.loads((root / "trainer" / "pyproject.toml").read_text())["project"])
     assert {script: p["name"] for p in projects for script in p.get("scripts", {})} == COMMANDS
+
+
+def test_hub_check_names_it_too(make_project, tmp_path, monkeypatch):
+    from plumbob.hub.check.contents import contents
+    from plumbob.hub.check.target import of_distribution, of_project
+    from plumbob.hub.publish.publish import publish, publishing_to
+    from plumbob.hub.uv.project import read_project
+
+    mine = make_project(tmp_path / "mine", "vf-mine", environment="mine")
+    assert contents(of_project(read_project(mine)), 600).status == "ok"
+    text = (mine / "pyproject.toml").read_text()
+    backend = '\n[tool.uv.build-backend]\nmodule-name = ["vf_mine", "torch"]\n'
+    (mine / "pyproject.toml").write_text(f'{text}\n[project.scripts]\ntrain = "vf_mine:Toy"\n{backend}')
+    (mine / "src" / "torch").mkdir()
+    (mine / "src" / "torch" / "__init__.py").touch()
+    found = contents(of_project(read_project(mine)), 600)
+    assert found.status == "FAIL" and len(found.problems) == 2
+    assert "it brings torch/__init__.py outside its own package vf_mine" in found.problems[0]
+    assert "its command `train` is one of plumbob-trainer" in found.problems[1]
+    with pytest.raises(UserError, match="mine is not published: it brings torch/__init__.py outside"):
+        publish([mine], publishing_to(locate_target("./hub", tmp_path), None), None)
+    (wheel,) = [built for built in [_built(mine, tmp_path / "dist")] if built.name.startswith("vf_mine")]
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (here,) = distributions(path=[str(tmp_path / "site")])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert len(contents(of_distribution(here), 600).problems) == 2
+    (mine / "pyproject.toml").write_text(text.replace("uv_build>=0.9,<0.14", "a-backend-9f3b"))
+    (cannot,) = contents(of_project(read_project(mine)), 600).problems
+    assert cannot.startswith("its wheel cannot be built: ") and "a-backend-9f3b" in cannot
+
+
+def _built(project, out):
+    subprocess.run([uv.find_uv_bin(), "build", "--quiet", "--wheel", "--out-dir", out, project], check=True)
+    return next(out.glob("*.whl"))

@@ -13,7 +13,11 @@ from plumbob.hub.index.static_index import add_files
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "guides" / "own_project.md"
-MEMBERS = [*(f"packages/{name}" for name in ("console", "hub", "retrieval", "rollout")), "trainer", "environments/lookup"]
+MEMBERS = [
+    *(f"packages/{name}" for name in ("console", "hub", "retrieval", "rollout")),
+    "trainer",
+    "environments/lookup",
+]
 SMALL = "train lookup --max-steps 1 --batch-size 16 --gradient-accumulation-steps 1 --eval-examples 4"
 OURS = re.compile(r"(plumbob|vf_|_?_?editable_|_plumbob|\\.)", re.IGNORECASE)
 
@@ -22,7 +26,9 @@ def commands(language: str, url: str) -> str:
     """The commands of the page's blocks in one language, for the index at `url` and with less training."""
     script = "\n".join(re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL))
     script = script.replace("https://hub.example.org/simple/", url)
-    return script.replace("evaluate lookup --oracle", "evaluate lookup --oracle -n 8").replace("train lookup\n", f"{SMALL}\n")
+    return script.replace("evaluate lookup --oracle", "evaluate lookup --oracle -n 8").replace(
+        "train lookup\n", f"{SMALL}\n"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -193,12 +193,16 @@ def test_what_uv_takes_from_this_disk_is_followed_there(make_project, tmp_path):
     ]
 
 
-def test_uv_runs_without_what_redirects_it(tmp_path):
+def test_uv_runs_without_what_redirects_it(tmp_path, monkeypatch):
     kept = {"UV_DEFAULT_INDEX": "https://mirror.example.org", "UV_CACHE_DIR": "/c", "PATH": "/bin"}
     kept |= {"UV_INDEX_MY_HUB_PASSWORD": "x", "UV_HTTP_TIMEOUT": "9", "UV_CONCURRENT_DOWNLOADS": "2"}
     dropped = {f"UV_{name}": "/evil" for name in ("PYTHON", "NO_VERIFY_HASHES", "FIND_LINKS", "CONFIG_FILE", "PROJECT")}
     dropped |= {f"UV_{name}": "1" for name in ("WORKING_DIR", "OVERRIDE", "EXCLUDE", "INDEX_STRATEGY", "OF_NEXT_YEAR")}
     assert environment({**kept, **dropped}) == kept
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    moved = environment({"UV_CACHE_DIR": "cache", "UV_INDEX": "https://a.example.org ./cache"})
+    assert moved == {"UV_CACHE_DIR": f"{tmp_path}/cache", "UV_INDEX": f"https://a.example.org {tmp_path}/cache"}
     none = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     assert not excludes_newer(none)
     assert excludes_newer({**none, "UV_EXCLUDE_NEWER": "7 days"})

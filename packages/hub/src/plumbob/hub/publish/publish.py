@@ -17,6 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
+from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.reader import Index
 from plumbob.hub.index.static_index import add_files
@@ -136,6 +137,8 @@ def _build(path: Path, out: Path, timeout: float | None) -> tuple[Wheel, list[Pa
         raise UserError(f"{path} is not published, because its build failed: {done.reason()}")
     files = sorted(p for p in out.iterdir() if p.name.endswith((".whl", ".tar.gz")))
     wheel = next(read_wheel(file) for file in files if file.suffix == ".whl")
+    if problems := foreign(wheel):
+        raise UserError(f"{path} is not published: {'; '.join(problems)}")
     for requirement in map(Requirement, wheel.fields.get_all("Requires-Dist", [])):
         if requirement.url:
             raise UserError(

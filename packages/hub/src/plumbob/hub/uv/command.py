@@ -32,6 +32,10 @@ _KEPT = re.compile(
 )
 
 
+_PATHS = (
+    *("UV_CACHE_DIR", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_CREDENTIALS_DIR"),
+    *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"),
+)
 _SYSTEM_CONFIG = Path("/etc/uv/uv.toml")
 
 
@@ -85,8 +89,16 @@ def find_uv() -> str:
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables for uv: the current ones without those that redirect an installation."""
-    return {name: value for name, value in environ.items() if not name.startswith("UV_") or _KEPT.fullmatch(name)}
+    """Return the environment variables for uv: the current ones without those that redirect an installation.
+
+    Relative paths in them become absolute, because uv runs in another directory.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith("UV_") or _KEPT.fullmatch(name)}
+    return kept | {name: _absolute(kept[name]) for name in _PATHS if name in kept}
+
+
+def _absolute(value: str) -> str:
+    return " ".join(os.path.abspath(part) if os.path.exists(part) else part for part in value.split(" "))
 
 
 def excludes_newer(environ: Mapping[str, str] = os.environ) -> bool:

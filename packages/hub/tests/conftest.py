@@ -43,7 +43,8 @@ class Python:
 
     def run(self, *command: str | Path, cwd: Path | None = None, code: int | None = 0, **environ: str):
         """Run one of its programs, in a neutral environment. `code` is the exit code to insist on."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "PIP_", "PLUMBOB_", "VIRTUAL_ENV"))}
+        ours = ("UV_", "PIP_", "PLUMBOB_", "VIRTUAL_ENV", "COLUMNS")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         if "UV_CACHE_DIR" in os.environ:
             kept["UV_CACHE_DIR"] = os.environ["UV_CACHE_DIR"]
         program, *arguments = command
@@ -223,7 +224,8 @@ def hub(monkeypatch, capfd):
     def run(*arguments: str | Path, cwd: Path | None = None, code: int = 0, **environ: str):
         with monkeypatch.context() as patch:
             patch.setattr(publish, "default_gate", lambda *_: None)
-            for name in [n for n in os.environ if n.startswith(("UV_", "PIP_", "PLUMBOB_")) and n != "UV_CACHE_DIR"]:
+            ours = ("UV_", "PIP_", "PLUMBOB_", "COLUMNS")
+            for name in [n for n in os.environ if n.startswith(ours) and n != "UV_CACHE_DIR"]:
                 patch.delenv(name)
             for name, value in environ.items():
                 patch.setenv(name, value)

@@ -35,6 +35,7 @@ from plumbob.hub.installed.interrupted import half_installed, undo_folder
 from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 from plumbob.hub.installed.registry import conflicts, find, scan
 from plumbob.hub.names import distribution_names, environment_name, normalise
+from plumbob.hub.text import told
 from plumbob.hub.uv.command import Command, excludes_newer, find_uv, planned_changes, run
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def install(names: list[str], options: Options, cwd: Path) -> list[Outcome]:
                 outcomes[name] = there
         except (UserError, OSError) as error:
             items = [item for item in items if item.target != name]
-            outcomes[name] = Outcome(name, "failed", detail=str(error), user_error=True)
+            why = told(error) if isinstance(error, OSError) else str(error)
+            outcomes[name] = Outcome(name, "failed", detail=why, user_error=True)
     if items:
         outcomes |= {o.target: o for o in _install(items, options, index, cwd)}
     return [outcomes[name] for name in dict.fromkeys(names)]

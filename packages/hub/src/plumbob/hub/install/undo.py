@@ -47,7 +47,7 @@ def keep(replaced: Iterable[str], wheels: Iterable[Wheel]) -> None:
 
     Raises UserError if that fails, for example because the disk is full; then nothing was changed.
     """
-    folder = undo_folder()
+    folder, site = undo_folder(), undo_folder().parent
     new_wheels = {w.name: w for w in wheels}
     journal: dict[str, dict] = {}
     try:
@@ -56,13 +56,14 @@ def keep(replaced: Iterable[str], wheels: Iterable[Wheel]) -> None:
         for name in sorted({*map(normalise, replaced), *new_wheels}):
             here = installed(name)
             files = _keep_files(here, folder, name) if here is not None else {}
-            new = list(new_wheels[name].members) if name in new_wheels else []
-            folders = [str(f) for p in own_packages(name) if name in new_wheels and (f := folder.parent / p)]
+            members = new_wheels[name].members if name in new_wheels else ()
+            folders = [str(site / package) for package in own_packages(name) if name in new_wheels]
             journal[name] = {
                 "version": here.version if here else None,
                 "files": files,
-                "new": new,
+                "new": [m for m in members if not os.path.lexists(site / m)],
                 "folders": {f: os.path.exists(f) for f in folders},
+                "infos": [info.name for info in _infos(site, name)],
             }
         # Written last and renamed into its place: a journal means that everything that it names has been kept.
         (folder / "journal.part").write_text(json.dumps(journal))
@@ -109,7 +110,9 @@ def ended_cleanly() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGHUP)}
+    # A signal that is ignored, as SIGHUP is after `nohup`, stays ignored.
+    wanted = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    before = {s: signal.signal(s, end) for s in wanted}
     try:
         yield
     finally:
@@ -149,13 +152,12 @@ def _remove_new(name: str, was: Mapping, site: Path) -> None:
     """Remove what the unfinished installation has written of a package."""
     roots = (site, Path(sysconfig.get_path("scripts")))
     paths = [str(site / member) for member in was["new"]]
-    for info in site.glob("*.dist-info"):
-        if normalise(info.name.removesuffix(".dist-info").rpartition("-")[0]) == name:
+    for info in _infos(site, name):
+        if info.name not in was["infos"]:
             with suppress(OSError, UnicodeDecodeError):
                 listed = parse_record((info / "RECORD").read_text())
                 paths += [os.path.normpath(site / n) for n in listed]
-            if not any(Path(path).is_relative_to(info) for path in was["files"]):
-                shutil.rmtree(info, ignore_errors=True)
+            shutil.rmtree(info, ignore_errors=True)
     for directory, was_there in was["folders"].items():
         if not was_there:
             shutil.rmtree(directory, ignore_errors=True)
@@ -166,6 +168,12 @@ def _remove_new(name: str, was: Mapping, site: Path) -> None:
                 os.unlink(path)
             with suppress(OSError):
                 os.removedirs(os.path.dirname(path))  # as far as they are empty
+
+
+def _infos(site: Path, name: str) -> list[Path]:
+    """Return the metadata directories of a distribution, of any version."""
+    found = site.glob("*.dist-info")
+    return [i for i in found if normalise(i.name.removesuffix(".dist-info").rpartition("-")[0]) == name]
 
 
 def _restore(kept: Path, path: Path) -> None:

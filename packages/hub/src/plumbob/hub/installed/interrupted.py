@@ -23,12 +23,27 @@ def read_journal(folder: Path) -> dict[str, dict] | None:
     """Return the packages that an installation was changing, by name; None if no installation was cut off.
 
     Each has `version` (None if it was not installed before), `files` (the kept files: their path and their name in the
-    folder), `new` (the members of the new wheel) and `folders` (its directories, and whether they were there before).
+    folder), `new` (members of the new wheel that were not there before), `folders` (its directories, and whether they
+    were there before) and `infos` (the names of its metadata directories that were there before).
     """
     try:
         return json.loads((folder / "journal.json").read_text())
     except (OSError, ValueError):  # no journal, or one that was cut off itself: then nothing had been changed yet
         return None
+
+
+def under_way(folder: Path) -> bool:
+    """Whether an installation is running at this moment: whoever installs holds a lock beside the folder."""
+    import fcntl
+
+    try:
+        with open(folder.with_name(f"{UNDO}.lock")) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def missing_files(distribution: Distribution) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from plumbob.hub.installed.interrupted import half_installed, read_journal, undo_folder
+from plumbob.hub.installed.interrupted import half_installed, read_journal, under_way, undo_folder
 from plumbob.hub.installed.registry import Environment, conflicts, scan
 from plumbob.hub.names import normalise
 from plumbob.hub.text import table
@@ -20,7 +20,7 @@ def rows(*, check: bool = False, timeout: float | None = None) -> list[dict[str,
     cut_off = read_journal(undo_folder()) or {}
     claimed = conflicts(environments)
     states = [_state(e, claimed) for e in environments]
-    whole = {normalise(e.distribution) for e, (status, _) in zip(environments, states, strict=True) if status == "ok"}
+    here = {normalise(e.distribution) for e in environments}
     if check:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -44,11 +44,13 @@ def rows(*, check: bool = False, timeout: float | None = None) -> list[dict[str,
     ]
     unknown = {"name": "?", "version": "?", "summary": "", "status": "broken"}
     broken = [(b.distribution, b.reason) for b in unreadable]
-    broken += [(name, _was_cut_off(was)) for name, was in cut_off.items() if was["version"] and name not in whole]
+    broken += [(name, _was_cut_off(was)) for name, was in cut_off.items() if was["version"] and name not in here]
     return listed + [unknown | {"distribution": name, "reason": reason} for name, reason in broken]
 
 
 def _was_cut_off(was: dict) -> str:
+    if under_way(undo_folder()):
+        return "it is being installed at this moment"
     return f"its installation was cut off; the next `vf-install` puts {was['version']}, which was there before, back"
 
 

@@ -157,6 +157,26 @@ def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatc
     kill_driver.compare(directory, undisturbed)
 
 
+@pytest.mark.parametrize("peft", [False, True])
+def test_a_final_model_that_does_not_fit_is_a_sentence_and_resuming_writes_it(tmp_path, monkeypatch, capfd, peft):
+    original, limits = loop.finish, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def finish(*args):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+        return original(*args)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "finish", finish)
+            assert run(config_of(tmp_path, "r", max_steps=1, eval_examples=0, peft=peft)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    stderr = capfd.readouterr().err
+    assert "The final model could not be written: " in stderr and f"train --resume {tmp_path / 'r'}" in stderr
+    assert resume(tmp_path / "r") == 0
+    assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
+
+
 def test_lines_that_could_not_be_written_are_written_with_the_next(tmp_path):
     log = MetricsLog(tmp_path)
     log.append({"step": 1})

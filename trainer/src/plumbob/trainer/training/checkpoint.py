@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 if TYPE_CHECKING:
     from plumbob.trainer.training.run import Run, TrainState
 
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""What writing model files raises on a full disk: torch and safetensors have errors of their own."""
 SAVING_SHARE = 0.1
 """Without --save-steps, saving checkpoints may take this share of a run's time."""
 
@@ -65,8 +67,7 @@ def save(run: Run) -> Path:
         if not failed and (on_all or run.world.is_main):
             try:
                 action()
-            # On a full disk, torch and safetensors raise errors of their own.
-            except (OSError, RuntimeError, SafetensorError) as error:
+            except WRITE_ERRORS as error:
                 failed = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return next(filter(None, run.world.gather(failed)), "") if divided else failed
 

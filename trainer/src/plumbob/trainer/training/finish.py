@@ -37,7 +37,7 @@ def finish(run: Run, seconds: float) -> int:
             return 0
         run.tokenizer.save_pretrained(directory / "model")
         _write_summary(run, seconds)
-    except OSError as error:
+    except checkpoint.WRITE_ERRORS as error:
         print(
             f"The final model could not be written: {error}. Free some space, then:  train --resume {directory}",
             file=sys.stderr,

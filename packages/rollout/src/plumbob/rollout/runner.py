@@ -30,6 +30,7 @@ async def run_rollout(
     limits: Limits | None = None,
     *,
     shared_toolsets: Sequence[vf.Toolset] = (),
+    driver: vf.Env | None = None,
     slots: asyncio.Semaphore | None = None,
 ) -> vf.Trace:
     """Run one rollout of `task` and score it.
@@ -40,13 +41,18 @@ async def run_rollout(
 
     A failure of the engine or the environment is recorded on the trace (`trace.ok` is false) and not raised; only
     UnsupportedTaskset and cancellation are raised. `slots` limits concurrent rollouts; `limits.max_seconds` does not
-    include the wait for a slot. `sampling.seed` seeds the rollout: each turn's seed is derived from it.
+    include the wait for a slot. `sampling.seed` seeds the rollout: each turn's seed is derived from it. `driver`: the
+    environment's own `Env` if it drives the conversation (`plumbob.rollout.driven.driver_of`); None if the model only
+    answers the task's prompt and calls tools.
     """
     # An asyncio task of its own, because the tools find the rollout's state in a context variable.
     async with slots or nullcontext():
-        return await asyncio.create_task(
-            _run(task, engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
-        )
+        settings = (sampling or Sampling(), limits or Limits(), shared_toolsets)
+        if driver is None:
+            return await asyncio.create_task(_run(task, engine, chat, *settings))
+        from plumbob.rollout.driven import run_driven
+
+        return await asyncio.create_task(run_driven(driver, task, engine, chat, *settings))
 
 
 async def _run(
@@ -66,11 +72,7 @@ async def _run(
     try:
         async with asyncio.timeout(limits.max_seconds) as deadline:
             box = await adapter.open_tools(task, trace, shared)
-            dialogue: Dialogue
-            if chat is not None:
-                dialogue = TokenDialogue(trace, box, cast(Engine, engine), chat, sampling, limits)
-            else:
-                dialogue = ChatDialogue(trace, box, cast(ChatEngine, engine), sampling, limits)
+            dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
             stop = await _converse(task, trace, box, dialogue, counts)
         adapter.stop(trace, stop)
     except TimeoutError as error:
@@ -89,18 +91,38 @@ async def _run(
     return trace
 
 
+def make_dialogue(
+    trace: vf.Trace, box: ToolBox, engine: Engine | ChatEngine, chat: Chat | None, sampling: Sampling, limits: Limits
+) -> Dialogue:
+    """A dialogue in token ids, or in messages if `chat` is None."""
+    if chat is not None:
+        return TokenDialogue(trace, box, cast(Engine, engine), chat, sampling, limits)
+    return ChatDialogue(trace, box, cast(ChatEngine, engine), sampling, limits)
+
+
 async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
-    """Sample turns and run their tool calls until the rollout ends; returns the stop reason."""
+    """Put the task's prompt to the model and play until the rollout ends; returns the stop reason."""
+    from plumbob.rollout import verifiers_adapter as adapter
+
+    opening = adapter.initial_messages(task)
+    with of_the_engine(trace):
+        dialogue.open(opening)
+    return await play_turns(task, trace, box, dialogue, counts)
+
+
+async def play_turns(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
+    """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
+
+    Returns the stop reason: `StopReason.COMPLETED` after a turn without a call. Turns that the trace already has count
+    towards the limit.
+    """
     from plumbob.rollout import verifiers_adapter as adapter
 
     stop_hooks = task.hooks("stop")
-    opening = adapter.initial_messages(task)
-    with _of_the_engine(trace):
-        dialogue.open(opening)
-    for turn in range(dialogue.limits.max_turns):
+    for turn in range(trace.num_turns, dialogue.limits.max_turns):
         if fired := await adapter.fired_stop(task, trace, stop_hooks):
             return fired
-        with _of_the_engine(trace):
+        with of_the_engine(trace):
             sampled_turn = await dialogue.sample_turn(turn)
         if sampled_turn.stop is not None:
             return sampled_turn.stop
@@ -112,7 +134,7 @@ async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dial
             adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
             for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
         ]
-        with _of_the_engine(trace):
+        with of_the_engine(trace):
             dialogue.add_messages(results)
     return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
 
@@ -122,7 +144,7 @@ FAILED_IN = "failed_in"
 
 
 @contextmanager
-def _of_the_engine(trace: vf.Trace) -> Generator[None]:
+def of_the_engine(trace: vf.Trace) -> Generator[None]:
     """Context in which none of the environment's code runs: an error in it is noted on the trace as the engine's."""
     try:
         yield
@@ -173,6 +195,7 @@ async def run_group(
     size: int,
     *,
     shared_toolsets: Sequence[vf.Toolset] = (),
+    driver: vf.Env | None = None,
     slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
     """Run `size` rollouts of one task concurrently; the seed of rollout i is derived from (sampling.seed, i)."""
@@ -186,6 +209,7 @@ async def run_group(
                 replace(sampling, seed=seed),
                 limits,
                 shared_toolsets=shared_toolsets,
+                driver=driver,
                 slots=slots,
             )
             for seed in seeds

@@ -119,6 +119,8 @@ class StopReason(StrEnum):
 
     COMPLETED = "agent_completed"
     """The model answered without calling a tool."""
+    ENV_ENDED = "user_closed"
+    """The environment drives the conversation and ended it, as in a game that is over (verifiers' own name for it)."""
     MAX_TURNS = "max_turns"
     """The model took `Limits.max_turns` turns."""
     MAX_TURN_TOKENS = "max_turn_tokens"

@@ -20,6 +20,7 @@ import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
 from plumbob.rollout.types import ChatReply, Completion, StopReason
 from pydantic import ValidationError
+from verifiers.v1.dialects import parse_message
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE, TaskError, ToolsetError, boundary
 from verifiers.v1.graph import MessageNode
@@ -124,11 +125,13 @@ class ToolBox:
 _specs: dict[tuple[type, str], ToolSpec] = {}
 
 
-def check_supported(task: vf.Task) -> None:
-    """Raise UnsupportedTaskset if the task declares something that in-process rollouts do not support."""
+def check_supported(task: vf.Task, *, driven: bool = False) -> None:
+    """Raise UnsupportedTaskset if the task declares something that in-process rollouts do not support.
+
+    `driven`: whether an `Env.run` drives the conversation, and may open it itself.
+    """
+    check_data(task, driven=driven)
     name = type(task).__name__
-    if task.NEEDS_CONTAINER or task.data.image:
-        raise UnsupportedTaskset(f"{name} needs a container, which in-process rollouts do not start")
     if discover_decorated(task, "intercept"):
         raise UnsupportedTaskset(f"{name} has @vf.intercept hooks, which in-process rollouts do not run")
     signals = {hook.__name__: hook for kind in ("metric", "reward") for hook in task.hooks(kind)}
@@ -144,6 +147,21 @@ def check_supported(task: vf.Task) -> None:
             raise UnsupportedTaskset(
                 f"{name}.{hook.__name__} stops on a Request or Response; in-process rollouts only support a Trace"
             )
+
+
+def check_data(task: vf.Task, *, driven: bool = False) -> None:
+    """The part of `check_supported` that may differ between the tasks of one taskset; it takes microseconds."""
+    name, data = type(task).__name__, task.data
+    if task.NEEDS_CONTAINER or data.image:
+        raise UnsupportedTaskset(f"{name} needs a container, which in-process rollouts do not start")
+    if data.skills or data.agent_user:
+        what = "skills" if data.skills else "a user account"
+        raise UnsupportedTaskset(
+            f"{name} {data.id or data.idx} asks for {what} of its own, which in-process rollouts do not provide"
+        )
+    if data.prompt is not None or not driven:
+        for message in initial_messages(task):
+            _wire_content(message)
 
 
 def new_trace(task: vf.Task) -> Trace:
@@ -234,10 +252,20 @@ def initial_messages(task: vf.Task) -> list[Any]:
         raise UnsupportedTaskset(
             f"{type(task).__name__} {data.id or data.idx} has no prompt, which in-process rollouts need"
         )
-    messages = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
-    if data.system_prompt:
-        messages.insert(0, SystemMessage(content=data.system_prompt))
-    return messages
+    return with_system_prompt(task, typed_messages(data.prompt))
+
+
+def with_system_prompt(task: vf.Task, messages: list[Any]) -> list[Any]:
+    """The first messages of a conversation, after the task's system prompt if it has one."""
+    system = task.data.system_prompt
+    return [SystemMessage(content=system), *messages] if system else messages
+
+
+def typed_messages(message: Any) -> list[Any]:
+    """What an environment says in one turn, as typed messages. `message`: a text, or typed or wire messages."""
+    if isinstance(message, str):
+        return [UserMessage(content=message)]
+    return [parse_message(one) if isinstance(one, dict) else one for one in message]
 
 
 def to_wire(message: Any) -> dict[str, Any]:

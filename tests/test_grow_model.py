@@ -50,7 +50,8 @@ def check_distribution(small, large, ids):
 async def own_rollouts(policy, model, count=6):
     """Token ids, int[1, length] each, of what the policy says on its own tasks, prompts and tool results included."""
     env, settings = TASKS[policy]
-    tasks, toolsets = load_evaluation_tasks(env, settings, count)
+    loaded = load_evaluation_tasks(env, settings, count)
+    tasks, toolsets = loaded.tasks, loaded.toolsets
     chat, engine = Chat.of(load_tokenizer(policy)), TransformersEngine(model, max_slots=count, max_length=2048)
     rolls = (
         run_rollout(task, engine, chat, Sampling(max_tokens=128, temperature=1.0, seed=i), shared_toolsets=toolsets)

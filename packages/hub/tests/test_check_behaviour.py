@@ -68,7 +68,6 @@ def test_a_scaffold_passes(examined, tools):
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (("taskset.py", "def oracle", "def perfect"), {"oracle": "give the Task a method `oracle(self)"}),
         (("taskset.py", "{_MARK}{self.data.answer}", "{_MARK}{self.data.answer}."), {"oracle": "on 64 of 64 tasks: task 0"}),
         (("taskset.py", CORRECT, CORRECT.replace("float(", "0.999 * float(")), {"oracle": "scores 0.999"}),
         (("taskset.py", ORACLE, "return []\n        " + ORACLE), {"oracle": "the stored transcript has only 0 turns"}),
@@ -159,7 +158,56 @@ def test_settings_of_the_check_of_the_oracle_and_of_the_user_in_that_order(exami
     assert "there is no setting 'largets'; did you mean 'largest'?" in wrong["load"][0]
 
 
-def test_a_task_that_needs_a_container_is_skipped_and_told(examined):
-    recorder = examined(("taskset.py", "    @vf.stop", "    NEEDS_CONTAINER = True\n\n    @vf.stop"))
-    assert recorder.failures == {}
-    assert all("needs a container" in recorder.skipped[check] for check in ROLLOUT_CHECKS)
+def test_an_environment_without_an_oracle_passes_and_is_told(examined):
+    recorder = examined(("taskset.py", "def oracle", "def perfect"))
+    assert recorder.failures == {} and set(recorder.skipped) == {"oracle"}
+    assert "have no oracle" in recorder.skipped["oracle"] and "`oracle(self)" in recorder.skipped["oracle"]
+
+
+PICTURE = '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}]'
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (("taskset.py", "    @vf.stop", "    NEEDS_CONTAINER = True\n\n    @vf.stop"), "needs a container"),
+        (("taskset.py", " prompt=f", " prompt=None if index == 9 else f"), "has no prompt"),
+        (("taskset.py", " prompt=f", f" prompt={PICTURE} if index == 9 else f"), "images in a prompt"),
+    ],
+)
+def test_what_train_cannot_train_fails_one_check_and_skips_the_others(examined, edit, why):
+    recorder = examined(edit)
+    assert set(recorder.failures) == {"trainable"} and "`train` cannot train it: " in recorder.failures["trainable"][0]
+    others = set(ROLLOUT_CHECKS) - {"trainable"}
+    assert set(recorder.skipped) == others and all(why in text for text in recorder.skipped.values())
+    assert why in recorder.failures["trainable"][0]
+
+
+ENV = """
+
+class {name}(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        {body}
+"""
+TALKS = """async with agents.agent.interaction(task) as interaction:
+            if not (await interaction.turn()).terminated:
+                await interaction.turn("Are you sure?")"""
+
+
+@pytest.mark.parametrize(
+    ("body", "failed"),
+    [(TALKS, None), ("await agents.agent.run(task)\n        await agents.agent.run(task)", "more than once")],
+)
+def test_an_env_that_drives_the_conversation_is_played_or_named(examined, body, failed):
+    name = f"Env{next(_numbers)}"
+    recorder = examined(
+        ("__init__.py", '"LocalEnv"', f'"{name}"'),
+        ("__init__.py", "__all__ =", f"from .taskset import {name}\n\n__all__ ="),
+        ("taskset.py", "import verifiers.v1 as vf", "import verifiers.v1 as vf" + ENV.format(name=name, body=body)),
+        checks=["trainable", "limits"],
+    )
+    if failed is None:
+        assert recorder.failures == {}
+        assert f"{name} drives the conversation" in recorder.results["trainable"].measured
+    else:
+        assert failed in recorder.failures["trainable"][0]

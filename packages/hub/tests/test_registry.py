@@ -9,6 +9,7 @@ from plumbob.console import UserError
 from plumbob.hub import find, installed
 from plumbob.hub.installed.listing import rows
 from plumbob.hub.installed.registry import scan
+from plumbob.testing.upstream_style import FOLDER
 
 
 @pytest.fixture
@@ -114,3 +115,29 @@ def test_fifty_plugins_are_listed_without_importing_more_than_one_needs(plugin):
     for i in range(50):
         plugin(f"vf-plugin{i}", f"plugin{i} = vf_plugin{i}:Taskset")
     assert modules(51) == one < 300
+
+
+def test_a_taskset_without_an_entry_point_is_found_by_its_id_for_verifiers(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    for name in ("number-game", "number_game", "someone/number-game@1.2"):
+        found = find(name)
+        assert (found.name, found.module, found.load().__name__) == ("number-game", "number_game", "GameTaskset")
+    assert "number-game" not in [e.name for e in installed()]
+
+
+def test_a_module_that_is_no_taskset_is_not_taken_for_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mere_module.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "half_taskset.py").write_text("import verifiers.v1 as vf\n")
+    for name in ("mere_module", "json", "no such name", "verifiers", "plumbob"):
+        with pytest.raises(UserError, match="there is no environment"):
+            find(name)
+    with pytest.raises(UserError, match=r'exports 0 subclasses .*add the line `__all__ = \["YourTaskset"\]`'):
+        find("half_taskset").load()
+
+
+def test_upstreams_own_tasksets_are_found():
+    """Only found: the one below needs an extra of verifiers, and says which."""
+    assert find("textarena").module == "textarena"
+    with pytest.raises(UserError, match="textarena requires nltk and textarena"):
+        find("textarena").load()

@@ -145,7 +145,9 @@ def test_broken_dataset_row_is_named_by_file_and_line(refused, tmp_path, line, c
 def test_all_data_held_out(refused, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n")
-    assert "all tasks of gsm8k are held out" in refused("gsm8k", "--datasets", str(path), loads=True)
+    assert "gsm8k has too few different tasks (1) to hold one out" in refused(
+        "gsm8k", "--datasets", str(path), loads=True
+    )
 
 
 def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.trainer.cli.analyze import app, compare
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
-from plumbob.trainer.evaluation.statistics import estimate, paired_bootstrap, pass_at_k
+from plumbob.trainer.evaluation.statistics import estimate, estimate_count, paired_bootstrap, pass_at_k
 
 
 def record(key, reward, rollout=None, ok=True, **metrics):
@@ -54,6 +55,29 @@ def test_pass_at_k_outside_its_domain(case):
 def test_an_interval_of_rewards_holds_the_mean_and_stays_between_0_and_1(values):
     e = estimate(values)
     assert -1e-12 <= e.low <= e.mean + 1e-12 and e.mean - 1e-12 <= e.high <= 1 + 1e-12 and e.n == len(values)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 7.0]), min_size=1, max_size=30))
+def test_a_count_has_no_interval_of_a_proportion(values):
+    e = estimate_count(values)
+    if len(set(values)) == 1:
+        assert (e.mean, e.low, e.high, str(e)) == (values[0], None, None, f"{values[0]:.3f}")
+    else:
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        assert (e.low, e.high) == pytest.approx((e.mean - 1.96 * error, e.mean + 1.96 * error), abs=1e-3 * error)
+
+
+def test_only_rewards_and_declared_metrics_get_wilson_s_interval():
+    def record(i):
+        trace = {"task": {"key": str(i)}, "ok": True, "rewards": {"right": {"score": 1.0, "weight": 1.0}}}
+        return {**trace, "metrics": {"rollout/turns": 1.0, "exact_match": 1.0}, "zero_one_metrics": ["exact_match"]}
+
+    summary = summarize(rows_of([record(i) for i in range(4)]))
+    wilson = "1.000 [0.510, 1.000]"
+    assert {name: str(e) for name, e in summary.scores.items()} == {
+        "reward": wilson, "right": wilson, "exact_match": wilson, "rollout/turns": "1.000"
+    }  # fmt: skip
+    json.dumps(summary.to_json(), allow_nan=False)
 
 
 def test_the_bootstrap_interval_is_that_of_the_mean_of_differences():

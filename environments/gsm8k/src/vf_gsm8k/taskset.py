@@ -63,6 +63,9 @@ class GSM8KData(vf.TaskData):
 
 
 class GSM8KTask(vf.Task[GSM8KData]):
+    zero_one_metrics = ("answer_found", "format_ok", "lenient_correct", *(f"extracted_by/{name}" for name in KINDS))
+    """Metrics that are 0 or 1 in each rollout, so that `evaluate` gives their means the interval of a proportion."""
+
     @property
     def key(self) -> str:
         return self.data.id or self.hash

@@ -157,6 +157,9 @@ class MusiqueData(vf.TaskData):
 
 
 class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
+    zero_one_metrics = ("exact_match", "answered")
+    """Metrics that are 0 or 1 in each rollout, so that `evaluate` gives their means the interval of a proportion."""
+
     @classmethod
     def toolsets(cls, config: MusiqueTaskConfig) -> list[MusiqueToolset]:  # ty: ignore[incompatible-method-override]
         kind = MusiqueCompleteToolset if config.answer_style == "complete" else MusiqueToolset

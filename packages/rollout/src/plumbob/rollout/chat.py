@@ -115,6 +115,16 @@ class Chat:
 
         return self._rendered_once("prompt", render, messages, tools)
 
+    def names_tools(self, messages: list[dict[str, Any]]) -> bool:
+        """Whether the first prompt tells the model which tools it has. Many templates leave tools out silently.
+
+        Raises ChatTemplateError.
+        """
+        parameters = {"type": "object", "properties": {}}
+        function = {"name": "plumbob_probe", "description": "Do something.", "parameters": parameters}
+        tools = [{"type": "function", "function": function}]
+        return "plumbob_probe" in _render(self.tokenizer, messages, tools=tools, add_generation_prompt=True)
+
     def suffix(self, messages: list[dict[str, Any]]) -> Rendered:
         """The ids after a sampled turn that ended with a stop token: `messages` and the next assistant header.
 

@@ -306,6 +306,8 @@ async def run_driven(
 def _closed(task: vf.Task, conversation: Conversation | None, failed: Exception | None) -> vf.Trace:
     """The trace of a finished episode, with the failure of the environment's own code if there was one."""
     trace = adapter.new_trace(task) if conversation is None else conversation.trace
+    if failed is None and not trace.nodes:
+        failed = RuntimeError("the environment has said nothing to the model, so there is no row to train on")
     if failed is not None and not trace.errors:
         trace.record_error(failed)
     trace.is_completed, trace.ok = True, not trace.errors

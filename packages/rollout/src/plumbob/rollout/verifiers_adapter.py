@@ -195,9 +195,14 @@ async def bind_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] =
             await toolset.setup()
             await toolset.setup_task(task.data)
         for toolset in (*shared, *per_rollout):
-            for fn in discover_decorated(toolset, "tool"):
+            for fn in tools_of(toolset):
                 _bind(box, toolset, fn)
     return box
+
+
+def tools_of(toolset: vf.Toolset) -> list[Callable[..., Any]]:
+    """The toolset's methods that are tools."""
+    return discover_decorated(toolset, "tool")
 
 
 def without_servers(task: vf.Task) -> vf.Task:

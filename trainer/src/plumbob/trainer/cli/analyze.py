@@ -71,8 +71,8 @@ def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list
 
     Raises UserError if a file does not have the metric; the message lists those that it has.
     """
-    from plumbob.trainer.evaluation.results import by_task, read_records, rows_of, value_of
-    from plumbob.trainer.evaluation.statistics import estimate, paired_bootstrap
+    from plumbob.trainer.evaluation.results import by_task, interval_of, read_records, rows_of, value_of
+    from plumbob.trainer.evaluation.statistics import paired_bootstrap
     from plumbob.trainer.run_files.trace_files import part_of_step
 
     report: list[dict[str, Any]] = []
@@ -85,7 +85,11 @@ def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list
             raise UserError(
                 f"{file} has no {metric!r}; it has reward, {', '.join(names)}" if names else f"{file} is empty"
             )
-        entry: dict[str, Any] = {"file": str(file), "rollouts": len(rows), **vars(estimate(list(means.values())))}
+        entry: dict[str, Any] = {
+            "file": str(file),
+            "rollouts": len(rows),
+            **vars(interval_of(rows, metric)(list(means.values()))),
+        }
         if part := part_of_step(file, len(rows)):
             entry["part"] = part
         if number == 0:

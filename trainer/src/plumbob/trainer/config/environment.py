@@ -67,7 +67,7 @@ def _config_type(env: str) -> Any:
     environment.load()
     import verifiers.v1 as vf
 
-    return vf.taskset_config_type(environment.entry_point.module)
+    return vf.taskset_config_type(environment.module)
 
 
 def settle(
@@ -155,7 +155,7 @@ def _refusal_by_import(env: str, name: str, text: str) -> str | None:
     from pydantic import ValidationError
 
     try:
-        _config_type(env).model_validate({"id": find(env).entry_point.module, name: text})
+        _config_type(env).model_validate({"id": find(env).module, name: text})
     except ValidationError as error:
         return next((found["msg"] for found in error.errors() if found["loc"][:1] == (name,)), None)
     return None

@@ -88,8 +88,9 @@ class Subject:
 
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
         """Play `task` with replies from a script in place of the model's, and score it."""
-        toolsets = self.run.tasks.toolsets
-        return self.runner.run(run_rollout(task, script, None, limits=UNBOUNDED, shared_toolsets=toolsets))
+        tasks = self.run.tasks
+        played = run_rollout(task, script, None, limits=UNBOUNDED, shared_toolsets=tasks.toolsets, driver=tasks.driver)
+        return self.runner.run(played)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
         """Sample one completion of each prompt with the run's engine."""

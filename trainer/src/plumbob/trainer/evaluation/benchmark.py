@@ -101,7 +101,7 @@ def _retrievers(env: str, wanted: tuple[str, ...]) -> tuple[str | None, ...]:
 
     environment = find(env)
     environment.load()
-    has_any = tasksets.setting_choices(environment.entry_point.module, "retriever") is not None
+    has_any = tasksets.setting_choices(environment.module, "retriever") is not None
     return wanted if wanted and has_any else (None,)
 
 

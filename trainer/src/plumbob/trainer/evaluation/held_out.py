@@ -30,6 +30,7 @@ async def evaluate(sampler: Sampler, world: World, *, temperature: float) -> tup
             seeded,
             sampler.limits,
             shared_toolsets=tasks.toolsets,
+            driver=tasks.driver,
             slots=slots,
         )
         return (i, trace.reward, "") if trace.ok else (i, 0.0, failure(trace))

@@ -64,7 +64,7 @@ def _in_order(config: EvaluateConfig, env: str) -> EvaluateConfig:
     """Official scorers expect the order of the source, so shuffling is turned off unless the user has set it."""
     environment = find(env)
     environment.load()
-    shuffles = tasksets.setting_choices(environment.entry_point.module, "shuffle") is not None
+    shuffles = tasksets.setting_choices(environment.module, "shuffle") is not None
     if not shuffles or "shuffle" in config.settings_of(env):
         return config
     return dataclasses.replace(config, env_args=(*config.env_args, "shuffle=false"))

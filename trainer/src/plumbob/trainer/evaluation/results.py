@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.trainer.evaluation.statistics import Estimate, estimate, pass_at_k
+from plumbob.trainer.evaluation.statistics import Estimate, estimate, estimate_count, pass_at_k
 from plumbob.trainer.run_files import trace_files
 
 
@@ -37,6 +37,8 @@ class Row:
     hops: int | None = None
     """Number of steps that the task takes, if the environment reports it."""
     error: str = ""
+    shares: frozenset[str] = frozenset()
+    """Names in `scores` that are rewards, or that the environment declares to be 0 or 1; the others may be counts."""
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], rollout: int = 0) -> Row:
@@ -56,6 +58,7 @@ class Row:
             truncated=_is_truncated(record),
             output_tokens=record.get("num_output_tokens", 0),
             hops=_hops(record),
+            shares=frozenset((*rewards, *record.get("zero_one_metrics", ()))),
             error="" if ok else f"{errors[-1].get('type', 'error')}: {errors[-1].get('message', '')}".split("\n")[0],
         )
 
@@ -127,8 +130,18 @@ def value_of(name: str) -> Callable[[Row], float | None]:
 
 
 def mean_over_tasks(rows: Sequence[Row], name: str) -> Estimate:
-    """Mean of the tasks' means. The unit is the task, because rollouts of one task are not independent samples."""
-    return estimate([math.fsum(values) / len(values) for values in by_task(rows, value_of(name)).values()])
+    """Mean of the tasks' means. The unit is the task, because rollouts of one task are not independent samples.
+
+    The interval of a metric that may be a count is not that of a proportion.
+    """
+    return interval_of(rows, name)(
+        [math.fsum(values) / len(values) for values in by_task(rows, value_of(name)).values()]
+    )
+
+
+def interval_of(rows: Sequence[Row], name: str) -> Callable[[Sequence[float]], Estimate]:
+    """The function that estimates the mean of this score: `estimate` or `estimate_count`."""
+    return estimate if name == "reward" or any(name in row.shares for row in rows) else estimate_count
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ import verifiers.v1 as vf
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
+from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
 from plumbob.trainer.reporting.progress_bar import Progress
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
-from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
+from plumbob.trainer.rollouts.tasks import EvaluationTasks, load_evaluation_tasks
+from plumbob.trainer.rollouts.templates import check_template
 from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
 from plumbob.trainer.run_files.trace_files import part_of_step
 
@@ -70,7 +72,8 @@ class Plan:
 
     env: str
     tasks: Sequence[vf.Task]
-    toolsets: Sequence[vf.Toolset]
+    loaded: EvaluationTasks
+    """The environment's tasks as it gives them, and what their rollouts need."""
     stored: Sequence[dict[str, Any]] = ()
     """Stored transcripts that --replay scores again, one per task."""
 
@@ -119,8 +122,14 @@ def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_fro
 def evaluate_plans(
     config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, directory: Path
 ) -> list[dict[str, Any]]:
-    """Sample the missing rollouts of each plan: one report per plan. Raises Interrupted and EvaluationFailed."""
+    """Sample the missing rollouts of each plan: one report per plan. Raises Interrupted and EvaluationFailed.
+
+    Raises UserError if the model's chat template does not work with an environment.
+    """
     reports = []
+    if asked.chat is not None:
+        for part in plans:
+            check_template(asked.chat, part.loaded, config.model)
     with lock_directory(directory), Interruption() as interruption, asyncio.Runner() as loop:
         for part in plans:
             path = directory / f"{part.env}.jsonl"
@@ -140,26 +149,24 @@ def plan(config: EvaluateConfig, env: str) -> Plan:
     """
     settings = config.settings_of(env)
     if config.replay is None:
-        tasks, toolsets = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
-        if config.oracle and not hasattr(tasks[0], "oracle"):
+        loaded = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
+        if config.oracle and not hasattr(loaded.tasks[0], "oracle"):
             raise UserError(f"environment {env!r} has no oracle: its task has no method 'oracle'")
-        return Plan(env, tasks, toolsets)
+        return Plan(env, loaded.tasks, loaded)
     stored = read_records(Path(config.replay))
     if not stored:
         raise UserError(f"{config.replay} has no transcripts")
     if config.wanted_examples > 0:
         stored = stored[: config.wanted_examples]
-    samples, toolsets = load_evaluation_tasks(
-        env, {**_stored_settings(Path(config.replay), env), **settings}, 1, offline=True
-    )
-    like = samples[0]
+    loaded = load_evaluation_tasks(env, {**_stored_settings(Path(config.replay), env), **settings}, 1, offline=True)
+    like = loaded.tasks[0]
     try:
         data = [type(like.data).model_validate(record["task"]["data"]) for record in stored]
     except ValueError as error:
         raise UserError(
             f"{config.replay} holds tasks of another environment than {env}: {str(error).splitlines()[0]}"
         ) from None
-    return Plan(env, [type(like)(each, like.config) for each in data], toolsets, stored)
+    return Plan(env, [type(like)(each, like.config) for each in data], loaded, stored)
 
 
 def _stored_settings(path: Path, env: str) -> dict[str, str]:
@@ -210,7 +217,8 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
                     asked.chat,
                     replace(asked.sampling, seed=seed),
                     asked.limits,
-                    shared_toolsets=part.toolsets,
+                    shared_toolsets=part.loaded.toolsets,
+                    driver=part.loaded.driver,
                 )
             file.write(json.dumps(_record(job, trace)) + "\n")
             file.flush()
@@ -227,12 +235,17 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
                 for job in jobs:
                     group.create_task(one(job))
         except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+            first = several.exceptions[0]
+            if isinstance(first, UnsupportedTaskset):  # seen only now, because it depends on what the model says
+                raise EvaluationFailed(f"{part.env} cannot be played: {first}") from None
+            raise first from None
 
 
 def _record(job: Job, trace: vf.Trace) -> dict[str, Any]:
     """A line of the result file: the trace, the numbers of task and rollout, and the answer to submit (if any)."""
     record = {**trace.to_record(), "example": job.example, "rollout": job.rollout}
+    if zero_one := getattr(job.task, "zero_one_metrics", ()):
+        record["zero_one_metrics"] = list(zero_one)
     if (predict := getattr(job.task, "prediction", None)) is not None:
         record["prediction"] = predict(trace) if trace.ok else None
     return record

@@ -15,17 +15,34 @@ class Estimate:
     """A mean and its 95% confidence interval."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    """None, like `high`, if the values say nothing about their spread."""
+    high: float | None
     n: int
     """Number of values."""
 
     def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:.3f}"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
+def estimate_count(values: Sequence[float]) -> Estimate:
+    """Mean of counts, or of other numbers that may be any, with the normal 95% interval; none if all are equal.
+
+    Counts that all happen to be 0 or 1 are no proportion, so Wilson's interval would be false. Without values, the mean
+    is NaN.
+    """
+    n = len(values)
+    mean = math.fsum(values) / n if n else math.nan
+    if len(set(values)) < 2:
+        return Estimate(mean, None, None, n)
+    half = Z95 * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
 def estimate(rewards: Sequence[float]) -> Estimate:
-    """Mean with its 95% interval.
+    """Mean of rewards, or of other shares from 0 to 1, with its 95% interval.
 
     It is the Wilson score interval (Wilson 1927) if all rewards are 0 or 1, else the normal interval around the mean.
     If all values lie in [0, 1], so does the interval. Without values, mean and interval are NaN.

@@ -225,6 +225,7 @@ async def _add_round(
                 sampler.limits,
                 config.num_generations,
                 shared_toolsets=sampler.tasks.toolsets,
+                driver=sampler.tasks.driver,
                 slots=slots,
             )
             for i in mine

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import bisect
 import itertools
 import random
-from collections.abc import Sequence
+import traceback
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
@@ -16,7 +19,10 @@ from plumbob.console import UserError
 from plumbob.hub import find
 from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout, tasksets
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.driven import driver_of, rehearse
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
+from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order
 
 HELD_OUT_SPLITS = ("eval", "test", "validation")
@@ -25,9 +31,10 @@ HELD_OUT_SPLITS = ("eval", "test", "validation")
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of a run. No held-out task has the prompt of a training task, even if both come from the same data."""
+    """The tasks of a run. No held-out task is also a training task, even if both come from the same data."""
 
     train: Sequence[vf.Task]
+    """A `TaskStream` if the environment generates tasks without end."""
     held_out: Sequence[vf.Task]
     toolsets: Sequence[vf.Toolset]
     """Toolsets that all rollouts of the environment share."""
@@ -35,20 +42,31 @@ class Tasks:
     """Seed of the order of training tasks."""
     order: Order = "shuffle"
     """How each epoch orders the training tasks."""
+    driver: vf.Env | None = None
+    """The environment's own `Env`, if it drives the conversation, as a user simulator does."""
+    notes: Sequence[str] = ()
+    """What the user should know about these tasks, one sentence each."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: a resumed run must find the same ones, or it would train on others.
 
-        "held_out": [id, checksum] of each held-out task, in order; "train": number and one checksum of training tasks.
+        "held_out": [id, checksum] of each held-out task, in order; "train": number and one checksum of training tasks,
+        of which the checksum is empty for tasks without end.
         """
+        train = "" if isinstance(self.train, TaskStream) else checksum(self.train)
         return {
-            "held_out": [[task.data.id or task.data.idx, _checksum([task])] for task in self.held_out],
-            "train": [len(self.train), _checksum(self.train)],
+            "held_out": [[task.data.id or task.data.idx, checksum([task])] for task in self.held_out],
+            "train": [len(self.train), train],
         }
 
     def take(self, cursor: int, count: int) -> list[vf.Task]:
-        """The next `count` training tasks after `cursor` earlier ones. Each epoch takes every task once, in order."""
+        """The next `count` training tasks after `cursor` earlier ones. Each epoch takes every task once, in order.
+
+        Tasks without end are taken in the environment's order, so that no more of them are read than needed.
+        """
         n = len(self.train)
+        if isinstance(self.train, TaskStream):
+            return [self.train[position % n] for position in range(cursor, cursor + count)]
         picked = []
         orders: dict[int, list[int]] = {}
         for position in range(cursor, cursor + count):
@@ -63,42 +81,104 @@ class Tasks:
         """Of each training task, if they are ordered by difficulty; else empty."""
         return [difficulty(task) or 0.0 for task in self.train] if self.order == "curriculum" else []
 
+    @property
+    def number(self) -> str:
+        """Number of training tasks, for messages."""
+        return "endless" if isinstance(self.train, TaskStream) else str(len(self.train))
 
-def _checksum(tasks: Sequence[vf.Task]) -> str:
-    """A checksum of the contents of tasks. Objects that have no JSON form count by their type's name."""
-    total = hashlib.sha256()
-    for task in tasks:
-        total.update(task.data.model_dump_json(exclude={"idx"}, fallback=lambda value: type(value).__name__).encode())
-    return total.hexdigest()[:16]
+    def trained_and_held_out(self) -> int:
+        """Number of held-out tasks that are also training tasks, among those that were read so far."""
+        read = self.train.read if isinstance(self.train, TaskStream) else self.train
+        trained = marks_of(read)
+        return sum(not trained.isdisjoint(marks(task)) for task in self.held_out)
 
 
 def load_tasks(config: TrainConfig) -> Tasks:
-    """Load a run's tasks. Raises UserError for an unknown environment or setting, and for data that cannot be read."""
-    environment = find(config.env)
-    cls = environment.load()
-    module = environment.entry_point.module
+    """Load a run's tasks.
+
+    Raises UserError for an unknown environment or setting, for data that cannot be read, and for an environment that
+    plumbob cannot train on.
+    """
+    source = _Source.of(config.env)
     settings = dict(pair.split("=", 1) for pair in config.env_args)
     if config.datasets is not None:
         settings["datasets"] = config.datasets
-    train, tasks = _load(config.env, cls, module, _on_split(module, settings, ("train",)))
-    held_out: list[vf.Task] = []
+    train_settings = source.on_split(settings, ("train",))
+    opened = source.open(train_settings)
+    notes: list[str] = []
+    held_settings: dict[str, Any] | None = None
     if config.eval_examples:
         if config.eval_datasets is not None:
             settings["datasets"] = config.eval_datasets
-        _, pool = _load(config.env, cls, module, _on_split(module, settings, HELD_OUT_SPLITS))
-        random.Random(f"held out/{config.seed}").shuffle(pool)
-        held_out = pool[: config.eval_examples]
-        # Both may come from the same file or split, so the held-out tasks are removed from the training tasks.
-        prompts = {_prompt(task) for task in held_out}
-        tasks = [task for task in tasks if _prompt(task) not in prompts]
-        if not tasks:
-            raise UserError(
-                f"no training tasks are left, because all tasks of {config.env} are held out; "
-                "give --eval-datasets, more training data or a smaller --eval-examples"
-            )
-    _check(config.env, tasks[0])
-    order = choose_order(config.task_order, config.env, train.config, tasks)
-    return Tasks(tasks, held_out, _set_up_shared(train), config.seed, order)
+        held_settings = source.on_split(settings, HELD_OUT_SPLITS)
+    if not opened.taskset.bounded:
+        if config.max_steps == -1:
+            raise UserError(f"{config.env} generates tasks without end, so give --max-steps instead of --num-epochs")
+        if config.task_order not in ("auto", "as-given"):
+            raise UserError(f"{config.env} generates tasks without end, so --task-order can only be as-given")
+        tasks, held_out = _stream(opened, train_settings, held_settings, config)
+        notes.append(
+            f"{config.env} generates tasks without end: training reads them as it needs them, in the environment's "
+            f"order, and begins again after {len(tasks):,}"
+        )
+    else:
+        tasks = opened.read()
+        held_out = []
+        if held_settings is not None:
+            pool = list(tasks) if held_settings == train_settings else source.open(held_settings).pool(config)
+            random.Random(f"held out/{config.seed}").shuffle(pool)
+            tasks, held_out = _divide(tasks, pool, config)
+            if len(held_out) < min(config.eval_examples, len(pool)):
+                notes.append(
+                    f"only {len(held_out)} of the {min(config.eval_examples, len(pool))} wanted tasks are held out, "
+                    f"because at most half of {config.env}'s {len(tasks) + len(held_out)} tasks are taken from training"
+                )
+    toolsets = opened.shared_toolsets()
+    opened.check(tasks[0], held_out, toolsets)
+    endless = isinstance(tasks, TaskStream)
+    order = "as-given" if endless else choose_order(config.task_order, config.env, opened.taskset.config, tasks)
+    return Tasks(tasks, held_out, toolsets, config.seed, order, opened.driver, notes)
+
+
+def _divide(
+    tasks: list[vf.Task], pool: Sequence[vf.Task], config: TrainConfig
+) -> tuple[list[vf.Task], Sequence[vf.Task]]:
+    """(training tasks, held-out tasks): the first --eval-examples of `pool`, which are removed from `tasks`.
+
+    Fewer are held out if more than half of the training tasks would be removed. Raises UserError if none can be.
+    """
+    of_tasks = [marks(task) for task in tasks]
+
+    def left(count: int) -> list[vf.Task]:
+        held = marks_of(pool[:count])
+        return [task for task, own in zip(tasks, of_tasks, strict=True) if held.isdisjoint(own)]
+
+    wanted = min(config.eval_examples, len(pool))
+    least = len(tasks) - len(tasks) // 2
+    if len(left(wanted)) < least:  # the first count that removes too much, found by bisection
+        wanted = bisect.bisect_left(range(1, wanted + 1), True, key=lambda count: len(left(count)) < least)
+    if not wanted:
+        raise UserError(
+            f"{config.env} has too few different tasks ({len(tasks)}) to hold one out and train on at least half; "
+            "give --eval-datasets, more training data or --eval-examples 0"
+        )
+    return left(wanted), pool[:wanted]
+
+
+def _stream(
+    opened: _Opened, train_settings: dict[str, Any], held_settings: dict[str, Any] | None, config: TrainConfig
+) -> tuple[TaskStream, Sequence[vf.Task]]:
+    """(training tasks, held-out tasks) of a taskset without end, which is read once if both come from it."""
+    tasks = opened.iterate()
+    if held_settings is None:
+        held_out: Sequence[vf.Task] = []
+    elif held_settings == train_settings:
+        held_out = list(itertools.islice(tasks, config.eval_examples))
+    else:
+        held_out = opened.source.open(held_settings).pool(config)
+        random.Random(f"held out/{config.seed}").shuffle(held_out)
+        held_out = held_out[: config.eval_examples]
+    return TaskStream(config.env, tasks, marks_of(held_out), opened.check_data), held_out
 
 
 class _PromptReader:
@@ -113,80 +193,155 @@ class _PromptReader:
         raise EngineError("only the prompt was wanted")
 
 
-async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int) -> Tasks:
-    """Remove training tasks whose first prompt has more than `max_tokens` tokens. Raises UserError if none is left."""
+async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int, most: int) -> Tasks:
+    """Remove training tasks whose first prompt has more than `max_tokens` tokens. Raises UserError if none is left.
+
+    Of tasks without end, only the first `most` are read; the run then repeats those that are left.
+    """
     kept = []
-    for task in tasks.train:
+    endless = isinstance(tasks.train, TaskStream)
+    for task in tasks.train[:most] if endless else tasks.train:
         reader = _PromptReader()
-        await run_rollout(task, reader, chat, Sampling(max_tokens=1), shared_toolsets=tasks.toolsets)
+        await run_rollout(
+            task, reader, chat, Sampling(max_tokens=1), shared_toolsets=tasks.toolsets, driver=tasks.driver
+        )
         if reader.length <= max_tokens:
             kept.append(task)
     if not kept:
+        count = most if endless else len(tasks.train)
         raise UserError(
-            f"all {len(tasks.train)} training tasks have prompts longer than --max-prompt-length {max_tokens}; raise it"
+            f"all {count} training tasks have prompts longer than --max-prompt-length {max_tokens}; raise it"
         )
     return replace(tasks, train=kept)
 
 
 def load_evaluation_tasks(
     env: str, settings: dict[str, Any], num_examples: int, *, oracle: bool = False, offline: bool = False
-) -> tuple[list[vf.Task], Sequence[vf.Toolset]]:
-    """The first `num_examples` tasks (-1: all) of the held-out split or the split in `settings`, and shared toolsets.
+) -> EvaluationTasks:
+    """The first `num_examples` tasks (-1: all) of the held-out split or the split in `settings`.
 
     `oracle`: add the environment's settings for which its own transcripts are perfect. `offline`: add its settings that
-    need no network, because any task will do. Raises UserError for an unknown environment or setting, and for data that
-    cannot be read.
+    need no network, because any task will do. Raises UserError for an unknown environment or setting, for data that
+    cannot be read, and for an environment that plumbob cannot play.
     """
-    environment = find(env)
-    cls = environment.load()
-    module = environment.entry_point.module
+    source = _Source.of(env)
     if offline:
-        settings = {**getattr(cls, "check_settings", {}), **settings}
+        settings = {**getattr(source.cls, "check_settings", {}), **settings}
     if oracle:
-        settings = {**getattr(cls, "oracle_settings", {}), **settings}
-    taskset, tasks = _load(env, cls, module, _on_split(module, settings, HELD_OUT_SPLITS), limit=num_examples)
-    _check(env, tasks[0])
-    return tasks, _set_up_shared(taskset)
+        settings = {**getattr(source.cls, "oracle_settings", {}), **settings}
+    opened = source.open(source.on_split(settings, HELD_OUT_SPLITS))
+    if num_examples < 0 and not opened.taskset.bounded:
+        raise UserError(f"{env} generates tasks without end; give --num-examples")
+    tasks = opened.read(num_examples)
+    toolsets = opened.shared_toolsets()
+    opened.check(tasks[0], (), toolsets)
+    return EvaluationTasks(tasks, toolsets, opened.driver)
 
 
-def _check(env: str, task: vf.Task) -> None:
-    """Raise UserError if plumbob cannot run tasks of this kind."""
+@dataclass(frozen=True)
+class EvaluationTasks:
+    """The tasks of an evaluation, and what their rollouts need."""
+
+    tasks: list[vf.Task]
+    toolsets: Sequence[vf.Toolset]
+    """Toolsets that all rollouts of the environment share."""
+    driver: vf.Env | None
+    """The environment's own `Env`, if it drives the conversation."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An installed environment."""
+
+    name: str
+    cls: type[vf.Taskset]
+    module: str
+
+    @classmethod
+    def of(cls, name: str) -> _Source:
+        environment = find(name)
+        return cls(name, environment.load(), environment.module)
+
+    def on_split(self, settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """The settings, with the first of `names` that is a split, as `split`, unless the user chose one."""
+        choices = tasksets.setting_choices(self.module, "split")
+        chosen = next((name for name in names if choices and name in choices), None)
+        return dict(settings) if chosen is None or "split" in settings else {**settings, "split": chosen}
+
+    def open(self, settings: dict[str, Any]) -> _Opened:
+        """The taskset with these settings, before any task is read. Raises UserError."""
+        with refused(self.name):
+            taskset = tasksets.make_taskset(self.cls, self.module, settings)
+            return _Opened(self, taskset, driver_of(self.module, settings))
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A taskset with its settings."""
+
+    source: _Source
+    taskset: vf.Taskset
+    driver: vf.Env | None
+
+    def iterate(self) -> Iterator[vf.Task]:
+        """The tasks, loaded as they are read. Raises UserError if the environment's code fails."""
+        with refused(self.source.name):
+            yield from self.taskset
+
+    def read(self, limit: int = -1) -> list[vf.Task]:
+        """The first `limit` tasks (-1: all), checked. Raises UserError if there are none."""
+        tasks = list(itertools.islice(self.iterate(), limit if limit >= 0 else None))
+        if not tasks:
+            raise UserError(f"environment {self.source.name!r} has no tasks with the given settings")
+        for task in tasks:
+            self.check_data(task)
+        return tasks
+
+    def pool(self, config: TrainConfig) -> list[vf.Task]:
+        """The tasks among which held-out ones are drawn; of tasks without end, as many as are wanted."""
+        return self.read(-1 if self.taskset.bounded else config.eval_examples)
+
+    def shared_toolsets(self) -> Sequence[vf.Toolset]:
+        """The toolsets that all rollouts share, ready to use. Raises UserError if the environment's code fails."""
+        with refused(self.source.name):
+            shared = tasksets.shared_toolsets(self.taskset)
+            for toolset in shared:
+                asyncio.run(toolset.setup())
+            return shared
+
+    def check_data(self, task: vf.Task) -> None:
+        """Raise UserError if the data of this task needs more than plumbob's rollouts can do."""
+        with refused(self.source.name):
+            adapter.check_data(task, driven=self.driver is not None)
+
+    def check(self, first: vf.Task, held_out: Sequence[vf.Task], toolsets: Sequence[vf.Toolset]) -> None:
+        """Raise UserError if plumbob cannot play the environment."""
+        for task in held_out:
+            self.check_data(task)
+        with refused(self.source.name):
+            adapter.check_supported(first, driven=self.driver is not None)
+            if self.driver is not None:
+                rehearse(self.driver, first, toolsets)
+
+
+@contextmanager
+def refused(env: str) -> Generator[None]:
+    """Turn what an environment's code raises, or what plumbob cannot do with it, into one sentence: a UserError."""
     try:
-        adapter.check_supported(task)
+        yield
+    except UserError:
+        raise
     except adapter.UnsupportedTaskset as error:
-        raise UserError(f"{env}: {error}") from None
-
-
-def _set_up_shared(taskset: vf.Taskset) -> Sequence[vf.Toolset]:
-    """The toolsets that all rollouts share, ready to use."""
-    shared = tasksets.shared_toolsets(taskset)
-    for toolset in shared:
-        asyncio.run(toolset.setup())
-    return shared
-
-
-def _prompt(task: vf.Task) -> str:
-    return task.data.prompt_text
-
-
-def _on_split(module: str, settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The settings, with the first of `names` that the environment has as `split`, unless the user chose a split."""
-    choices = tasksets.setting_choices(module, "split")
-    chosen = next((name for name in names if choices and name in choices), None)
-    return settings if chosen is None or "split" in settings else {**settings, "split": chosen}
-
-
-def _load(
-    name: str, cls: type[vf.Taskset], module: str, settings: dict[str, Any], limit: int = -1
-) -> tuple[vf.Taskset, list[vf.Task]]:
-    """A taskset and its first `limit` tasks (-1: all, or 100,000 if they never end). Raises UserError."""
-    try:
-        taskset = tasksets.make_taskset(cls, module, settings)
-        if not taskset.bounded:
-            taskset = taskset.take(100_000)
-        tasks = list(taskset if limit < 0 else itertools.islice(taskset, limit))
+        raise UserError(f"{env} cannot be played: {error}") from None
     except (ValueError, OSError) as error:
-        raise UserError(f"{name}: {str(error).strip().rstrip('.')}") from None
-    if not tasks:
-        raise UserError(f"environment {name!r} has no tasks with the given settings")
-    return taskset, tasks
+        raise UserError(f"{env}: {_one_line(error).rstrip('.')}") from None
+    except Exception as error:  # an environment's code may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        raise UserError(f"{env} cannot be loaded: {type(error).__name__}: {_one_line(error)} ({where})") from error
+
+
+def _one_line(error: Exception, most: int = 300) -> str:
+    """The error's message in one line of at most about `most` characters, because libraries raise whole pages."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
-from plumbob.rollout import Chat, ChatTemplateError, Limits, Sampling
-from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import Chat, Limits, Sampling
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
@@ -32,6 +31,7 @@ from plumbob.trainer.policy.loading import (
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.tasks import Tasks, leave_out_long_prompts, load_tasks
+from plumbob.trainer.rollouts.templates import check_template, opening_messages
 from plumbob.trainer.run_files.run_directory import (
     lock_directory,
     new_directory,
@@ -65,12 +65,14 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     rollouts = config.rollouts_per_step(world.size)
     tokenizer = load_tokenizer(config.model)
     tasks = load_tasks(config)
+    check_template(load_chat(tokenizer, None), tasks, config.model)
     model = load_model(config.model)
     _check_context(model, config)
     chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens)
     fixed_ids = _first_prompt(chat, tasks)[:256]
     if config.max_prompt_length is not None:
-        tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length))
+        needed = config.max_steps * rollouts // config.num_generations
+        tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed))
     config = _resolved(config, model, len(tasks.train), rollouts)
 
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
@@ -201,14 +203,5 @@ def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) ->
 
 
 def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
-    """The token ids of the first task's prompt.
-
-    Raises UserError if the chat template cannot render the prompt, or a tool result for a task with tools.
-    """
-    task = tasks.train[0]
-    try:
-        if tasks.toolsets or type(task).toolsets(task.config):
-            chat.suffix([{"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}])
-        return chat.prompt([adapter.to_wire(m) for m in adapter.initial_messages(task)], tools=[]).token_ids
-    except ChatTemplateError as error:
-        raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None
+    """The token ids of the first task's prompt, without tool descriptions."""
+    return chat.prompt(opening_messages(tasks.train[0]), tools=[]).token_ids

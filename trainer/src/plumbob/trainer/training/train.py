@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
+from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
 from plumbob.trainer.distributed.world import join_world, leave_world
@@ -79,7 +80,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
     """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
     config, state, world = run_.config, run_.state, run_.world
     schedule = checkpoint.Schedule(config.save_steps)
-    for text in (_banner(run_), *_disk_lines(run_), *sampling_warnings(config)):
+    for text in (_banner(run_), *run_.tasks.notes, *_disk_lines(run_), *sampling_warnings(config)):
         recorder.note(text)
 
     def evaluate_now(when: str) -> None:
@@ -106,7 +107,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
                 if world.from_main(state.step == run_.num_steps or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
-        except (RunFailed, SyncError) as error:
+        except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
             return 1
         except Interrupted:
@@ -223,7 +224,7 @@ def _banner(run_: Run) -> str:
     order = orders[run_.tasks.order]
     processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
     return (
-        f"{c.env}: {len(run_.tasks.train)} training tasks{order}, {len(run_.tasks.held_out)} held out | {c.model}: "
+        f"{c.env}: {run_.tasks.number} training tasks{order}, {len(run_.tasks.held_out)} held out | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
         f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
         f"{run_.num_steps} steps of {run_.sampler.groups_per_step} tasks x {c.num_generations} rollouts, "

@@ -254,6 +254,7 @@ _DOING = {
     "start": "starting Python and importing verifiers",
     "import": "importing it",
     "load": "loading its first tasks",
+    "trainable": "rehearsing its conversation",
     "tools": "setting up its tools",
     "oracle": "playing its oracle",
     "prediction": "making predictions",

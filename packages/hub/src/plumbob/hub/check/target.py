@@ -64,7 +64,10 @@ def resolve(target: str) -> Subject:
         return of_project(read_project(path.resolve()))
     environment = find(target)
     distribution = environment.entry_point.dist
-    assert distribution is not None
+    if distribution is None:
+        raise UserError(
+            f"{target} is a module on Python's path, not an installed package; give its project's directory"
+        )
     return of_distribution(distribution)
 
 

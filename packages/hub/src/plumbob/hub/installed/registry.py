@@ -22,15 +22,25 @@ class Environment:
     version: str
     summary: str
     entry_point: EntryPoint
+    """Names the class, or only the module of a taskset that verifiers finds without an entry point."""
+
+    @property
+    def module(self) -> str:
+        """The taskset's module, which is its id for verifiers. Example: "vf_lookup"."""
+        return self.entry_point.module
 
     def load(self) -> Any:
         """Import the package and return its taskset class. Raises UserError if importing it fails."""
+        from plumbob.hub.installed.upstream import load_class
+
         try:
-            return self.entry_point.load()
+            return self.entry_point.load() if self.entry_point.attr else load_class(self.module)
+        except UserError:
+            raise
         except Exception as error:  # importing a plugin may raise anything; the user needs its name and the reason
             raise UserError(
                 f"environment {self.name!r} ({self.distribution} {self.version}) is installed but does not load: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
 
 
@@ -87,8 +97,8 @@ def conflicts(environments: Iterable[Environment]) -> dict[str, list[Environment
 def find(name: str) -> Environment:
     """Return the installed environment with this name; `vf-name` and `vf_name` are accepted too.
 
-    Raises UserError for an unknown name (the message suggests a similar installed one) and for a name that two
-    distributions claim.
+    A taskset without an entry point is found by its id for verifiers, which is the name of its module. Raises UserError
+    for an unknown name (the message suggests a similar installed one) and for a name that two distributions claim.
     """
     wanted = environment_name(name)
     environments = installed()
@@ -101,6 +111,13 @@ def find(name: str) -> Environment:
         )
     if matches:
         return matches[0]
+    from plumbob.hub.installed.upstream import entry_point_of, module_of  # `hub list` does not need it
+
+    if (module := module_of(name)) is not None:
+        point = entry_point_of(normalise(module), module, GROUP)
+        owner = point.dist
+        described = (owner.name, owner.version, owner.metadata["Summary"] or "") if owner else (module, "?", "")
+        return Environment(point.name, *described, point)
     closest = near(wanted, [e.name for e in environments])
     known = f"installed: {', '.join(e.name for e in environments) or 'none'}."
     hint = f"did you mean {closest!r}?" if closest else known

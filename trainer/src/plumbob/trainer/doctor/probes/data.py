@@ -62,9 +62,8 @@ def _grouping(subject: Subject) -> Finding:
 
 def _held_out(subject: Subject) -> Finding:
     tasks = subject.run.tasks
-    trained = {task.data.prompt_text for task in tasks.train}
-    both = sum(task.data.prompt_text in trained for task in tasks.held_out)
-    evidence = f"{both} of {len(tasks.held_out)} held-out prompts are among {len(tasks.train)} training tasks"
+    both = tasks.trained_and_held_out()
+    evidence = f"{both} of {len(tasks.held_out)} held-out tasks are among {len(tasks.train)} training tasks"
     return Finding(
         "held-out tasks are not trained on",
         "fail" if both else "pass",

@@ -12,6 +12,8 @@ from plumbob.trainer.doctor.subject import Call, Subject
 
 ORDER = 30
 
+TOOLS_NAMED = "prompts name the environment's tools"
+"""The name of the check that finds prompts without tool descriptions."""
 QUESTION = [{"role": "user", "content": "?"}]
 """A dialogue by which the chat template's assistant header is found."""
 
@@ -41,7 +43,7 @@ def _tools(subject: Subject) -> Finding:
     if absent:
         evidence = f"the engine's prompts do not name {', '.join(sorted(absent))}"
     return Finding(
-        "prompts name the environment's tools",
+        TOOLS_NAMED,
         "fail" if absent else "pass",
         evidence,
         "tools-not-in-prompt" if absent else None,

@@ -16,6 +16,7 @@ from plumbob.hub.check.sandbox.loading import (
     CannotGoOn,
     Checked,
     Imported,
+    check_settings,
     exports,
     hashes,
     import_environment,
@@ -106,8 +107,10 @@ def play(job: Job, imported: Imported, teller: Teller) -> None:
     from plumbob.hub.check.sandbox import playing
     from plumbob.hub.check.sandbox.tools import tools
     from plumbob.rollout import verifiers_adapter as adapter
+    from plumbob.rollout.driven import driver_of
 
     known: dict[str, Callable[[Stage], Coroutine[Any, Any, Checked]]] = {
+        "trainable": playing.trainable,
         "tools": tools,
         "oracle": playing.oracle,
         "prediction": playing.prediction,
@@ -121,11 +124,15 @@ def play(job: Job, imported: Imported, teller: Teller) -> None:
         try:
             if stage is None:  # loaded with the oracle's settings, which may differ from those of the check `load`
                 taskset, tasks = load_tasks(job, imported, oracle=True)
-                stage = playing.Stage(taskset, tasks, job.max_seconds)
-            adapter.check_supported(stage.tasks[0])
+                driver = driver_of(job.module, check_settings(job, imported.cls, oracle=True))
+                stage = playing.Stage(taskset, tasks, job.max_seconds, driver)
+            for task in stage.tasks:
+                adapter.check_data(task, driven=stage.driver is not None)
+            adapter.check_supported(stage.tasks[0], driven=stage.driver is not None)
             found = asyncio.run(known[check](stage))
         except adapter.UnsupportedTaskset as error:
-            found = Checked(skipped=str(error))
+            what = f"`train` cannot train it: {error}"
+            found = Checked(problems=[what]) if check == "trainable" else Checked(skipped=str(error))
         except playing.Hangs as error:
             found = Checked(problems=[str(error)])
         except BaseException as error:  # the environment's hooks may raise anything

@@ -7,7 +7,7 @@ from typing import Any
 
 PREREQUISITES = ("start", "import", "load")
 """Checks without which no other check can run."""
-ROLLOUT_CHECKS = ("tools", "oracle", "prediction", "garbage", "bounds", "limits")
+ROLLOUT_CHECKS = ("trainable", "tools", "oracle", "prediction", "garbage", "bounds", "limits")
 """The checks that play rollouts, in this order: later ones are faster once earlier ones have warmed everything up."""
 
 

@@ -45,6 +45,8 @@ class Stage:
     tasks: Sequence[vf.Task]
     max_seconds: float
     """Time limit in seconds for one rollout, and for setting up the shared toolsets."""
+    driver: vf.Env | None = None
+    """The environment's own `Env`, if it drives the conversation."""
     played: int = 0
     """Number of rollouts played so far."""
     rewards: list[tuple[float, str]] = field(default_factory=list)
@@ -73,7 +75,7 @@ class Stage:
     ) -> vf.Trace:
         """Run one rollout with any engine. Raises Hangs if it exceeds the time limit."""
         start = time.monotonic()
-        trace = await run_rollout(task, engine, None, sampling, limits, shared_toolsets=shared)
+        trace = await run_rollout(task, engine, None, sampling, limits, shared_toolsets=shared, driver=self.driver)
         self.played += 1
         if time.monotonic() - start > self.max_seconds:
             raise Hangs(
@@ -98,14 +100,25 @@ def script_of(task: Any) -> Transcript | None:
     return ScriptedChat.of_messages(task.oracle()).replies if hasattr(task, "oracle") else None
 
 
+async def trainable(stage: Stage) -> Checked:
+    """Check that `train` can train it. What it declares was checked before; here its own `Env` plays one task.
+
+    Raises UnsupportedTaskset.
+    """
+    if stage.driver is None:
+        return Checked("`train` plays it in process: the model answers the prompt and calls tools")
+    async with stage.open() as shared:
+        await stage.play(stage.tasks[0], [ChatReply("")] * 4, shared)
+    return Checked(f"`train` plays it in process: {type(stage.driver).__name__} drives the conversation")
+
+
 async def oracle(stage: Stage) -> Checked:
     """Check that the oracle scores exactly 1, on as many tasks as `max_seconds` allows, and on at least 8."""
     if not hasattr(stage.tasks[0], "oracle"):
         return Checked(
-            problems=[
-                "its tasks have no oracle: give the Task a method `oracle(self) -> list[vf.AssistantMessage]` that "
-                "returns the assistant turns, tool calls included, of a perfect rollout"
-            ]
+            skipped="its tasks have no oracle, so nothing shows that a perfect rollout scores 1; to check that, give the "
+            "Task a method `oracle(self) -> list[vf.AssistantMessage]` that returns the assistant turns, tool calls "
+            "included, of a perfect rollout"
         )
     wrong: list[str] = []
     begin, done = time.monotonic(), 0
@@ -236,6 +249,8 @@ async def limits(stage: Stage) -> Checked:
         (StopReason.TIMEOUT, lambda: _Endless(wait=3600), replace(wide, max_seconds=short)),
     ]
     own = {hook.__name__ for hook in task.hooks("stop")}
+    if stage.driver is not None:  # it may end the conversation before any limit does
+        own.add(StopReason.ENV_ENDED)
     problems, ends = [], []
     async with stage.open() as shared:
         for expected, engine, limit in cases:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from plumbob.retrieval import Document, build
 from vf_musique.metrics import normalize
 from vf_musique.records import check_record
 from vf_musique.synthetic import GRAPHS, generate
-from vf_musique.synthetic_world import JOINS, RELATIONS
+from vf_musique.synthetic_world import JOINS, RELATIONS, aliases_of, draw_name, halves_of
+
+VALUES = ("number", "colour")
 
 
 def rows(count, split="train", seed=0, **kwargs):
@@ -54,8 +57,37 @@ def test_records_are_official_ones_and_answerable_by_their_decomposition(split, 
             others = [p for p in record.paragraphs if p is not paragraph]
             pattern = re.escape(normalize(relation.fact.format(**subjects, o="OBJECT"))).replace("object", ".+")
             assert not any(re.search(pattern, normalize(p.text)) for p in others), (pattern, others)
-            # The question does not name what has to be found.
-            assert normalize(step["answer"]) not in normalize(row["question"]), (number, row["question"])
+            # The question does not name what has to be found, nor under another name.
+            for answer in (step["answer"], *aliases_of(step["answer"])):
+                assert normalize(answer) not in normalize(row["question"]), (number, row["question"])
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["train", "validation"]), st.integers(0, 10**9))
+def test_no_question_holds_its_own_answer_or_one_on_the_way(split, seed):
+    for row in rows(25, split, seed, paragraphs=4):
+        question = normalize(row["question"])
+        for answer in (step["answer"] for step in row["question_decomposition"]):
+            assert not any(normalize(name) in question for name in (answer, *aliases_of(answer))), row["question"]
+
+
+def test_a_question_that_named_its_answer_names_it_no_more():
+    """The training town of the Yellow Owls Club had a yellow flag."""
+    row = rows(5, "train", 246, paragraphs=4)[-1]
+    assert (row["answer"], "Owls Club" in row["question"]) == ("yellow", True)
+    assert "yellow" not in normalize(row["question"])
+
+
+def test_no_value_is_a_word_of_a_name_or_of_a_question():
+    """Then no question about a colour or a number can hold its answer, whatever it names."""
+    values = {kind: {draw_name(kind, "train", random.Random(seed)) for seed in range(500)} for kind in VALUES}
+    assert [len(values[kind]) for kind in VALUES] == [9, 11]
+    kinds = {kind for relation in (*RELATIONS, *JOINS) for kind in (*relation.subjects, relation.object)}
+    names = {word for kind in kinds - {*VALUES, "year"} for half in halves_of(kind) for word in half}
+    assert len(names) > 150
+    asked = {word for relation in (*RELATIONS, *JOINS) for word in f"{relation.question} {relation.phrase}".split()}
+    assert not (values["number"] | values["colour"]) & {normalize(word) for word in names | asked}
+    assert not any(sign.isdigit() for word in names | asked for sign in word)
 
 
 def _matches(template, text):

@@ -25,10 +25,10 @@ _LAST = _words(
 )
 _ADJECTIVES = _words(
     "Amber Broken Crimson Distant Early Frozen Golden Hidden Iron Lonely Misty Northern Quiet Restless Silver Southern "
-    "Tall Velvet White Winter Yellow Young Bright Copper"
+    "Tall Velvet Wooden Winter Bold Young Bright Copper"
 )
 _TOWNS_1 = _words(
-    "Ash Birch Cedar Elm Fox Hawk Maple Oak Pine Rose Stone Swan Thorn Willow Wolf Bear Clay Deer Eagle Fern Grey Heath "
+    "Ash Birch Cedar Elm Fox Hawk Maple Oak Pine Rose Stone Swan Thorn Willow Wolf Bear Clay Deer Eagle Fern Moss Heath "
     "Lake Salt"
 )
 _TOWNS_2 = _words(
@@ -44,10 +44,12 @@ _NOUNS = {
 }
 _SUFFIX = {"company": " Company", "club": " Club"}
 _NUMBERS = {str(n): word for n, word in enumerate(_words("two three four five six seven eight nine ten"), start=2)}
+# No name holds one of these words or a number word, because a question may name any thing and must not hold its answer.
 _COLOURS = _words("black blue brown green grey orange pink purple red white yellow")
 
 
-def _halves(kind: str) -> tuple[list[str], list[str]]:
+def halves_of(kind: str) -> tuple[list[str], list[str]]:
+    """Return the words that a name of this kind begins and ends with."""
     if kind == "person":
         return _FIRST, _LAST
     if kind == "town":
@@ -71,7 +73,7 @@ def draw_name(kind: str, split: Split, rng: random.Random) -> str:
         return rng.choice(list(_NUMBERS.values()))
     if kind == "colour":
         return rng.choice(_COLOURS)
-    firsts, seconds = _halves(kind)
+    firsts, seconds = halves_of(kind)
     while True:
         i, j = rng.randrange(len(firsts)), rng.randrange(len(seconds))
         if split_of(i, j) == split:

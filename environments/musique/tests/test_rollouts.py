@@ -88,7 +88,8 @@ def test_the_attacks_as_rollouts(kit, small, style):
     def final(answer, cited):
         return kit.final(answer, cited, style)
 
-    assert reward(task, kit.say("", kit.get(1), kit.get(3)), final("Oak Hill", support)) == 1
+    assert reward(task, kit.say("", everything), final("Oak Hill", support)) == 1
+    assert reward(task, kit.say("", kit.get(1), kit.get(3)), final("Oak Hill", support)) == pytest.approx(0.42)
     assert reward(task, kit.say("", everything), final("Pine Moor", range(4))) <= 0.25
     assert reward(bare, kit.say("", everything), final("Pine Moor", range(4))) <= 0.25
     assert reward(bare, kit.say("", everything), final("Pine Moor", support)) <= 0.25
@@ -229,8 +230,11 @@ def test_an_unanswerable_question_has_no_answer_metrics(kit, small):
     assert trace.reward == 1 and trace.metrics["sufficiency"] == 1
     assert "exact_match" not in trace.metrics and "support_f1" not in trace.metrics
     assert kit.play(task, [kit.final("unanswerable")]).reward == pytest.approx(0.52)
-    found, invented = ([kit.say("", kit.get(1), kit.search()), kit.final("unanswerable", [i])] for i in (1, 19))
+    everything = kit.search(top_k=4)
+    found, invented = ([kit.say("", everything), kit.final("unanswerable", [i])] for i in (1, 19))
     assert kit.play(task, found).reward == pytest.approx(0.88)
+    blind = [kit.say("", *map(kit.get, range(4))), kit.say("", everything), kit.final("unanswerable")]
+    assert kit.play(task, blind).reward == pytest.approx(0.52)  # as without a search
     assert kit.play(task, invented).reward == pytest.approx(0.46)
     assert kit.play(task, [kit.say("", kit.search()), kit.final("Oak Hill", [1, 3])]).reward <= 0.25
 

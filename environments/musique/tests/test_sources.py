@@ -263,12 +263,36 @@ def test_full_is_what_is_named_so_or_holds_an_unanswerable_question(kit, write):
     assert not load(plain)[0].full and load(f"{plain},full")[0].full
 
 
-def test_repeats_are_dropped_and_another_question_of_the_same_id_is_an_error(kit, write):
+def test_the_same_question_twice_is_used_once(kit, write):
     path = write(*(kit.record(f"2hop__{i}") for i in range(4)))
     assert ids(f"{path},[:3];{path},[1:]") == [f"2hop__{i}" for i in range(4)]
-    other = write(kit.record("2hop__1", question="Another one?"), name="other.jsonl")
-    with pytest.raises(ValueError, match=r"other\.jsonl has a second question with the id '2hop__1'"):
-        load(f"{path};{other}")
+    # Other distractors, other blanks, and another spelling of the answer are still the same question.
+    row = kit.record("2hop__1", question="Where was the  author of The Long Song born?", answer="Oak hill.")
+    row["paragraphs"][0]["paragraph_text"] = "Pine Moor is a village."
+    assert load(f"{path};{write(row, name='other.jsonl')}")[1].answers == ("Oak Hill", "Oakhill")
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"question": "Another one?"}, "question"),
+        ({"answer": "Pine Moor"}, "answer"),
+        ({"answer_aliases": []}, "answer"),
+        ({"answer_aliases": ["Oakhill", "Oak Hill Town"]}, "answer"),
+        ({"paragraphs": 2}, "supporting paragraph"),
+    ],
+)
+def test_a_second_row_of_an_id_that_says_something_else_is_refused(kit, write, changes, difference):
+    """Between two files and within one: dropping either in silence would score rollouts by half of the data."""
+    row = kit.record("2hop__1", **{name: value for name, value in changes.items() if name != "paragraphs"})
+    if "paragraphs" in changes:
+        row["paragraphs"][changes["paragraphs"]]["is_supporting"] = True
+    path, other = write(kit.record("2hop__0"), kit.record("2hop__1")), write(row, name="other.jsonl")
+    both = write(kit.record("2hop__1"), row, name="both.jsonl")
+    for spec, first, second in ((f"{path};{other}", f"{path} line 2", f"{other} line 1"), (both, "line 1", "line 2")):
+        message = f"the id '2hop__1' is in .*{first} and in .*{second}, with another {difference}; correct or remove"
+        with pytest.raises(ValueError, match=message):
+            load(spec)
 
 
 @pytest.mark.parametrize("path", ["mine.jsonl", "owner/mine.parquet", "./mine", "/nowhere/mine", "a/b/c", "data/"])

@@ -48,6 +48,9 @@ def test_every_setting_is_read_from_text(real):
         "weights": "f1=0.5,format=0",
         "grounding": "0.25",
         "hop_factor": "true",
+        "f1_floor": "0.25",
+        "blind_reading_cost": "0.5",
+        "max_documents": "7",
         "synthetic_paragraphs": "12",
     }
     assert set(chosen) == set(MusiqueConfig.model_fields) - {"id", "task", "system_prompt"}
@@ -57,6 +60,8 @@ def test_every_setting_is_read_from_text(real):
     (task, *_) = make(**{**chosen, "retriever": "golden"})
     assert task.config.tools.max_top_k == 3 and task.config.tools.retriever == "golden"
     assert (task.config.tools.rerank_url, task.config.tools.rerank_model) == ("http://localhost:8931", "m")
+    assert task.config.tools.max_documents == 7
+    assert (task.config.scoring.f1_floor, task.config.scoring.blind_reading_cost) == (0.25, 0.5)
     assert task.config.scoring.grounding == 0.25 and task.config.answer_style == "complete"
 
 

@@ -47,6 +47,25 @@ def _token_f1(predicted: list[str], gold: list[str]) -> float:
     return f1(common / len(predicted), common / len(gold))
 
 
+def f1_above(prediction: str, answers: Sequence[str], known: Collection[str], floor: float) -> float:
+    """Return how far F1 lies above what needs no evidence, for the best of the answers, in [0, 1]; 1.0 for a match.
+
+    For an answer of n words of which k are in `known` (normalised words that are given away, such as the question's),
+    no text whose only words of the answer are known ones has an F1 above 2k / (k + n). With b = max(floor, 2k / (k + n))
+    the result is (F1 - b) / (1 - b), and 0.0 where that is negative or b is 1. Raises ValueError if `answers` is empty.
+    """
+    if exact_match(prediction, answers):
+        return 1.0
+    predicted = normalize(prediction).split()
+    best = 0.0
+    for gold in (normalize(answer).split() for answer in answers):
+        given = sum(word in known for word in gold)
+        bar = max(floor, 2 * given / (given + len(gold)) if gold else 1.0)
+        if bar < 1:
+            best = max(best, (_token_f1(predicted, gold) - bar) / (1 - bar))
+    return best
+
+
 def support_f1(predicted_ids: Iterable[int | str], gold_ids: Iterable[int | str]) -> float:
     """Return F1 of two sets of paragraph ids, in [0, 1]; 1.0 if both are empty. 3 and "3" are the same id."""
     predicted, gold = set(map(str, predicted_ids)), set(map(str, gold_ids))

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from vf_musique.metrics import answer_f1, exact_match, f1, share, support_f1
+from vf_musique.metrics import answer_f1, exact_match, f1, f1_above, normalize, share, support_f1
 from vf_musique.submission import Submission
 
 MAX_HOPS = 4
+F1_FLOOR = 0.5
+"""F1 up to which an answer earns nothing: one right word of two is as often another thing as a part of the right one."""
 
 
 class Weights(BaseModel):
@@ -88,6 +90,16 @@ class Gold:
     """Ids of the supporting documents."""
     hops: int
     answerable: bool = True
+    known: frozenset[str] = frozenset()
+    """Words that earn no partial credit; see `known_words`."""
+
+
+def known_words(question: str, intermediate: Iterable[str], titles: Iterable[str]) -> frozenset[str]:
+    """Return the normalised words of the question, of the intermediate answers and of the supporting titles.
+
+    Who knows them need not have found the answer, so they earn nothing unless they are the whole answer.
+    """
+    return frozenset(word for text in (question, *intermediate, *titles) for word in normalize(text).split())
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,8 @@ class Components:
 
     exact_match: float
     f1: float
+    f1_credit: float
+    """What the shaped reward takes for F1: its part above the F1 that needs no evidence (`metrics.f1_above`)."""
     retrieval_recall: float
     retrieval_precision: float
     citation_precision: float
@@ -111,7 +125,9 @@ class Components:
     """1 if the question was correctly judged as answerable or unanswerable; 0 if there is no answer."""
 
 
-def components(gold: Gold, submission: Submission, retrieved: frozenset[str]) -> Components:
+def components(
+    gold: Gold, submission: Submission, retrieved: frozenset[str], *, f1_floor: float = F1_FLOOR
+) -> Components:
     """Compute the components of one submission. `retrieved`: ids of the documents that the tools returned."""
     cited = set(submission.cited)
     right = cited & retrieved & gold.supporting
@@ -125,6 +141,7 @@ def components(gold: Gold, submission: Submission, retrieved: frozenset[str]) ->
     return Components(
         exact_match=exact_match(answer, gold.answers) if answer else 0.0,
         f1=answer_f1(answer, gold.answers) if answer else 0.0,
+        f1_credit=f1_above(answer, gold.answers, gold.known, f1_floor) if answer else 0.0,
         retrieval_recall=share(found, gold.supporting),
         retrieval_precision=share(found, retrieved),
         citation_precision=precision,
@@ -143,40 +160,46 @@ def shaped_reward(
     *,
     searched: bool,
     invented: bool,
+    blind: float = 0.0,
     grounding: float = 0.5,
     hop_factor: bool = False,
+    blind_reading_cost: float = 1.0,
 ) -> float:
     """Return the shaped reward, in [0, 1].
 
     `searched`: whether the rollout made a search. `invented`: whether it cited a document that was not retrieved.
+    `blind`: share of the retrieved documents that were read by id before any search had returned them.
 
-    Answerable questions, with a = the weighted mean of exact match and F1, and g = `grounding`:
+    Answerable questions, with a = the weighted mean of exact match and `f1_credit`, g = `grounding`, and
+    e = 1 - `blind_reading_cost` * `blind`, what the evidence is worth:
 
-        [w_answer * a * (1 - g * (1 - citation_f1)) + w_citation * citation_f1 + w_recall * retrieval_recall
-         + w_precision * retrieval_precision + w_format * format] / sum of weights
+        [w_answer * a * (1 - g * (1 - e * citation_f1)) + e * w_citation * citation_f1 + e * w_recall * retrieval_recall
+         + e * w_precision * retrieval_precision + w_format * format] / sum of weights
 
-    With the default settings this is 1 only if the answer and the citations are correct, which includes that the
-    supporting documents were retrieved.
+    With the default settings this is 1 only if the answer and the citations are correct, which includes that searches
+    returned the supporting documents.
 
-    Unanswerable questions have no evidence to find. With j = 1 if the answer is "unanswerable", multiplied by 1 - g if
-    nothing was searched or if a document was cited that was not retrieved (`invented`), and j = 0 for any other answer:
+    Unanswerable questions have no evidence to find. With j = 1 - g * (1 - e) if the answer is "unanswerable", j = 1 - g
+    if also nothing was searched or a document was cited that was not retrieved (`invented`), and j = 0 for any other
+    answer:
 
         [(w_answer + w_recall + w_precision) * j + w_citation * j * (nothing was cited) + w_format * format]
          / sum of weights
 
     `hop_factor`: multiply the reward by min(1, hops / 4).
     """
+    evidence = 1 - blind_reading_cost * blind
     if gold.answerable:
-        answer = (weights.exact_match * c.exact_match + weights.f1 * c.f1) / weights.answer if weights.answer else 0.0
+        answer = weights.exact_match * c.exact_match + weights.f1 * c.f1_credit
         earned = (
-            weights.answer * (answer * (1 - grounding * (1 - c.citation_f1))),
-            weights.citation * c.citation_f1,
-            weights.retrieval_recall * c.retrieval_recall,
-            weights.retrieval_precision * c.retrieval_precision,
+            answer * (1 - grounding * (1 - evidence * c.citation_f1)),
+            evidence * weights.citation * c.citation_f1,
+            evidence * weights.retrieval_recall * c.retrieval_recall,
+            evidence * weights.retrieval_precision * c.retrieval_precision,
             weights.format * c.format,
         )
     else:
-        judged = c.sufficiency * (1 if searched and not invented else 1 - grounding)
+        judged = c.sufficiency * (1 - grounding * (1 - evidence if searched and not invented else 1))
         earned = (
             weights.answer * judged,
             weights.citation * judged * c.citation_f1,

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vf_musique.metrics import normalize
 from vf_musique.records import Record, check_record
 from vf_musique.slices import Slice, name_terms, parse_split
 from vf_musique.synthetic import generate
@@ -85,26 +86,46 @@ def parse_spec(spec: str) -> list[Source]:
 def load_records(spec: str, split: str, synthetic: Synthetic) -> list[Record]:
     """Return the checked records of all parts, in order and without duplicates. `split`: used by parts that name none.
 
-    Raises ValueError if a part cannot be read, has no rows, or has an invalid row; the message names the place.
+    Raises ValueError if a part cannot be read, has no rows, or has an invalid row, or if two rows with one id are not
+    the same question; the message names the place.
     """
-    records: dict[str, Record] = {}
+    first: dict[str, tuple[str, Record]] = {}
     for source in parse_spec(spec):
         loaded = _load(source, split, synthetic)
         if not loaded:
             raise ValueError(f"datasets: {source} has no rows")
-        for record in loaded:
-            first = records.setdefault(record.key, record)
-            if first.question != record.question:
-                raise ValueError(f"datasets: {source} has a second question with the id {record.id!r}")
-    return list(records.values())
+        for where, record in loaded:
+            before, kept = first.setdefault(record.key, (where, record))
+            if difference := _difference(kept, record):
+                raise ValueError(
+                    f"datasets: the id {record.id!r} is in {before} and in {where}, with another {difference}; "
+                    "correct or remove one of the two rows"
+                )
+    return [record for _, record in first.values()]
 
 
-def _load(source: Source, default_split: str, synthetic: Synthetic) -> list[Record]:
-    records = [check_record(row, where) for where, row in _rows(source, default_split, synthetic)]
+def _difference(first: Record, second: Record) -> str | None:
+    """Return what two rows with one id disagree about, or None if they are the same question.
+
+    Distractors may differ, because the official files give a question other distractors in the full set.
+    """
+    for name, parts in (
+        ("question", [" ".join(record.question.split()) for record in (first, second)]),
+        ("answer", [set(map(normalize, record.answers)) for record in (first, second)]),
+        ("supporting paragraph", [{p.text for p in record.paragraphs if p.supporting} for record in (first, second)]),
+    ):
+        if parts[0] != parts[1]:
+            return name
+    return None
+
+
+def _load(source: Source, default_split: str, synthetic: Synthetic) -> list[tuple[str, Record]]:
+    """Return the checked records of one part, each with its place."""
+    located = [(where, check_record(row, where)) for where, row in _rows(source, default_split, synthetic)]
     if source.name == "answerable":
-        records = [record for record in records if record.answerable]
-    full = source.name == "full" or not all(record.answerable for record in records)
-    return [replace(record, full=True) for record in records] if full else records
+        located = [(where, record) for where, record in located if record.answerable]
+    full = source.name == "full" or not all(record.answerable for _, record in located)
+    return [(where, replace(record, full=True)) for where, record in located] if full else located
 
 
 def _rows(source: Source, default_split: str, synthetic: Synthetic) -> Sequence[Located]:

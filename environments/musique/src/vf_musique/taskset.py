@@ -12,10 +12,11 @@ from plumbob.retrieval import check_name
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from vf_musique.complete import MusiqueCompleteToolset
+from vf_musique.metrics import share
 from vf_musique.oracle import oracle_messages
 from vf_musique.prompts import AnswerStyle, system_prompt
 from vf_musique.records import Record
-from vf_musique.rewards import Gold, Weights, components, original_reward, shaped_reward
+from vf_musique.rewards import F1_FLOOR, Gold, Weights, components, known_words, original_reward, shaped_reward
 from vf_musique.sources import SYNTHETIC_ROWS, Synthetic, load_records, parse_spec
 from vf_musique.submission import Submission, read_completion, read_tags
 from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig, ToolUse
@@ -32,6 +33,8 @@ class Scoring(BaseModel):
     weights: Weights = Weights()
     grounding: float = Field(0.5, ge=0, le=1)
     hop_factor: bool = False
+    f1_floor: float = Field(F1_FLOOR, ge=0, lt=1)
+    blind_reading_cost: float = Field(1.0, ge=0, le=1)
 
 
 class MusiqueTaskConfig(vf.TaskConfig):
@@ -91,6 +94,13 @@ class MusiqueConfig(vf.TasksetConfig):
     """Share of a correct answer's credit that depends on its citations, in [0, 1]."""
     hop_factor: bool = False
     """Multiply the shaped reward by hops / 4."""
+    f1_floor: float = Field(F1_FLOOR, ge=0, lt=1)
+    """F1 up to which an answer earns nothing in the shaped reward; the metric `f1` is the official one at any value."""
+    blind_reading_cost: float = Field(1.0, ge=0, le=1)
+    """Share of the reward for evidence that a rollout loses if it read all its documents by id, before any search had
+    returned them; proportionally less if it read some of them so."""
+    max_documents: int | None = Field(None, ge=1)
+    """Number of different documents that the tools show in one rollout; None for no limit."""
     synthetic_paragraphs: int = Field(20, ge=4, le=200)
     """Number of paragraphs of a synthetic question."""
 
@@ -153,7 +163,9 @@ class MusiqueData(vf.TaskData):
 
     @property
     def gold(self) -> Gold:
-        return Gold(tuple(self.answers), frozenset(self.supporting), self.hops, self.answerable)
+        titles = (document.title for document in self.documents if document.supporting)
+        known = known_words(self.prompt_text, (hop.answer for hop in self.decomposition[:-1]), titles)
+        return Gold(tuple(self.answers), frozenset(self.supporting), self.hops, self.answerable, known)
 
 
 class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
@@ -192,13 +204,15 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
             return original_reward(gold, self.submission(trace, even_if_it_calls=True), found)
         submission = self.submission(trace)
         return shaped_reward(
-            components(gold, submission, found),
+            components(gold, submission, found, f1_floor=scoring.f1_floor),
             gold,
             scoring.weights,
             searched=any(use.tool == "retrieve_documents" for use in uses),
             invented=not found.issuperset(submission.cited),
+            blind=share(read_blindly(uses), found),
             grounding=scoring.grounding,
             hop_factor=scoring.hop_factor,
+            blind_reading_cost=scoring.blind_reading_cost,
         )
 
     @vf.metric
@@ -206,7 +220,7 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
         """Every component of the reward, the official metrics, and counts of tool use."""
         submission, uses = self.submission(trace), tool_uses(trace)
         gold, found = self.data.gold, retrieved(uses)
-        metrics = vars(components(gold, submission, found))
+        metrics = vars(components(gold, submission, found, f1_floor=self.config.scoring.f1_floor))
         if not gold.answerable:  # no evidence is correct for these, and the official metrics exclude them
             metrics = {name: metrics[name] for name in ("format", "sufficiency")}
         queries = [" ".join(use.asked.lower().split()) for use in uses if use.tool == "retrieve_documents"]
@@ -215,6 +229,7 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
             "hops": gold.hops,
             "answered": float(submission.answered),
             "n_retrieved": len(found),
+            "n_read_blindly": len(read_blindly(uses)),
             "n_cited": len(submission.cited),
             "unretrieved_citations": len(set(submission.cited) - found),
             "searches": len(queries),
@@ -272,6 +287,18 @@ def retrieved(uses: list[ToolUse]) -> frozenset[str]:
     return frozenset(doc_id for use in uses for doc_id in use.found)
 
 
+def read_blindly(uses: list[ToolUse]) -> frozenset[str]:
+    """Return the ids of the documents that were read by id before any search had returned them."""
+    searched: set[str] = set()
+    blind: set[str] = set()
+    for use in uses:
+        if use.tool == "retrieve_documents":
+            searched.update(use.found)
+        else:
+            blind.update(set(use.found) - searched)
+    return frozenset(blind)
+
+
 class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[invalid-type-arguments]
     oracle_settings = {"retriever": "golden"}  # noqa: RUF012
     """Settings with which the transcripts of `oracle()` score 1."""
@@ -315,8 +342,9 @@ def select_records(config: MusiqueConfig) -> list[Record]:
 
 def make_task_config(config: MusiqueConfig) -> MusiqueTaskConfig:
     """Return the task's config with the taskset's settings copied into it."""
-    names = ("reward", "weights", "grounding", "hop_factor")
-    tools = {name: getattr(config, name) for name in ("retriever", "max_top_k", "rerank_url", "rerank_model")}
+    names = ("reward", "weights", "grounding", "hop_factor", "f1_floor", "blind_reading_cost")
+    shared = ("retriever", "max_top_k", "max_documents", "rerank_url", "rerank_model")
+    tools = {name: getattr(config, name) for name in shared}
     return config.task.model_copy(
         update={
             "tools": config.task.tools.model_copy(update=tools),

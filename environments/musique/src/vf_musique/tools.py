@@ -69,6 +69,7 @@ class MusiqueToolsetConfig(vf.ToolsetConfig):
 
     retriever: str = "bm25"
     max_top_k: int = Field(5, ge=1)
+    max_documents: int | None = Field(None, ge=1)
     rerank_url: str | None = None
     rerank_model: str | None = None
 
@@ -106,9 +107,24 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
         """Search the documents. Returns the top_k that match the query best. Specific queries work best."""
         if top_k < 1:
             return f"top_k must be at least 1, not {top_k}."
-        found = await self.search(query, min(top_k, self.config.max_top_k)) if self.documents else []
+        ranked = await self.search(query, min(top_k, self.config.max_top_k)) if self.documents else []
+        found = self.within_limit(ranked)
         self.record("retrieve_documents", query, found)
+        if len(found) < len(ranked):
+            return "\n\n".join([*map(self.render, found), self.limit_reached()])
         return "\n\n".join(map(self.render, found)) or "No documents found."
+
+    def within_limit(self, ids: list[str]) -> list[str]:
+        """Return the ids of the documents that may be shown: those shown before, and new ones up to the limit."""
+        if self.config.max_documents is None:
+            return ids
+        shown = {doc_id for use in self.uses for doc_id in use.found}
+        new = [doc_id for doc_id in ids if doc_id not in shown]
+        shown.update(new[: max(0, self.config.max_documents - len(shown))])
+        return [doc_id for doc_id in ids if doc_id in shown]
+
+    def limit_reached(self) -> str:
+        return f"No more than {self.config.max_documents} documents are shown. Answer with what you have found."
 
     async def search(self, query: str, top_k: int) -> list[str]:
         """Return document ids, best first.
@@ -126,8 +142,9 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
         if doc_id not in self.documents:
             self.record("get_document", doc_id, [])
             return f"Document with ID {doc_id} not found."
-        self.record("get_document", doc_id, [doc_id])
-        return self.render(doc_id)
+        shown = self.within_limit([doc_id])
+        self.record("get_document", doc_id, shown)
+        return self.render(doc_id) if shown else self.limit_reached()
 
     def render(self, doc_id: str) -> str:
         """Return a document as text for the model."""

@@ -131,7 +131,13 @@ def test_anything_is_read(text):
     submission = read_tags(text)
     assert 0 <= submission.parts <= 3
     assert len(set(submission.cited)) == len(submission.cited)
-    assert submission.answer is None or submission.answer in text
+    assert all(piece in text for piece in (submission.answer or "").split("\n"))
+
+
+def test_thinking_within_a_word_or_a_tag_does_not_join_its_halves():
+    assert read_tags("<answer>Oak <think>or Elm?</think>Hill</answer>").answer == "Oak \nHill"
+    assert read_tags("<answer>Oa<think></think>k</answer>").answer == "Oa\nk"
+    assert read_tags("<ans<think>x</think>wer>Oak Hill</answer>").answer is None
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def _without_thinking(text: str) -> tuple[str, bool]:
         inside = not closing
     if not inside:
         spoken.append(text[start:])
-    return "".join(spoken), thought
+    # A line break, because two halves of a word or of a tag must not become one.
+    return "\n".join(spoken), thought
 
 
 def read_completion(reasoning: str, final_answer: str, cited: Iterable[str]) -> Submission:

@@ -183,6 +183,37 @@ def test_the_answer_is_given_as_the_reply_wrote_it(reply, expected):
 
 
 @pytest.mark.parametrize(
+    "reply", ["\\boxed{x} = 42", "\\boxed{} 42", "\\boxed{a}42", "\\boxed{apples}: 42", "\\boxed{x = {y}} 42"]
+)
+def test_what_follows_a_closed_box_is_not_what_was_cut_off_inside_it(reply):
+    assert extract_answer(reply) is None
+
+
+def test_only_a_box_that_is_never_closed_is_read_to_the_end_of_its_line():
+    assert extract_answer(r"First \boxed{x}, so \boxed{42") == Answer("42", "boxed")
+    assert extract_answer("so \\boxed{42\nWait, that's wrong.") is None
+
+
+@pytest.mark.parametrize("reply", ["#### 40 + 2", r"\boxed{6 \times 7}", r"\boxed{\sqrt{1764}}", r"so \boxed{40 + 2"])
+def test_strict_reads_no_arithmetic(reply):
+    assert is_correct(reply, "42") and not is_correct(reply, "42", strict=True)
+    assert extract_answer(reply, strict=True) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "gold"),
+    [
+        ("#### $42 a day", "42"),
+        ("#### 40 + 2 = 42", "42"),
+        (r"\boxed{\frac{1}{2}}", "1/2"),
+        ("#### 1.2 x 10^3", "1200"),
+    ],
+)
+def test_strict_reads_every_number(reply, gold):
+    assert is_correct(reply, gold, strict=True)
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("-$5", -5), ("$-5", -5), ("\N{MINUS SIGN}5", -5), ("+5", 5), (".5", Fraction(1, 2)),

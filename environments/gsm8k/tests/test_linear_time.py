@@ -12,6 +12,7 @@ PIECES = [
     "the answer is 1 or 2.\n",
     "Answer: ", "answer ", "the ", "final ", "\n", "</think>", "<think>", " ", "9", "9,999,", "1 000 ", ",", "-",
     "*", "**", "*a", "$", "\\",
+    "wait, ", "that's wrong. ", "actually 1 ", "it is 1, ", "42 is wrong ", "no: ", "Correction: ", "let me check: ",
     "½", "²", r"\frac{1}{2}", r"\text{", "=", "1=", "x = ", "(", "1/", "\u00a0", "if ", "a total of ", "not 1 ",
 ]  # fmt: skip
 

@@ -68,7 +68,7 @@ def test_only_the_hub_source_imports_datasets(monkeypatch, tmp_path):
 def test_a_task_carries_its_row():
     task = first_task(split="test", seed=4)
     assert task.key == task.data.id == "gsm8k-synthetic-test-4-0"
-    assert (task.data.idx, task.data.system_prompt) == (0, SYSTEM_PROMPTS["hash"])
+    assert (task.data.idx, task.data.system_prompt) == (0, SYSTEM_PROMPTS["hash", False])
     assert task.data.prompt and int(task.data.answer) > 0
 
 
@@ -135,6 +135,27 @@ def test_the_answer_style_is_what_the_prompt_asks_for_and_format_ok_wants(given,
         reward, read = scored(task, reply)
         # The answer counts in either style; the format only in the one that was asked for.
         assert (reward, read["format_ok"]) == (1.0, float(name == style))
+
+
+@pytest.mark.parametrize(("style", "reply"), [("hash", "#### 40 + {}"), ("boxed", r"\boxed{{40 + {}}}")])
+def test_arithmetic_is_an_answer_where_no_bare_number_was_asked_for(style, reply):
+    for strict, asks in ((True, True), (False, False), (None, False)):
+        task = first_task(answer_style=style, strict=strict)
+        assert ("a bare number" in task.data.system_prompt) is asks is task.data.strict
+        reward, read = scored(task, reply.format(int(task.data.answer) - 40))
+        assert (reward, read["answer_found"], read["format_ok"]) == (float(not asks), float(not asks), 0)
+        units = reply.replace("40 + {}", "${}.00 a day").format(task.data.answer)
+        assert scored(task, units)[0] == 1  # a number with its unit is a number
+
+
+def test_real_problems_ask_for_a_bare_number_by_default(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "How many?", "answer": "#### 42"}\n')
+    for strict, reward in ((None, 0), (True, 0), (False, 1)):
+        (task,) = GSM8KTaskset(GSM8KConfig(datasets=str(path), strict=strict)).load()
+        assert task.data.strict is (strict is not False)
+        assert scored(task, "#### 40 + 2")[0] == reward and scored(task, "40 + 2 = 42\n#### 40 + 2 = 42")[0] == 1
+        assert task.prediction(trace_of(task, "#### 40 + 2"))["answer"] == ("42" if reward else None)
 
 
 def test_an_unknown_answer_style_is_refused():

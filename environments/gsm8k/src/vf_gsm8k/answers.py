@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from vf_gsm8k.expressions import evaluate
 from vf_gsm8k.notation import MAX_CHARS, plain
 from vf_gsm8k.numbers import INTEGER, NUMBER, last_side, parse_number, stated_number
+from vf_gsm8k.retractions import takes_back
 
 Kind = Literal["hash", "boxed", "answer_tag", "phrase"]
 KINDS: tuple[Kind, ...] = ("hash", "boxed", "answer_tag", "phrase")
@@ -50,7 +51,10 @@ _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ANSWER = re.compile(r"(?<![^\W_])(?:answer|ans)(?![^\W_])", re.IGNORECASE)
 _ANS_END = re.compile(r"\.[ \t]*")
 _BEFORE_CHARS, _AFTER_CHARS = 100, 500
-_ADJECTIVES = r"(?:(?:final|correct|right|exact|numeric(?:al)?|overall|short)\s+)*"
+_ADJECTIVES = (
+    r"(?:(?:final|correct(?:ed)?|right|exact|numeric(?:al)?|overall|short|revised|updated|actual|true|real|new)\s+)*"
+)
+_CORRECTION = re.compile(r"(?<![^\W_])correct(?:ion|ed)[*_]{0,3}[ \t]?:[*_ \t]*", re.IGNORECASE)
 _AT_LINE_START = re.compile(
     rf"(?:^|\n|[.!?;,]\s)[ \t>#*_•-]*(?:(?:so|thus|and|therefore|hence),?\s+)?(?:(?:the|my|your|our)\s+)?{_ADJECTIVES}[*_]*$",
     re.IGNORECASE,
@@ -99,51 +103,55 @@ class Answer:
     extracted_by: Kind
 
 
-def extract_answer(completion: str) -> Answer | None:
+def extract_answer(completion: str, *, strict: bool = False) -> Answer | None:
     r"""Return the last final answer that the reply states; None if it states none.
 
     An answer is marked by `#### X`, `\boxed{X}`, `<answer>X</answer>`, or "the answer is X" and "Answer: X". Of several
     markers the one that begins last decides, of any kind: a reply that boxes 41, reasons further and ends on "#### 42"
     answers 42. Markers without a digit (an echo of the format, a heading) are ignored. If the last one names several
     numbers ("41 or 42"), the reply has no answer. A box that is never closed counts only if nothing else is marked. A
-    number without a marker is never an answer. Never raises; takes time linear in the length of the completion.
+    number without a marker is never an answer. A reply that takes its answer back ("#### 42\nWait, that's wrong.") has
+    none, unless it marks another one ("Correction: 41."). `strict`: arithmetic in place of a number, as in "#### 40 + 2",
+    is no answer. Never raises; takes time linear in the length of the completion.
     """
-    found = find_answer(completion)
+    found = find_answer(completion, strict=strict)
     return None if found is None else found[0]
 
 
-def is_correct(completion: str, gold: str) -> bool:
+def is_correct(completion: str, gold: str, *, strict: bool = False) -> bool:
     """Whether the reply's final answer equals the gold number exactly (42.0 equals 42; 0.33 does not equal 1/3).
 
-    `gold` is a number, or a worked solution that ends in "#### <number>"; raises ValueError if it is neither. Takes at
-    most milliseconds for any reply.
+    `gold` is a number, or a worked solution that ends in "#### <number>"; raises ValueError if it is neither. `strict`
+    as in `extract_answer`. Takes at most milliseconds for any reply.
     """
     expected = gold_value(gold)
-    found = find_answer(completion)
+    found = find_answer(completion, strict=strict)
     return found is not None and found[1] == expected
 
 
-def find_answer(completion: str) -> tuple[Answer, Fraction] | None:
+def find_answer(completion: str, *, strict: bool = False) -> tuple[Answer, Fraction] | None:
     """Like `extract_answer`, but also return the answer's value."""
     reply = final_reply(completion)
     markers = [*_hash_markers(reply), *_box_markers(reply), *_tag_markers(reply), *_phrase_markers(reply)]
     several_in_prose = False
-    for _, kind, text in sorted(markers, reverse=True):
+    for _, end, kind, text in sorted(markers, reverse=True):
         if kind == "phrase" and several_in_prose:
             continue
         text = text.strip(" \t\r\n*_`")
         if not _has_digit(text):
             continue
         # Arithmetic is not evaluated after phrases such as "the answer is", which are prose.
-        value = answer_value(text, arithmetic=kind != "phrase")
+        value = answer_value(text, arithmetic=kind != "phrase" and not strict)
         if value is not None:
-            return Answer(text, kind), value
+            return None if takes_back(reply[end:], value) else (Answer(text, kind), value)
         if kind in ("boxed", "answer_tag") or (kind == "hash" and _STARTS_AS_NUMBER.match(text)):
             return None
         several_in_prose |= kind == "phrase"
-    text = _open_box(reply)
-    value = None if text is None else answer_value(text)
-    return None if text is None or value is None else (Answer(text, "boxed"), value)
+    box = _open_box(reply)
+    value = None if box is None else answer_value(box[1], arithmetic=not strict)
+    if box is None or value is None or takes_back(reply[box[0] :], value):
+        return None
+    return Answer(box[1], "boxed"), value
 
 
 def answer_value(text: str, *, arithmetic: bool = True) -> Fraction | None:
@@ -256,8 +264,8 @@ def final_reply(completion: str) -> str:
     return reply
 
 
-_Marker = tuple[int, Kind, str]
-"""A marked answer: its start in the reply, its kind, and the marked text."""
+_Marker = tuple[int, int, Kind, str]
+"""A marked answer: where it starts and ends in the reply, its kind, and the marked text."""
 
 
 def _hash_markers(reply: str) -> Iterator[_Marker]:
@@ -274,41 +282,47 @@ def _hash_markers(reply: str) -> Iterator[_Marker]:
         if calm != text and (_FORMAT.fullmatch(calm.lstrip(" \t*_`$")) or calm[-1:].isalpha()):
             text = calm
         if not _NUMBERED_HEADING.match(text):
-            yield match.start(), "hash", text
+            yield match.start(), match.end(), "hash", text
 
 
 def _box_markers(reply: str) -> Iterator[_Marker]:
     r"""Yield the contents of the last closed `\boxed{...}` and `\fbox{...}` (braces may nest), and X of `\boxed X`."""
     boxes = list(_BOX.finditer(reply))
-    if not boxes:
-        return
+    for match in boxes[-_MOST_MARKERS:]:
+        if not match[0].endswith("{") and (bare := _BARE_BOX.match(reply, match.end())):
+            yield match.start(), bare.end(), "boxed", bare[0].rstrip(".,")
     starts = {match.end(): match.start() for match in boxes if match[0].endswith("{")}
-    found: list[_Marker] = [
-        (match.start(), "boxed", bare[0].rstrip(".,"))
-        for match in boxes[-_MOST_MARKERS:]
-        if not match[0].endswith("{") and (bare := _BARE_BOX.match(reply, match.end()))
-    ]
+    for start, end in sorted(_closed(reply, starts))[-_MOST_MARKERS:]:
+        yield starts[start], end + 1, "boxed", reply[start:end]
+
+
+def _closed(reply: str, starts: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the text between the braces, for each box that is closed; `starts`: of all boxes' texts."""
     open_braces: list[int] = []
-    spans: list[tuple[int, int]] = []
     # One pass with a stack, because searching each box's end separately is quadratic if a reply opens thousands of
     # boxes.
-    for match in _BRACES.finditer(reply):
+    for match in _BRACES.finditer(reply) if starts else ():
         if match[0] == "{":
             open_braces.append(match.end())
-        elif match[0] == "}" and open_braces:
-            start = open_braces.pop()
-            if start in starts:
-                spans.append((start, match.start()))
-    found += [(starts[start], "boxed", reply[start:end]) for start, end in sorted(spans)[-_MOST_MARKERS:]]
-    yield from found
+        elif match[0] == "}" and open_braces and (start := open_braces.pop()) in starts:
+            yield start, match.start()
 
 
-def _open_box(reply: str) -> str | None:
-    """Return the rest of the line after the last box, for a reply that was cut off inside the box; None if empty."""
+def _open_box(reply: str) -> tuple[int, str] | None:
+    """Return the rest of the line after the last box, if that is never closed, and where it ends; None if empty.
+
+    It is for a reply that was cut off inside the box. In a reply such as "\\boxed{x} = 42" the box is closed, and what
+    follows it is no answer.
+    """
     boxes = list(_BOX.finditer(reply))
     if not boxes or not boxes[-1][0].endswith("{"):
         return None
-    return reply[boxes[-1].end() :].partition("\n")[0].rstrip("$ .").strip() or None
+    start = boxes[-1].end()
+    if any(_closed(reply, {start})):
+        return None
+    line = reply[start:].partition("\n")[0]
+    text = line.rstrip("$ .").strip()
+    return (start + len(line), text) if text else None
 
 
 def _tag_markers(reply: str) -> Iterator[_Marker]:
@@ -316,11 +330,11 @@ def _tag_markers(reply: str) -> Iterator[_Marker]:
     tags = list(_TAGS.finditer(reply))[-2 * _MOST_MARKERS :]
     for start, end in itertools.pairwise(tags):
         if not start[1] and end[1]:
-            yield start.start(), "answer_tag", reply[start.end() : end.start()]
+            yield start.start(), end.end(), "answer_tag", reply[start.end() : end.start()]
 
 
 def _phrase_markers(reply: str) -> Iterator[_Marker]:
-    """Yield the text after "the answer is", "Answer:" or a heading "Final Answer", up to the end of the sentence."""
+    """Yield the text after "the answer is", "Answer:", "Correction:" or a heading "Final Answer", to the sentence's end."""
     for match in list(_ANSWER.finditer(reply))[-_MOST_MARKERS:]:
         before = reply[max(0, match.start() - _BEFORE_CHARS) : match.start()]
         after = reply[match.end() : match.end() + _AFTER_CHARS]
@@ -336,11 +350,15 @@ def _phrase_markers(reply: str) -> Iterator[_Marker]:
         if bullet := _BULLET.match(value):
             value = value[bullet.end() :]
             if several := _NEXT_BULLET.match(value):
-                yield match.start(), "phrase", several[0]
+                yield match.start(), match.end(), "phrase", several[0]
                 continue
         value = _TO_THE_VALUE.sub("", value, count=1)
         sentence = _SENTENCE_END.split(value, maxsplit=1)[0]
-        yield match.start(), "phrase", _REASON.split(sentence, maxsplit=1)[0]
+        text = _REASON.split(sentence, maxsplit=1)[0]
+        yield match.start(), match.end() + len(after) - len(value) + len(text), "phrase", text
+    for match in list(_CORRECTION.finditer(reply))[-_MOST_MARKERS:]:
+        text = _SENTENCE_END.split(reply[match.end() : match.end() + _AFTER_CHARS], maxsplit=1)[0]
+        yield match.start(), match.end() + len(text), "phrase", text
 
 
 def _has_digit(text: str) -> bool:

@@ -15,16 +15,14 @@ from vf_gsm8k.sources import load_rows
 
 Style = Literal["hash", "boxed"]
 
-SYSTEM_PROMPTS: dict[Style, str] = {
-    "hash": (
-        "Solve the problem. Reason step by step, then end with one line that holds only the answer, a bare number: "
-        "#### <number>"
-    ),
-    "boxed": (
-        "Solve the problem. Reason step by step, then end with one line that holds only the answer, a bare number in a "
-        "box: \\boxed{<number>}"
-    ),
+_TASK = "Solve the problem. Reason step by step, then end with one line that holds only the answer"
+SYSTEM_PROMPTS: dict[tuple[Style, bool], str] = {
+    ("hash", True): f"{_TASK}, a bare number: #### <number>",
+    ("hash", False): f"{_TASK}: #### <number>",
+    ("boxed", True): f"{_TASK}, a bare number in a box: \\boxed{{<number>}}",
+    ("boxed", False): f"{_TASK}, in a box: \\boxed{{<number>}}",
 }
+"""The system prompt by answer style and by whether it asks for a bare number (the setting `strict`)."""
 _STYLE_NAMES = {"####": "hash", "\\boxed": "boxed"}
 
 
@@ -41,6 +39,10 @@ class GSM8KConfig(vf.TasksetConfig):
     answer_style: Style = "hash"
     """How the system prompt asks for the answer: "hash" (also written "####") for a last line `#### 42`, "boxed" for
     `\\boxed{42}`. The reward accepts both forms in either case; the metric `format_ok` requires the one asked for."""
+
+    strict: bool | None = None
+    """Whether the prompt asks for a bare number; then arithmetic in its place, as in "#### 40 + 2", is no answer. By
+    default true, but false for synthetic problems, on which the bundled model answers with arithmetic."""
 
     @field_validator("answer_style", mode="before")
     @classmethod
@@ -60,6 +62,8 @@ class GSM8KData(vf.TaskData):
     """The gold number, without thousands separators."""
     answer_style: Style = "hash"
     """The form in which the system prompt asks for the answer."""
+    strict: bool = False
+    """Whether the system prompt asks for a bare number, so that arithmetic in its place is no answer."""
 
 
 class GSM8KTask(vf.Task[GSM8KData]):
@@ -81,7 +85,8 @@ class GSM8KTask(vf.Task[GSM8KData]):
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
         """1 if the reply's final answer, in any form that is read, equals the gold number exactly, else 0."""
-        return float(await asyncio.to_thread(is_correct, trace.last_reply, self.data.answer))
+        data = self.data
+        return float(await asyncio.to_thread(is_correct, trace.last_reply, data.answer, strict=data.strict))
 
     @vf.metric
     async def reading(self, trace: vf.Trace) -> dict[str, float]:
@@ -95,7 +100,7 @@ class GSM8KTask(vf.Task[GSM8KData]):
 
     def _read(self, trace: vf.Trace) -> dict[str, float]:
         reply = trace.last_reply
-        found = find_answer(reply)
+        found = find_answer(reply, strict=self.data.strict)
         kind = found[0].extracted_by if found else None
         trace.info["answer"] = {"text": found[0].text, "extracted_by": kind} if found else None
         return {
@@ -116,7 +121,7 @@ class GSM8KTask(vf.Task[GSM8KData]):
 
         Example: {"id": "gsm8k-test-0", "answer": "18"}
         """
-        found = find_answer(trace.last_reply)
+        found = find_answer(trace.last_reply, strict=self.data.strict)
         return {"id": self.key, "answer": format_number(found[1]) if found else None}
 
 
@@ -129,14 +134,16 @@ class GSM8KTaskset(vf.Taskset[GSM8KTask, GSM8KConfig]):
         config = self.config
         rows = load_rows(config.datasets, config.split, seed=config.seed, num_examples=config.num_examples)
         style = config.answer_style
+        strict = config.datasets != "synthetic" if config.strict is None else config.strict
         return (
             GSM8KTask(
                 GSM8KData(
                     id=row.id,
                     prompt=row.question,
-                    system_prompt=SYSTEM_PROMPTS[style],
+                    system_prompt=SYSTEM_PROMPTS[style, strict],
                     answer=row.answer,
                     answer_style=style,
+                    strict=strict,
                 ),
                 config.task,
             )

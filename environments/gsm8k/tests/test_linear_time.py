@@ -1,9 +1,13 @@
-"""Reading a reply takes time linear in it, whatever a policy that loops has written."""
+"""Reading a reply takes time linear in it, whatever a policy that loops has written.
+
+Each test compares the time of two sizes, so that it does not depend on the machine: work that grows with the square of
+the size takes 16 times as long for 4 times the text, linear work 4 times.
+"""
 
 import time
 
 import pytest
-from vf_gsm8k.answers import extract_answer, find_answer, is_lenient_match, is_well_formatted
+from vf_gsm8k.answers import find_answer, is_lenient_match, is_well_formatted
 
 PIECES = [
     r"\boxed{", r"\boxed{}", r"\boxed{1 or 2}", r"\boxed{a}", r"\boxed 1 ", "{", "}", "<answer>", "</answer>",
@@ -17,24 +21,42 @@ PIECES = [
 ]  # fmt: skip
 
 
+SIZE = 200_000
+READERS = (
+    find_answer,
+    is_well_formatted,
+    lambda text: is_well_formatted(text, "boxed"),
+    lambda text: is_lenient_match(text, "42"),
+)
+
+
+def assert_linear(reply_of):
+    """`reply_of(share)`: the reply at this share of its full size. Below 20 ms a time says nothing about growth."""
+    for read in READERS:
+        for _attempt in range(3):
+            quarter, whole = (seconds(read, reply_of(share)) for share in (0.25, 1))
+            if whole < 9 * max(quarter, 0.02):
+                break
+        else:
+            pytest.fail(f"{whole:.2f} s for the whole reply, {quarter:.2f} s for a quarter of it")
+
+
+def seconds(read, reply):
+    start = time.thread_time()
+    read(reply)
+    return time.thread_time() - start
+
+
+def filled(text, share):
+    size = int(SIZE * share)
+    return (text * (size // len(text) + 1))[:size]
+
+
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_degenerate_reply_takes_linear_time(piece):
     """A policy that loops fills its whole context with one piece; the reward must not hang on it."""
-    filler = (piece * 200_000)[:200_000]
-    for reply in (
-        filler,
-        filler + "\n#### 42",
-        "The answer is " + filler,
-        r"\boxed{" + filler + "}",
-        r"\boxed{" + filler[:900] + "}",
-    ):
-        start = time.thread_time()
-        extract_answer(reply)
-        assert time.thread_time() - start < 1.0
-        for style in ("hash", "boxed"):
-            is_well_formatted(reply, style)
-        is_lenient_match(reply, "42")
-        assert time.thread_time() - start < 2.0
+    for place in ("{}", "{}\n#### 42", "#### 42\n{}", "The answer is {}", r"\boxed{{{}}}", r"\boxed{{42}}{}"):
+        assert_linear(lambda share, place=place: place.format(filled(piece, share)))
 
 
 # After a box, before and after a marker, inside an answer: where each pattern has its runs.
@@ -52,13 +74,8 @@ RUNS = [
 @pytest.mark.parametrize("run", RUNS)
 def test_no_run_of_one_sign_takes_more_than_linear_time(run):
     """A regular expression keeps the GIL until it ends, so one that backtracks stops every rollout of the process."""
-    filler = (run * 200_000)[:200_000]
     for place in PLACES:
-        reply = place.format(filler)
-        for read in (find_answer, is_well_formatted, lambda text: is_well_formatted(text, "boxed")):
-            start = time.thread_time()
-            read(reply)
-            assert time.thread_time() - start < 0.5, place
+        assert_linear(lambda share, place=place: place.format(filled(run, share)))
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -67,8 +84,4 @@ def test_no_run_of_one_sign_takes_more_than_linear_time(run):
 )
 def test_no_run_beside_many_markers_takes_long(run, marker):
     """What sees a bounded text may cost its square, but for every marker once."""
-    reply = marker.format((run * 490)[:490]) * 400
-    for read in (find_answer, is_well_formatted, lambda text: is_well_formatted(text, "boxed")):
-        start = time.thread_time()
-        read(reply)
-        assert time.thread_time() - start < 0.5
+    assert_linear(lambda share: marker.format((run * 490)[:490]) * int(400 * share))

@@ -150,8 +150,6 @@ def test_hooks_that_hang_or_crash_fail_their_check_and_the_next_is_made(tmp_path
     project = broken(tmp_path, ("taskset.py", "return float(read", hooks + "return float(read"))
     found = failing(run_check(project, timeout=8))
     assert set(found) == {"oracle", "garbage", "limits"}
-    assert (
-        "task 9 (broken-train-0-9) takes more than 2 s: TaskError: scoring took more than 2.0 s" in found["oracle"][0]
-    )
-    assert found["garbage"] == ("playing garbage takes more than 8 s",)
+    assert "task 9 (broken-train-0-9) takes more than 2 s: Stuck: stuck in `" in found["oracle"][0]
+    assert "takes more than 2 s: Stuck: stuck in `" in found["garbage"][0]
     assert "playing up to the limits: the process ended with exit code 7" in found["limits"][0]

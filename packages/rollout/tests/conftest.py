@@ -319,7 +319,6 @@ class Kit(vf.Toolset[vf.ToolsetConfig, KitState]):
             "error": RuntimeError("the pipe burst"),
             "value": ValueError("no such pipe"),
             "timeout": TimeoutError("too slow"),
-            "exit": SystemExit(1),
             "silent": KeyError(),
         }[how]
 

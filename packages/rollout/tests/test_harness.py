@@ -165,7 +165,7 @@ def test_tools_run_on_the_trace_s_own_state_and_no_process_is_started(upstream, 
         [calls(("", "<tool_call>{oops}")), calls(("kit_note", "[1]")), calls(("kit_note", "{")), says("Sorry.")],
         [
             calls(("nothing", {})),
-            calls(("kit_break", {"how": "exit"})),
+            calls(("kit_break", {"how": "error"})),
             calls(("kit_fetch", {"index": "x"})),
             says("!"),
         ],

@@ -3,13 +3,10 @@
 import asyncio
 import dataclasses
 import json
-import threading
-import time
 
 import pytest
 import verifiers.v1 as vf
 from plumbob.rollout import Limits, Sampling, derive_seed, run_group, run_rollout, to_sample
-from plumbob.rollout import verifiers_adapter as adapter
 
 
 def observations(trace):
@@ -55,7 +52,6 @@ OBSERVED = {
     "a tool that raises": (("kit_break", {}), "Error: RuntimeError: the pipe burst", "tool_errors"),
     "a tool that says why": (("kit_break", {"how": "value"}), "Error: no such pipe", "tool_errors"),
     "a tool that runs out of time": (("kit_break", {"how": "timeout"}), "Error: TimeoutError: too slow", "tool_errors"),
-    "a tool that exits": (("kit_break", {"how": "exit"}), "Error: SystemExit: 1", "tool_errors"),
     "an index error": (("kit_fetch", {"index": 9}), "Error: IndexError: list index out of range", "tool_errors"),
     "bad JSON": (
         "<tool_call>{'name'}</tool_call>",
@@ -179,34 +175,6 @@ def test_two_tools_of_one_name_are_refused(play, kit):
         not trace.ok
         and "two tools are named 'kit_break'; give one of their toolsets another TOOL_PREFIX" in trace.errors[0].message
     )
-
-
-def test_a_synchronous_tool_that_was_slow_three_times_in_a_row_runs_in_a_thread_from_then_on(play):
-    """A single slow call may be a busy processor's fault, and a thread makes a run depend on timing."""
-    adapter._specs.clear()  # which tools are slow is remembered for the whole process
-    slow, fast = (("kit_note_slowly", {"word": "x", "seconds": seconds}) for seconds in (0.02, 0))
-    trace, _ = play([slow, slow, fast, slow, slow, slow, slow, fast, "The end."])
-    assert observations(trace) == [" ".join("x" * n) for n in range(1, 9)]
-    here = [thread == threading.get_ident() for thread in trace.state.threads]
-    assert here == [True] * 6 + [False] * 2
-
-
-def test_a_slow_synchronous_tool_does_not_stall_other_rollouts(qwen, scripted, kit):
-    async def main():
-        tasks = [kit.Task(kit.Data(prompt=f"Go {i}.")) for i in range(8)]
-        said = qwen.call_text("kit_note_slowly", {"word": "x", "seconds": 0.2})
-        adapter._specs.clear()
-        await run_rollout(
-            tasks[0], scripted(qwen, [said, said, said, "x"]), qwen.chat
-        )  # finds out that the tool is slow
-        start = time.perf_counter()
-        rollouts = (run_rollout(task, scripted(qwen, [said, "x"]), qwen.chat) for task in tasks)
-        traces = await asyncio.gather(*rollouts)
-        return traces, time.perf_counter() - start
-
-    traces, seconds = asyncio.run(main())
-    assert all(trace.ok and trace.state.log == ["x"] for trace in traces)
-    assert seconds < 1.2  # one after another they would take 1.6
 
 
 def test_few_shot_calls_in_the_prompt_reach_the_template(play, qwen, kit):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
+import time
 from typing import NoReturn
 
 import typer
 from plumbob.console import UserError
+
+ENDING_SECONDS = 10.0
+"""How long a command waits at its end for threads that others have started."""
 
 
 def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoReturn:
@@ -24,7 +30,32 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
         fail(name, error.format_message().rstrip("."))
     except typer.Abort:
         sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+    except BaseException:
+        _end_in_time(name, 1)
+        raise
+    code = code if isinstance(code, int) else 0
+    _end_in_time(name, code)
+    sys.exit(code)
+
+
+def _end_in_time(name: str, code: int) -> None:
+    """End the process with this code after `ENDING_SECONDS`, if threads that hang keep it until then.
+
+    Python waits at its end for every thread that is not a daemon, such as those that a library or environment started.
+    """
+    main = threading.main_thread()
+    waiting = [t.name for t in threading.enumerate() if t is not main and not t.daemon]
+    if not waiting:
+        return
+
+    def end() -> None:
+        time.sleep(ENDING_SECONDS)
+        left = [t.name for t in threading.enumerate() if t is not main and not t.daemon]
+        print(f"{name}: ended although threads are still running: {', '.join(left)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def print_whatever_the_encoding() -> None:

@@ -21,6 +21,7 @@ import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import Dialogue
+from plumbob.rollout.environment_code import Caller, extended, outside
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
 from plumbob.rollout.runner import make_dialogue, of_the_engine, play_turns, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
@@ -172,8 +173,9 @@ class Conversation:
         shared = episode.shared if isinstance(self.task, type(episode.env.taskset).task_type()) else ()
         try:
             adapter.check_supported(self.task, driven=True)
-            async with asyncio.timeout_at(episode.deadline):
-                self.box = await adapter.open_tools(self.task, self.trace, shared)
+            async with asyncio.timeout_at(episode.deadline) as deadline:
+                with extended(deadline, caller := Caller(self.limits.max_seconds, deadline)):
+                    self.box = await adapter.open_tools(self.task, self.trace, shared, caller)
         except UnsupportedTaskset as error:
             episode.unsupported = error
             raise
@@ -210,12 +212,13 @@ class Conversation:
         """Give the model these messages (None: the task's prompt) and play until it answers or a limit ends it."""
         try:
             async with asyncio.timeout_at(self.episode.deadline) as deadline:
-                if self._dialogue is None:
-                    self._dialogue = self._open_dialogue(messages)
-                else:
-                    with of_the_engine(self.trace):
-                        self._dialogue.add_messages(messages or [])
-                stop = await play_turns(self.task, self.trace, self.box, self._dialogue, self.counts)
+                with outside(), extended(deadline, caller := Caller(self.limits.max_tool_seconds, deadline)):
+                    if self._dialogue is None:
+                        self._dialogue = self._open_dialogue(messages)
+                    else:
+                        with of_the_engine(self.trace):
+                            self._dialogue.add_messages(messages or [])
+                    stop = await play_turns(self.task, self.trace, self.box, self._dialogue, self.counts, caller)
             if stop != StopReason.COMPLETED:
                 self.end(stop)
         except TimeoutError as error:
@@ -227,7 +230,7 @@ class Conversation:
             self.episode.unsupported = error
             raise
         except Exception as error:  # the engine or a tool failed; the environment sees a terminated segment
-            self.fail(error)
+            self.fail(adapter.cause(error))
 
     def _open_dialogue(self, messages: list[Any] | None) -> Dialogue:
         episode = self.episode
@@ -255,7 +258,7 @@ class Conversation:
             self._closed = True
             if not self._ended:
                 self.end(StopReason.ENV_ENDED)
-            await adapter.finish(self.task, self.trace, self.limits.max_seconds)
+            await adapter.finish(self.task, self.trace, self.limits.max_seconds, self.limits.max_tool_seconds)
         return self.trace
 
     async def send(self, *args: Any, **kwargs: Any) -> Any:
@@ -286,13 +289,14 @@ async def run_driven(
     failed: Exception | None = None
     try:
         async with asyncio.timeout(2 * limits.max_seconds) as deadline:
-            await env.setup(agents)
-            await env.run(task, agents)
-            if episode.conversation is None:
-                raise RuntimeError(f"{type(env).__name__}.run has run no agent")
-            record = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=episode.conversation.trace.task)
-            record.traces.append(await episode.conversation.close())
-            await env.finalize(task, record)
+            with extended(deadline, caller := Caller(limits.max_tool_seconds, deadline)):
+                await caller.call("`Env.setup`", lambda: env.setup(agents))
+                await caller.call("`Env.run`", lambda: env.run(task, agents))
+                if episode.conversation is None:
+                    raise RuntimeError(f"{type(env).__name__}.run has run no agent")
+                record = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=episode.conversation.trace.task)
+                record.traces.append(await episode.conversation.close())
+                await caller.call("`Env.finalize`", lambda: env.finalize(task, record))
     except TimeoutError as error:
         expired = TimeoutError(f"{type(env).__name__} took more than {2 * limits.max_seconds} s for one episode")
         failed = expired if deadline.expired() else error

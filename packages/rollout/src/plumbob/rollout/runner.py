@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import ChatDialogue, Dialogue, TokenDialogue, derive_seed
+from plumbob.rollout.environment_code import Caller, Escaped, Stuck, extended
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReason
 
@@ -69,24 +71,30 @@ async def _run(
     trace = adapter.new_trace(task)
     trace.timing.agent.start = time.time()
     counts = dict.fromkeys(("tool_calls", "tool_errors", "malformed_calls"), 0)
+    setting_up = True
     try:
         async with asyncio.timeout(limits.max_seconds) as deadline:
-            box = await adapter.open_tools(task, trace, shared)
-            dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
-            stop = await _converse(task, trace, box, dialogue, counts)
+            with extended(deadline, caller := Caller(limits.max_tool_seconds, deadline)):
+                # Setup may load an index or a model, so it is bounded by the rollout's own limit alone.
+                box = await adapter.open_tools(task, trace, shared, replace(caller, seconds=limits.max_seconds))
+                setting_up = False
+                dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
+                stop = await _converse(task, trace, box, dialogue, counts, caller)
         adapter.stop(trace, stop)
-    except TimeoutError as error:
-        if not deadline.expired():
-            trace.record_error(error)
-        elif trace.nodes:
-            adapter.stop(trace, StopReason.TIMEOUT)
-        else:  # a timeout during setup is not the policy's fault, and leaves no row to train on
-            trace.record_error(TimeoutError(f"the task's setup took more than {limits.max_seconds} s"))
     except adapter.UnsupportedTaskset:
         raise
     except Exception as error:  # a failed rollout is left out of its group and must not end the others
-        trace.record_error(error)
-    await adapter.finish(task, trace, limits.max_seconds)
+        ran_out = deadline.expired() or asyncio.get_running_loop().time() >= (deadline.when() or math.inf)
+        error = adapter.cause(error)
+        if not (ran_out and isinstance(error, TimeoutError | Stuck)):
+            trace.record_error(error)
+        elif trace.nodes:
+            adapter.stop(trace, StopReason.TIMEOUT)
+        elif setting_up:  # a timeout during setup is not the policy's fault, and leaves no row to train on
+            trace.record_error(Stuck("the task's setup", limits.max_seconds))
+        else:
+            trace.record_error(error)
+    await adapter.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
     trace.record_metrics({f"rollout/{name}": count for name, count in {"turns": trace.num_turns, **counts}.items()})
     return trace
 
@@ -100,17 +108,21 @@ def make_dialogue(
     return ChatDialogue(trace, box, cast(ChatEngine, engine), sampling, limits)
 
 
-async def _converse(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
+async def _converse(
+    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+) -> str:
     """Put the task's prompt to the model and play until the rollout ends; returns the stop reason."""
     from plumbob.rollout import verifiers_adapter as adapter
 
     opening = adapter.initial_messages(task)
     with of_the_engine(trace):
         dialogue.open(opening)
-    return await play_turns(task, trace, box, dialogue, counts)
+    return await play_turns(task, trace, box, dialogue, counts, caller)
 
 
-async def play_turns(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int]) -> str:
+async def play_turns(
+    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+) -> str:
     """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
 
     Returns the stop reason: `StopReason.COMPLETED` after a turn without a call. Turns that the trace already has count
@@ -120,7 +132,7 @@ async def play_turns(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dia
 
     stop_hooks = task.hooks("stop")
     for turn in range(trace.num_turns, dialogue.limits.max_turns):
-        if fired := await adapter.fired_stop(task, trace, stop_hooks):
+        if fired := await adapter.fired_stop(task, trace, stop_hooks, caller):
             return fired
         with of_the_engine(trace):
             sampled_turn = await dialogue.sample_turn(turn)
@@ -129,14 +141,14 @@ async def play_turns(task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dia
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
-        texts = [await observe(box, call, counts) for call in sampled_turn.calls]
+        texts = [await observe(box, call, counts, caller) for call in sampled_turn.calls]
         results = [
             adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
             for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
         ]
         with of_the_engine(trace):
             dialogue.add_messages(results)
-    return await adapter.fired_stop(task, trace, stop_hooks) or StopReason.MAX_TURNS
+    return await adapter.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
 
 
 FAILED_IN = "failed_in"
@@ -161,11 +173,13 @@ def engine_failed(trace: vf.Trace) -> bool:
     return not trace.ok and trace.info.get(FAILED_IN) == "engine"
 
 
-async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int]) -> str:
+async def observe(
+    box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int], caller: Caller | None = None
+) -> str:
     """Run a tool call; returns its result, or a description of its error, as an observation for the model.
 
-    Only `vf.ToolsetError` is raised: a tool raises it if something that it depends on is down, which the model cannot
-    repair. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls").
+    What the model cannot repair is raised: `vf.ToolsetError`, which a tool raises if something that it depends on is
+    down, `Stuck` and `Escaped`. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls").
     """
     from plumbob.rollout.verifiers_adapter import ToolsetError
 
@@ -177,10 +191,10 @@ async def observe(box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[s
         counts["tool_errors"] += 1
         return f"Error: there is no tool {call.name!r}; the tools are: {', '.join(box.tools)}."
     try:
-        text = await box.tools[call.name].call(call.arguments)
-    except ToolsetError:
+        text = await box.tools[call.name].call(call.arguments, caller)
+    except (ToolsetError, Stuck, Escaped):
         raise
-    except (Exception, SystemExit) as error:  # an exception in a tool is an observation for the model
+    except Exception as error:  # an exception in a tool is an observation for the model
         counts["tool_errors"] += 1
         text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
     return text.encode("utf-8", "replace").decode()  # file names may hold surrogates, which no tokenizer accepts

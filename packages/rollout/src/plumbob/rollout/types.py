@@ -133,7 +133,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one rollout. Each of them ends it with its own stop reason; the tokens sampled until then are kept."""
+    """Limits of one rollout. Each but the last ends it with its own stop reason, and keeps the tokens sampled so far."""
 
     max_turns: int = 16
     """Most turns of the model."""
@@ -141,6 +141,11 @@ class Limits:
     """Most tokens of the whole row: prompts, completions and tool results."""
     max_seconds: float = 600.0
     """Wall time limit of setup and turns; scoring has another limit of the same length."""
+    max_tool_seconds: float = 120.0
+    """Wall time limit of one tool call or stop hook, and of any code of the environment that blocks the event loop.
+
+    A rollout that exceeds it has failed, and its error names what hung.
+    """
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,10 @@ class Sample:
     """The stop reason."""
     truncated: bool
     """Whether a limit cut the rollout off."""
-    policy_version: int = 0
-    """The oldest policy version that any of the rollout's turns was sampled with."""
+    policy_version: int | None = 0
+    """The oldest policy version that any of the rollout's turns was sampled with; None for a rollout without a turn."""
+    seconds: float = 0.0
+    """Wall time from the rollout's start to the end of its last turn."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The environment's metrics, by name."""
     rewards: dict[str, float] = field(default_factory=dict)

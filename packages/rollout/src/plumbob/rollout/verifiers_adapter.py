@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ from typing import Any, Literal
 
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
-from plumbob.rollout.types import ChatReply, Completion, StopReason
+from plumbob.rollout.environment_code import Caller, Escaped, NotFinite, Stuck, extended
+from plumbob.rollout.tool_threads import ToolCalls
+from plumbob.rollout.types import ChatReply, Completion, Limits, StopReason
 from pydantic import ValidationError
 from verifiers.v1.dialects import parse_message
 from verifiers.v1.dialects.chat import message_to_wire
@@ -26,22 +30,13 @@ from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE, TaskError, Tool
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 from verifiers.v1.mcp.server import _call_state
-from verifiers.v1.session import call_hook, hook_boundary
+from verifiers.v1.session import hook_boundary
 from verifiers.v1.state import state_cls
 from verifiers.v1.trace import AgentInfo, ModelCall, TimeSpan, Trace, TraceTask
 from verifiers.v1.types import AssistantMessage, SystemMessage, Tool, ToolCall, ToolMessage, Usage, UserMessage
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
 FinishReason = Literal["stop", "length"]
-
-SLOW_TOOL_SECONDS = 0.005
-"""A synchronous tool call that takes longer than this is slow."""
-SLOW_TOOL_CALLS = 3
-"""After this many slow calls in a row, a synchronous tool runs in a thread, so that it does not stall other rollouts.
-
-One slow call is not enough, because it may have imported a module or waited for a busy processor. A thread ends at a
-random time, so which completions share a batch becomes random, and two runs no longer agree to the last bit.
-"""
 
 _AGENT = AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
 
@@ -58,13 +53,8 @@ class ToolSpec:
     """Name, description and JSON schema, as the model sees them."""
     metadata: FuncMetadata
     """How arguments are validated."""
-    slow_calls: int = 0
-    """Number of consecutive slow calls."""
-
-    @property
-    def slow(self) -> bool:
-        """Whether the tool runs in a thread."""
-        return self.slow_calls >= SLOW_TOOL_CALLS
+    calls: ToolCalls = field(default_factory=ToolCalls)
+    """Decides in which thread the tool runs."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +64,18 @@ class BoundTool:
     fn: Callable[..., Any]
     spec: ToolSpec
 
-    async def call(self, arguments: dict[str, Any]) -> str:
+    async def call(self, arguments: dict[str, Any], caller: Caller | None = None) -> str:
         """Call the tool; returns the text that verifiers' harness would show the model.
 
-        Raises ValueError for wrong arguments, and any exception that the tool raises.
+        Raises ValueError for wrong arguments, any Exception that the tool raises, Stuck and Escaped.
         """
         try:
             kwargs = self.spec.metadata.validate_arguments(arguments)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
             raise ValueError(f"wrong arguments for {self.spec.declared.name}: {problems}") from None
-        if inspect.iscoroutinefunction(self.fn):
-            result = await self.fn(**kwargs)
-        elif self.spec.slow:
-            result = await asyncio.to_thread(self.fn, **kwargs)
-        else:
-            start = time.perf_counter()
-            result = self.fn(**kwargs)
-            took_long = time.perf_counter() - start > SLOW_TOOL_SECONDS
-            self.spec.slow_calls = self.spec.slow_calls + 1 if took_long else 0
-        if inspect.isawaitable(result):
-            result = await result
+        caller = caller or Caller(Limits().max_tool_seconds)
+        result = await self.spec.calls.call(f"`{self.spec.declared.name}`", self.fn, kwargs, caller)
         blocks = _convert_to_content(result)
         return "\n".join(getattr(block, "text", str(block)) for block in blocks) if blocks else "[]"
 
@@ -173,27 +154,34 @@ def new_trace(task: vf.Task) -> Trace:
     )
 
 
-async def open_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
+async def open_tools(
+    task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = (), caller: Caller | None = None
+) -> ToolBox:
     """Set up the task and one instance of each of its toolsets, and bind their tools to the trace's own state.
 
     verifiers copies `trace.state` between processes around every call. Here the tools get the object itself, through
     the context variable that verifiers' server sets. The variable stays set for the calling asyncio task, so each
     rollout must run in an asyncio task of its own.
     """
+    caller = caller or Caller(Limits().max_seconds)
     async with boundary(TaskError, "task setup"):
-        await invoke(task.setup, {"trace": trace, "runtime": None})
-    return await bind_tools(task, trace, shared)
+        await caller.call("the task's setup", lambda: invoke(task.setup, {"trace": trace, "runtime": None}))
+    return await bind_tools(task, trace, shared, caller)
 
 
-async def bind_tools(task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = ()) -> ToolBox:
+async def bind_tools(
+    task: vf.Task, trace: Trace, shared: Sequence[vf.Toolset] = (), caller: Caller | None = None
+) -> ToolBox:
     """Like `open_tools`, for a task that verifiers has already set up."""
+    caller = caller or Caller(Limits().max_seconds)
     _call_state.set(trace.state)
     box = ToolBox()
     async with boundary(ToolsetError, "toolset setup"):
         per_rollout = type(task).toolsets(task.config)
         for toolset in per_rollout:
-            await toolset.setup()
-            await toolset.setup_task(task.data)
+            where = f"the setup of {type(toolset).__name__}"
+            await caller.call(where, toolset.setup)
+            await caller.call(where, functools.partial(toolset.setup_task, task.data))
         for toolset in (*shared, *per_rollout):
             for fn in tools_of(toolset):
                 _bind(box, toolset, fn)
@@ -334,11 +322,13 @@ def _as_object(arguments: str) -> str:
     return arguments if readable else json.dumps({"unreadable": arguments})
 
 
-async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]]) -> str | None:
+async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]], caller: Caller) -> str | None:
     """The name of the first of the task's stop hooks that fires now; None if none does."""
     for hook in hooks:
         async with boundary(TaskError, f"stop {hook.__name__}"):
-            if await call_hook(hook, {Trace: trace}):
+            available: dict[str | type, Any] = {Trace: trace}
+            call = functools.partial(invoke, hook, available)
+            if await caller.call(f"`{hook.__name__}`", call, at_most=caller.seconds):
                 return hook.__name__
     return None
 
@@ -419,26 +409,67 @@ def assistant_message(content: str, reasoning: str | None, calls: list[ToolCall]
     return AssistantMessage(content=content, reasoning_content=reasoning, tool_calls=calls or None)
 
 
-async def finish(task: vf.Task, trace: Trace, max_seconds: float) -> None:
+async def finish(
+    task: vf.Task, trace: Trace, max_seconds: float, max_tool_seconds: float = Limits().max_tool_seconds
+) -> None:
     """Finalize the task and score the trace, as verifiers does, unless the rollout failed.
 
-    Errors are recorded on the trace. `max_seconds`: time limit of both, because a reward function that hangs would
-    otherwise block its whole training step.
+    Errors are recorded on the trace. `max_seconds`: time limit of both together. `max_tool_seconds`: time limit of code
+    that blocks the event loop.
     """
     trace.timing.agent.end = trace.timing.scoring.start = time.time()
     if not trace.errors:
+        running: list[str] = []
         try:
-            async with asyncio.timeout(max_seconds):
-                async with boundary(TaskError, "task finalize"):
-                    await invoke(task.finalize, {"trace": trace, "runtime": None})
-                await task.score(trace)
-        except TimeoutError:
-            trace.record_error(TaskError(f"scoring took more than {max_seconds} s"))
+            async with asyncio.timeout(max_seconds) as deadline:
+                caller = Caller(max_tool_seconds, deadline)
+                with extended(deadline, caller):
+                    await _score(task, trace, caller, running)
+        except TimeoutError as error:
+            where = " and ".join(dict.fromkeys(running))
+            trace.record_error(Stuck(where, max_seconds) if deadline.expired() and where else error)
         except Exception as error:  # a failure of the environment's code must not end the run
-            trace.record_error(error)
+            trace.record_error(cause(error))
     trace.is_completed = True
     trace.ok = not trace.errors
     trace.timing.scoring.end = time.time()
+
+
+async def _score(task: vf.Task, trace: Trace, caller: Caller, running: list[str]) -> None:
+    """Finalize and score. `running`: gets the names of what runs, and keeps those that do not end."""
+    running.append("the task's finalize")
+    async with boundary(TaskError, "task finalize"):
+        await caller.call(running[0], lambda: invoke(task.finalize, {"trace": trace, "runtime": None}))
+    running.clear()
+    # verifiers takes hooks and judges from the instance, so a copy can name and bound each of them.
+    clone = copy.copy(task)
+    clone.hooks = lambda attr: [_bounded(hook, hook.__name__, caller, running) for hook in task.hooks(attr)]
+    judges = task.plugged_judges()
+    for judge in judges:
+        judge.score = _bounded(judge.score, judge.reward_name, caller, running)
+    clone.plugged_judges = lambda: judges
+    await caller.call("scoring", lambda: clone.score(trace))
+    wrong = [f"reward `{name}` is {r.score}" for name, r in trace.rewards.items() if r and not math.isfinite(r.value)]
+    if wrong or not math.isfinite(trace.reward):
+        raise NotFinite(" and ".join(wrong) or f"the sum of the rewards is {trace.reward}")
+
+
+def _bounded(hook: Callable[..., Any], name: str, caller: Caller, running: list[str]) -> Callable[..., Any]:
+    """A metric or reward that runs as environment code, with its name among those that are `running` meanwhile."""
+
+    @functools.wraps(hook)
+    async def bounded(*args: Any, **kwargs: Any) -> Any:
+        running.append(f"`{name}`")
+        result = await caller.call(f"`{name}`", functools.partial(hook, *args, **kwargs))
+        running.remove(f"`{name}`")
+        return result
+
+    return bounded
+
+
+def cause(error: Exception) -> Exception:
+    """What to record for an error: Stuck and Escaped are named as such, and not as an error of where they happened."""
+    return error.__cause__ if isinstance(error.__cause__, Stuck | Escaped) else error
 
 
 def stop(trace: Trace, reason: str) -> None:

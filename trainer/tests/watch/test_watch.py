@@ -111,6 +111,19 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
         {"max_staleness": 1, "engine": "vllm", "peft": True},
         lambda step: {"rollout/stale": 0.6 * 128, "rollout/count": 128.0},
     ),
+    "long-rollouts-discarded": (
+        {"max_staleness": 1, "engine": "vllm", "peft": True},
+        lambda step: {
+            "rollout/stale": 12.0,
+            "rollout/count": 128.0,
+            "rollout/stale_tokens": 90.0,
+            "rollout/sampled_tokens": 45.0,
+            "rollout/stale_seconds": 6.0,
+            "rollout/kept_seconds": 5.0,
+        },
+    ),
+    "environment-hangs": ({}, lambda step: {"rollout/stuck": 4.0, "rollout/errored": 4.0, "rollout/count": 128.0}),
+    "truncated-context": ({}, lambda step: {"rollout/no_turn": 40.0, "rollout/count": 128.0}),
     "environment-fails": (
         {},
         lambda step: {"rollout/errored": 40.0, "rollout/engine_errors": 19.0, "rollout/count": 128.0},

@@ -180,7 +180,7 @@ def _normalise(
         group = [rewards[i] for i in members]
         if max(group) == min(group):  # the advantage must be exactly 0, but subtracting a rounded mean might not give 0
             continue
-        mean, size = math.fsum(group) / len(group), len(group)
+        mean, size = _mean(group), len(group)
         factor = size / (size - 1) if baseline == "leave_one_out" else 1.0
         if scale == "group":
             factor /= _deviation(group) + epsilon
@@ -218,7 +218,20 @@ def _sum_of_normalised(
     return values
 
 
+def _mean(values: Sequence[float]) -> float:
+    """Mean of finite numbers of any size, whose sum may be beyond floats."""
+    unit = _unit(values)
+    return math.fsum(value / unit for value in values) / len(values) * unit
+
+
 def _deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1)."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
+    """Sample standard deviation (n - 1) of finite numbers of any size, whose squares may be beyond floats."""
+    unit = _unit(values)
+    scaled = [value / unit for value in values]
+    mean = math.fsum(scaled) / len(scaled)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in scaled) / max(len(scaled) - 1, 1)) * unit
+
+
+def _unit(values: Sequence[float]) -> float:
+    """1, or for huge numbers a power of 2 to divide them by, which does not round."""
+    return 2.0**800 if max(map(abs, values)) > 2.0**400 else 1.0

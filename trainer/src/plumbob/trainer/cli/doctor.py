@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,7 @@ def doctor(**given: Any) -> int:
         found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
-        with closing(found):
+        with closing(found), first_ctrl_c():
             for probe, finding in found:
                 findings.append((probe, finding))
                 if not as_json:
@@ -79,6 +80,24 @@ def doctor(**given: Any) -> int:
     if any(f.cause for _, f in findings):
         return 1
     return 2 if any(f.verdict == "error" for _, f in findings) else 0
+
+
+@contextmanager
+def first_ctrl_c() -> Generator[None]:
+    """Make the first Ctrl-C raise KeyboardInterrupt at once, also in a tool that hangs.
+
+    asyncio's own handler would wait for the event loop, which the tool blocks.
+    """
+    from plumbob.rollout.environment_code import CtrlC
+
+    def handle(number: int, frame: object) -> None:
+        raise CtrlC
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _check_page(page: Path) -> None:

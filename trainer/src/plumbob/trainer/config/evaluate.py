@@ -81,7 +81,18 @@ class EvaluateConfig:
         "message can end its own turn. By default it stays text. With --engine openai the server's own "
         "chat template decides.",
     )
-    max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
+    max_seconds: float = option(
+        600.0,
+        "Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns "
+        "sampled until then are kept.",
+        above=0,
+    )
+    max_tool_seconds: float = option(
+        120.0,
+        "Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in "
+        "seconds. A rollout that exceeds it has failed, and what hung is named.",
+        above=0,
+    )
     max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)
 
     oracle: bool = option(

@@ -294,7 +294,18 @@ class TrainConfig:
         "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
         "message can end its own turn. By default it stays text.",
     )
-    max_seconds: float = option(600.0, "Time limit of one rollout, in seconds.", above=0)
+    max_seconds: float = option(
+        600.0,
+        "Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns "
+        "sampled until then are kept.",
+        above=0,
+    )
+    max_tool_seconds: float = option(
+        120.0,
+        "Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in "
+        "seconds. A rollout that exceeds it has failed, and what hung is named.",
+        above=0,
+    )
     max_concurrent: int = option(
         128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
     )

@@ -100,6 +100,16 @@ STALE_SHARE = Threshold(
     0.3, "largest share of rollouts that may be discarded for being older than --max-staleness", "rollouts-too-old"
 )
 
+STALE_LENGTH = Threshold(
+    1.5, "largest ratio of the mean length (in tokens, or in seconds) of the rollouts that --max-staleness discards to "
+    "that of the others",
+    "long-rollouts-discarded",
+)  # fmt: skip
+STALE_NOTICED = Threshold(
+    0.05, "smallest share of rollouts discarded by --max-staleness at which their length is judged",
+    "long-rollouts-discarded",
+)  # fmt: skip
+
 # Environment and limits
 
 FAILED_ROLLOUTS = Threshold(
@@ -108,6 +118,10 @@ FAILED_ROLLOUTS = Threshold(
         "not a fair sample",
     "environment-fails", "engine-fails",
 )  # fmt: skip
+STUCK_ROLLOUTS = Threshold(
+    0.02, "largest share of rollouts in which a tool, hook or reward may exceed --max-tool-seconds", "environment-hangs"
+)
+NO_TURN = Threshold(0.1, "largest share of rollouts that may end before the model's first turn", "truncated-context")
 TOOL_ERRORS = Threshold(
     0.5, "largest share of tool calls that may end in an error. Where tools run programs that the policy wrote, it is "
     "normal that a third of the calls fails, and the policy learns from it",

@@ -89,7 +89,8 @@ class Subject:
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
         """Play `task` with replies from a script in place of the model's, and score it."""
         tasks = self.run.tasks
-        played = run_rollout(task, script, None, limits=UNBOUNDED, shared_toolsets=tasks.toolsets, driver=tasks.driver)
+        limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=self.run.config.max_tool_seconds)
+        played = run_rollout(task, script, None, limits=limits, shared_toolsets=tasks.toolsets, driver=tasks.driver)
         return self.runner.run(played)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:

@@ -19,7 +19,8 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
-from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, derive_seed, run_rollout
+from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
+from plumbob.rollout.environment_code import Caller
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
@@ -126,6 +127,9 @@ def evaluate_plans(
 
     Raises UserError if the model's chat template does not work with an environment.
     """
+    blocking.exit_if_unstoppable(
+        lambda stretch: print(f"Stopped: {blocking.describe(stretch)}; finished rollouts are kept in {directory}")
+    )
     reports = []
     if asked.chat is not None:
         for part in plans:
@@ -188,11 +192,12 @@ def ask(config: EvaluateConfig) -> Asked:
     sampling = Sampling(
         config.max_tokens, temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, seed=config.seed
     )
-    limits = Limits(config.max_turns, config.max_context, config.max_seconds)
+    limits = Limits(config.max_turns, config.max_context, config.max_seconds, config.max_tool_seconds)
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     if config.oracle or config.replay:
         what = "oracle" if config.oracle else f"replay of {config.replay}"
-        return Asked(None, None, sampling, Limits(UNBOUNDED, UNBOUNDED, config.max_seconds), what)
+        unbounded = replace(limits, max_turns=UNBOUNDED, max_context=UNBOUNDED)
+        return Asked(None, None, sampling, unbounded, what)
     from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
     loaded = load_engine(config)
@@ -220,7 +225,7 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
                     shared_toolsets=part.loaded.toolsets,
                     driver=part.loaded.driver,
                 )
-            file.write(json.dumps(_record(job, trace)) + "\n")
+            file.write(json.dumps(await _record(job, trace, asked.limits)) + "\n")
             file.flush()
             good, failed = good + trace.ok, failed + (not trace.ok)
             progress.advance(f"reward {trace.reward:.2f}" if trace.ok else "failed")
@@ -241,14 +246,20 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
             raise first from None
 
 
-def _record(job: Job, trace: vf.Trace) -> dict[str, Any]:
+async def _record(job: Job, trace: vf.Trace, limits: Limits) -> dict[str, Any]:
     """A line of the result file: the trace, the numbers of task and rollout, and the answer to submit (if any)."""
-    record = {**trace.to_record(), "example": job.example, "rollout": job.rollout}
+    own: dict[str, Any] = {"example": job.example, "rollout": job.rollout}
     if zero_one := getattr(job.task, "zero_one_metrics", ()):
-        record["zero_one_metrics"] = list(zero_one)
+        own["zero_one_metrics"] = list(zero_one)
     if (predict := getattr(job.task, "prediction", None)) is not None:
-        record["prediction"] = predict(trace) if trace.ok else None
-    return record
+        own["prediction"] = None
+        if trace.ok:
+            try:
+                caller = Caller(limits.max_tool_seconds)
+                own["prediction"] = await caller.call("`prediction`", lambda: predict(trace))
+            except Exception as error:  # a rollout without an answer has failed
+                trace.record_error(error)
+    return {**trace.to_record(), **own}
 
 
 def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:

@@ -7,13 +7,26 @@ import dataclasses
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import verifiers.v1 as vf
-from plumbob.rollout import Chat, Limits, Sample, Sampling, derive_seed, engine_failed, run_group, to_sample
+from plumbob.rollout import (
+    Chat,
+    Limits,
+    Sample,
+    Sampling,
+    StopReason,
+    blocking,
+    derive_seed,
+    engine_failed,
+    run_group,
+    to_sample,
+)
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
@@ -31,7 +44,13 @@ class RunFailed(Exception):
         self.records = records
         """Traces that show the failure, each a line of JSON."""
         self.cause = cause
-        """Id of the cause in the catalogue of causes, where it is known."""
+        """Id of the cause if it was the step's rollouts, so that no weight has changed in the step; else None."""
+
+
+CLOSING_SECONDS = 30.0
+"""How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
+MOST_STALE_STEPS = 3
+"""A run ends if in this many steps in a row every rollout was older than --max-staleness allows."""
 
 
 @dataclass
@@ -47,15 +66,19 @@ class Batch:
     traces: list[vf.Trace] = field(default_factory=list)
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
-    """Reason of each failed rollout, in one line."""
+    """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
     engine_failures: int = 0
     """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
     num_rollouts: int = 0
     """Number of rollouts, failed ones included."""
-    stale: int = 0
-    """Number of samples discarded because they are older than --max-staleness allows."""
+    stale: list[Sample] = field(default_factory=list)
+    """Samples discarded because a rollout of their group is older than --max-staleness allows."""
+    stuck: int = 0
+    """Number of rollouts whose environment did not return from a tool, hook or reward in time."""
+    no_turn: int = 0
+    """Number of rollouts that ended before their first turn, for example because the prompt alone is too long."""
     not_finite: int = 0
-    """Number of samples left out because a reward or log-probability is NaN or infinite."""
+    """Number of rollouts left out because a reward or log-probability is NaN or infinite."""
     groups_broken: int = 0
     """Number of groups left out whole, because without the rollouts that the engine failed they are no fair sample."""
     rounds: int = 0
@@ -68,6 +91,11 @@ class Batch:
     """Seconds that sampling took on this process."""
     cursor: int = 0
     """Number of tasks that the run has taken up to the end of this step, over all epochs."""
+
+    @property
+    def errored(self) -> int:
+        """Number of rollouts that failed in the environment or the engine."""
+        return len(self.failures) - self.no_turn - self.not_finite
 
 
 @dataclass(frozen=True)
@@ -96,6 +124,8 @@ class RolloutSource:
         self._thread_world = world.for_another_thread() if self._thread else world
         self._ahead: Future[Batch] | None = None
         self._cancel: Callable[[], object] = lambda: None
+        self._stale_steps = 0
+        """Number of steps in a row all of whose rollouts were discarded as too old."""
 
     @property
     def under_way(self) -> bool:
@@ -113,9 +143,21 @@ class RolloutSource:
         else:
             while not self._ahead.done():
                 self.interruption.check()
+                if (stretch := blocking.unstoppable()) is not None:
+                    raise RunFailed(blocking.describe(stretch), cause="environment-fails")
                 wait([self._ahead], timeout=0.2)
-            batch, self._ahead = self._ahead.result(), None
-        discard_stale(batch, oldest=self.sampler.engine.version - self.sampler.config.max_staleness)
+            ahead, self._ahead = self._ahead, None
+            batch = ahead.result()
+        allowed = self.sampler.config.max_staleness
+        discard_stale(batch, oldest=self.sampler.engine.version - allowed)
+        self._stale_steps = 0 if batch.drawn else self._stale_steps + 1
+        if self._stale_steps >= MOST_STALE_STEPS:
+            raise RunFailed(
+                f"in {self._stale_steps} steps in a row every rollout was older than --max-staleness {allowed} allows, "
+                "so there was nothing to train on; raise --max-staleness, or sample less in a step",
+                batch.records,
+                "rollouts-too-old",
+            )
         return batch
 
     def begin(self, step: int, cursor: int) -> None:
@@ -128,12 +170,13 @@ class RolloutSource:
         self._ahead = self._thread.submit(_run_to_end, loop, task)
 
     def close(self) -> None:
-        """Cancel sampling that is under way."""
+        """Cancel sampling that is under way, and wait for its end unless the environment hangs."""
         if self._ahead is not None and not self._ahead.done():
             with suppress(RuntimeError):  # the event loop may just have been closed
                 self._cancel()
+            wait([self._ahead], timeout=CLOSING_SECONDS)
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=False)
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> Batch:
@@ -145,11 +188,15 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> B
 
 
 def discard_stale(batch: Batch, oldest: int) -> None:
-    """Remove samples that began under a policy version below `oldest` from the batch, and count them in `stale`."""
-    fresh = [s for s in batch.drawn if s.policy_version >= oldest]
-    batch.stale = len(batch.drawn) - len(fresh)
-    batch.drawn = fresh
-    batch.samples = [s for s in batch.samples if s.policy_version >= oldest]
+    """Move every group with a sample that began under a policy version below `oldest` from the batch to `stale`.
+
+    Whole groups, because the oldest rollouts of a group are its longest: without them the others would be compared with
+    a mean that is not the policy's (thinking-machines-lab/tinker-cookbook#822).
+    """
+    too_old = {s.group for s in batch.drawn if s.policy_version is not None and s.policy_version < oldest}
+    batch.stale = [s for s in batch.drawn if s.group in too_old]
+    batch.drawn = [s for s in batch.drawn if s.group not in too_old]
+    batch.samples = [s for s in batch.samples if s.group not in too_old]
 
 
 async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Batch:
@@ -157,7 +204,7 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Bat
 
     Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `max_refills` further
     rounds the step is filled up with zero-signal groups, so that its number of groups, and with it every token's
-    weight, does not change. Collective. Raises RunFailed if every rollout failed.
+    weight, does not change. Collective. Raises RunFailed if no rollout can be used.
     """
     config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
@@ -181,11 +228,30 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Bat
     batch.groups_replaced = num_groups - wanted
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
-    if batch.num_rollouts == len(batch.failures):
-        cause = failure_cause(len(batch.failures), batch.engine_failures)
-        first = batch.failures[0]
-        raise RunFailed(f"all {batch.num_rollouts} rollouts failed, the first with: {first}", batch.records, cause)
+    if not batch.drawn:
+        raise _nothing_to_use(batch)
     return batch
+
+
+def _nothing_to_use(batch: Batch) -> RunFailed:
+    """Why no rollout of the step can be used, with the commonest reasons first."""
+    counts = Counter(batch.failures).most_common()
+    reasons = "; ".join(f"{count} x {reason}" if len(counts) > 1 else reason for reason, count in counts[:3])
+    more = f"; and {len(counts) - 3} other reasons" if len(counts) > 3 else ""
+    rest = batch.num_rollouts - len(batch.failures)
+    broken = f"; the other {rest} are in groups that the engine failed" if rest else ""
+    most = max(batch.errored, batch.no_turn, batch.not_finite)
+    cause = (
+        failure_cause(batch.errored, batch.engine_failures)
+        if most == batch.errored
+        else "reward-not-finite"
+        if most == batch.not_finite
+        else "truncated-context"
+    )
+    # Of rollouts that did not fail, "failed" would be a false word.
+    what = "failed" if batch.errored == batch.num_rollouts else "cannot be used"
+    count = batch.num_rollouts
+    return RunFailed(f"all {count} rollouts {what}: {reasons}{more}{broken}", batch.records, cause)
 
 
 def group_name(step: int, index: int) -> str:
@@ -198,10 +264,17 @@ class _Share:
     """What one process contributes to one round of sampling."""
 
     samples: list[Sample]
-    failures: list[str]
-    engine_failures: int
+    unusable: list[_Unusable]
     num_rollouts: int
     groups_broken: int
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    """Why one rollout cannot be trained on."""
+
+    kind: Literal["errored", "engine", "stuck", "no_turn", "not_finite"]
+    reason: str
 
 
 async def _add_round(
@@ -234,29 +307,58 @@ async def _add_round(
     traces = [(first_group + i, trace) for i, group in zip(mine, groups, strict=True) for trace in group]
     # If the engine failed one rollout, its whole group is left out, because the other rollouts are not a fair sample.
     broken = {i for i, trace in traces if engine_failed(trace)}
+    found = [(i, trace, _unusable(trace, sampler.limits)) for i, trace in traces]
     share = _Share(
-        samples=[to_sample(trace, group_name(step, i)) for i, trace in traces if trace.ok and i not in broken],
-        failures=[failure(trace) for _, trace in traces if not trace.ok],
-        engine_failures=sum(engine_failed(trace) for _, trace in traces),
+        samples=[to_sample(t, group_name(step, i)) for i, t, why in found if why is None and i not in broken],
+        unusable=[why for _, _, why in found if why is not None],
         num_rollouts=len(traces),
         groups_broken=len(broken),
     )
     for part in (by_process := world.gather(share)):
-        batch.failures += part.failures
-        batch.engine_failures += part.engine_failures
+        batch.failures += [why.reason for why in part.unusable]
+        kinds = Counter(why.kind for why in part.unusable)
+        batch.engine_failures += kinds["engine"]
+        batch.stuck += kinds["stuck"]
+        batch.no_turn += kinds["no_turn"]
+        batch.not_finite += kinds["not_finite"]
         batch.num_rollouts += part.num_rollouts
         batch.groups_broken += part.groups_broken
-    everyone = sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))
-    finite = [s for s in everyone if math.isfinite(s.reward) and all(map(math.isfinite, s.sampling_logprobs))]
-    batch.not_finite += len(everyone) - len(finite)
-    batch.drawn += finite
+    batch.drawn += sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))
     batch.traces += [trace for _, trace in traces]
     lines = [(i, json.dumps(trace.to_record())) for i, trace in traces]
     if (parts := world.gather_to_main(lines)) is not None:
         batch.records += [line for _, line in sorted((pair for part in parts for pair in part), key=lambda p: p[0])]
 
 
+def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
+    """Why a rollout cannot be trained on; None if it can."""
+    if engine_failed(trace):
+        return _Unusable("engine", failure(trace))
+    if not trace.ok:
+        kinds: dict[str, Literal["stuck", "not_finite"]] = {"Stuck": "stuck", "NotFinite": "not_finite"}
+        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
+    if not trace.num_turns:
+        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits))
+    if not all(map(math.isfinite, trace.branches[0].logprobs)):
+        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite")
+    return None
+
+
+def _why_no_turn(stop: str, limits: Limits) -> str:
+    """Why a rollout ended before the model's first turn."""
+    if stop == StopReason.MAX_CONTEXT:
+        return f"the prompt alone leaves no room for a reply within --max-context {limits.max_context}"
+    if stop == StopReason.TIMEOUT or stop.endswith("_timeout"):
+        return f"--max-seconds {limits.max_seconds:g} was over before the first turn"
+    return f"the environment ended the rollout before its first turn ({stop})"
+
+
+NAMED = ("Stuck", "Escaped", "NotFinite")
+"""Types of errors whose message is a whole sentence without the type."""
+
+
 def failure(trace: vf.Trace) -> str:
     """Why a rollout failed, in one line."""
     error = trace.errors[-1]
-    return f"{error.type}: {error.message}".splitlines()[0]
+    text = error.message if error.type in NAMED else f"{error.type}: {error.message}"
+    return next(iter(text.splitlines()), error.type)

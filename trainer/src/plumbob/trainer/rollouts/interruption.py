@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from plumbob.console import INTERRUPTED
+from plumbob.rollout import blocking
 
 
 class Interrupted(Exception):
@@ -38,6 +39,7 @@ class Interruption:
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        blocking.hurry(False)
 
     def _handle(self, number: int, frame: object) -> None:
         if self.requested:
@@ -45,6 +47,7 @@ class Interruption:
         self.requested = True
         if self._task is not None and self._loop is not None and not self.deferred:
             self._loop.call_soon_threadsafe(self._task.cancel)
+            blocking.hurry()  # the event loop may be waiting for a tool that hangs
 
     def check(self) -> None:
         """Raise Interrupted if an interruption was requested, unless it is deferred."""
@@ -64,6 +67,8 @@ class Interruption:
         try:
             return runner.run(main())
         except asyncio.CancelledError:
+            if not self.requested:
+                raise
             raise Interrupted from None
         finally:
             self._task = None

@@ -83,7 +83,38 @@ METRICS = (
         "the part of rollout/errored that is not the environment's.",
     ),
     Metric(
-        "rollout/stale", "rollouts", "Number of rollouts discarded because they are older than --max-staleness allows."
+        "rollout/stuck",
+        "rollouts",
+        "Number of failed rollouts (they are also in rollout/errored) in which a tool, hook or reward did not end within "
+        "--max-tool-seconds, or scoring within --max-seconds.",
+    ),
+    Metric(
+        "rollout/no_turn",
+        "rollouts",
+        "Number of rollouts left out because they ended before the model's first turn, for example because the prompt "
+        "alone reaches --max-context.",
+    ),
+    Metric(
+        "rollout/stale",
+        "rollouts",
+        "Number of rollouts discarded because a rollout of their group is older than --max-staleness allows.",
+    ),
+    Metric(
+        "rollout/stale_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the rollouts in rollout/stale; compare rollout/sampled_tokens. Absent without "
+        "such rollouts.",
+    ),
+    Metric(
+        "rollout/stale_seconds",
+        "s",
+        "Mean time to sample one of the rollouts in rollout/stale. Absent without such rollouts.",
+    ),
+    Metric(
+        "rollout/kept_seconds",
+        "s",
+        "Mean time to sample one of the other rollouts, for comparison with rollout/stale_seconds. Absent without "
+        "rollouts in rollout/stale.",
     ),
     Metric(
         "rollout/not_finite",

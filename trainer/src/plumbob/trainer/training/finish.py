@@ -6,7 +6,8 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from plumbob.console import UserError
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -61,17 +62,40 @@ def _print_result(run: Run, seconds: float) -> None:
     columns = shutil.get_terminal_size().columns
     print()
     _print_evaluations(run.state.evaluations, len(run.tasks.held_out), columns)
-    if rows and all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
-        print(
-            "No group had a signal: in every step all rollouts of each task got the same reward, so nothing was "
-            "learned."
-        )
+    for line in _warnings(rows):
+        print(textwrap.fill(line, max(columns, 20)))
     if rewards:
         ends = f"training reward  {rewards[0]:.3f} ", f" {rewards[-1]:.3f}"
         width = max(min(60, columns - sum(map(len, ends))), 1)
         print(sparkline(rewards, width, bars_for(sys.stdout)).join(ends))
     print(f"time             {seconds:.0f} s")
     print(f"run directory    {run.directory}")
+
+
+def _warnings(rows: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """What was lost of a run, in true sentences. `rows`: metrics of its steps."""
+    empty = sum(not row["groups/count"] for row in rows)
+    if empty:
+        yield f"In {empty} of {len(rows)} steps no rollout could be used, so they trained nothing."
+    if empty < len(rows) and all(row["groups/zero_signal"] == row["groups/count"] for row in rows):
+        yield (
+            "No group had a signal: in every step all usable rollouts of each task got the same reward, so nothing was "
+            "learned."
+        )
+    kinds = {
+        "rollout/errored": "failed",
+        "rollout/no_turn": "had no turn",
+        "rollout/not_finite": "were not finite",
+        "rollout/stale": "were older than --max-staleness allows, or in a group with one that was",
+    }
+    lost = {what: int(sum(row.get(name, 0) for row in rows)) for name, what in kinds.items()}
+    if any(lost.values()):
+        stuck = int(sum(row.get("rollout/stuck", 0) for row in rows))
+        parts = [f"{count} {what}" for what, count in lost.items() if count]
+        if stuck:
+            parts[0] += f" ({stuck} of them hung)"
+        count = int(sum(row["rollout/count"] for row in rows))
+        yield f"Of {count} training rollouts, {', '.join(parts)}; they were left out."
 
 
 def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_tasks: int, columns: int) -> None:

@@ -211,30 +211,53 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     components = sorted({name for s in samples for name in s.rewards})
     n = max(len(samples), 1)
     return {
-        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward/mean": mean_of(rewards),
         "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
-        **{f"reward/{name}": statistics.fmean(s.rewards.get(name, 0.0) for s in samples) for name in components},
+        **{f"reward/{name}": mean_of([s.rewards.get(name, 0.0) for s in samples]) for name in components},
         **_within_groups(samples, components),
         "rollout/count": batch.num_rollouts,
-        "rollout/errored": len(batch.failures),
+        "rollout/errored": batch.errored,
         "rollout/engine_errors": batch.engine_failures,
-        "rollout/stale": batch.stale,
+        "rollout/stuck": batch.stuck,
+        "rollout/no_turn": batch.no_turn,
+        "rollout/stale": len(batch.stale),
+        **_staleness(batch),
         "rollout/not_finite": batch.not_finite,
         "rollout/truncated_share": sum(s.truncated for s in samples) / n,
         **{f"rollout/stopped/{stop}": count / n for stop, count in sorted(Counter(s.stop for s in samples).items())},
         "rollout/sampled_tokens": sum(s.num_sampled for s in samples) / n,
         "rollout/row_tokens": sum(len(s.token_ids) for s in samples) / n,
         **{
-            name if name.startswith("rollout/") else f"env/{name}": statistics.fmean(
-                s.metrics[name] for s in samples if name in s.metrics
+            name if name.startswith("rollout/") else f"env/{name}": mean_of(
+                [s.metrics[name] for s in samples if name in s.metrics]
             )
             for name in names
         },
-        "rollout/turns": statistics.fmean(s.metrics["rollout/turns"] for s in samples) if samples else 0.0,
+        "rollout/turns": mean_of([s.metrics["rollout/turns"] for s in samples]),
         "groups/broken": batch.groups_broken,
         "groups/rounds": batch.rounds,
         "groups/replaced": batch.groups_replaced,
     }
+
+
+def _staleness(batch: Batch) -> dict[str, float]:
+    """How long the rollouts are that --max-staleness discarded, and those that are left; empty if it discarded none."""
+    if not batch.stale:
+        return {}
+    lengths = {
+        "rollout/stale_tokens": [s.num_sampled for s in batch.stale],
+        "rollout/stale_seconds": [s.seconds for s in batch.stale],
+        "rollout/kept_seconds": [s.seconds for s in batch.drawn],
+    }
+    return {name: mean_of(values) for name, values in lengths.items() if values}
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Mean of finite numbers of any size, which `statistics.fmean` cannot add up near the largest float; 0 of none."""
+    try:
+        return statistics.fmean(values) if values else 0.0
+    except OverflowError:
+        return sum(value / len(values) for value in values)
 
 
 def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
@@ -250,12 +273,15 @@ def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict
     spreads = [max(r) - min(r) for g in groups.values() for r in [[s.reward for s in g]]]
     largest = max((abs(s.reward) for s in samples), default=0.0)
     signal = [spread for spread in spreads if spread > 0]
+    unit = 2.0**700 if largest > 2.0**400 else 1.0  # squares of larger numbers are beyond floats
     result = {
         "groups/tiny_spread_share": sum(s < thresholds.TINY_SPREAD * largest for s in signal) / max(len(signal), 1)
     }
     if len(components) > 1:
         variances = {
-            name: sum(statistics.pvariance([s.rewards.get(name, 0.0) for s in g]) * len(g) for g in groups.values())
+            name: sum(
+                statistics.pvariance([s.rewards.get(name, 0.0) / unit for s in g]) * len(g) for g in groups.values()
+            )
             for name in components
         }
         total = sum(variances.values())
@@ -272,7 +298,7 @@ def advantage_metrics(advantages: Advantages) -> dict[str, float]:
         "groups/zero_signal_share": advantages.zero_signal_groups / n,
         "groups/all_fail": advantages.groups_all_min,
         "groups/all_pass": advantages.groups_all_max,
-        "advantage/mean_abs": statistics.fmean(map(abs, advantages.values)) if advantages.values else 0.0,
+        "advantage/mean_abs": mean_of([abs(value) for value in advantages.values]),
         "advantage/largest": max(map(abs, advantages.values), default=0.0),
     }
 

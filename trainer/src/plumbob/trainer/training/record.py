@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -83,7 +84,7 @@ class RunRecorder(Recorder):
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         step = int(metrics["step"])
-        self._note_failures(batch)
+        self._note_failures(step, batch)
         try:
             self._store(step, batch.records, kept_traces.parse(self.config.keep_traces))
         except OSError as error:
@@ -120,13 +121,16 @@ class RunRecorder(Recorder):
         c = self.config
         write_traces(self.directory, step, records, c.num_generations, keep, seed=c.seed, steps=c.max_steps)
 
-    def _note_failures(self, batch: Batch) -> None:
-        """Report each reason for failed rollouts the first time that it occurs in the run."""
-        for reason in dict.fromkeys(batch.failures):
-            if reason not in self._seen_failures:
+    def _note_failures(self, step: int, batch: Batch) -> None:
+        """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""
+        for reason, count in Counter(batch.failures).items():
+            if reason.startswith("stuck in "):
+                self.note(f"step {step}: {count} rollout{'s' * (count > 1)} {reason}, left out of their groups")
+            elif reason not in self._seen_failures:
                 self._seen_failures.add(reason)
-                count = batch.failures.count(reason)
-                self.note(f"{count} of {batch.num_rollouts} rollouts failed and are left out of their groups: {reason}")
+                # What has no turn or no finite reward has not failed, but cannot be used.
+                what = "failed and" if batch.errored == len(batch.failures) else "cannot be used and"
+                self.note(f"{count} of {batch.num_rollouts} rollouts {what} are left out of their groups: {reason}")
 
 
 def means(evaluation: Mapping[str, Estimate]) -> dict[str, float]:

@@ -142,7 +142,7 @@ def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Ch
         top_k=config.top_k,
         min_p=config.min_p,
     )
-    limits = Limits(config.max_turns, config.max_context, config.max_seconds)
+    limits = Limits(config.max_turns, config.max_context, config.max_seconds, config.max_tool_seconds)
     return Sampler(config, tasks, engine, chat, sampling, limits, groups_per_step)
 
 

@@ -9,10 +9,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
+from plumbob.rollout import blocking
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
@@ -87,6 +88,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
         state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
         recorder.evaluated(state.step, state.evaluations[when])
 
+    blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
     with closing(RolloutSource(run_.sampler, world, runner, interruption)) as source:
         try:
             for when in _evaluations_missing_at_start(run_):
@@ -109,6 +111,10 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                     _save(run_, recorder, schedule)
         except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
+            # If the rollouts are the reason, the weights are those after the last finished step.
+            kept = isinstance(error, RunFailed) and error.cause and state.step > state.first_step
+            if kept and (saved := _save(run_, recorder, schedule)):
+                recorder.note(f"Saved {saved}. Resume with:  train --resume {run_.directory}")
             return 1
         except Interrupted:
             saved = _save(run_, recorder, schedule)
@@ -118,6 +124,19 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             recorder.note(f"Interrupted after step {state.step}; {kept}. Resume with:  train --resume {run_.directory}")
             return INTERRUPTED
     return 0
+
+
+def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> None:
+    """Save what can be saved, in the watchdog's thread, while the environment blocks the main thread for good.
+
+    The main thread is in the middle of rollouts then, so the weights are those after the last finished step.
+    """
+    recorder.note(f"Stopped in step {run_.state.step + 1}: {blocking.describe(stretch)}")
+    if run_.world.size == 1 and run_.state.step > run_.state.first_step:
+        with suppress(Exception):  # a full disk must not keep the process
+            checkpoint.save(run_)
+    kept = checkpoint.latest(run_.directory)
+    recorder.note(f"The last checkpoint is {kept or 'none'}. Resume with:  train --resume {run_.directory}")
 
 
 def _status(run_: Run, recorder: Recorder) -> Callable[[str], None]:

@@ -102,17 +102,59 @@ def staleness(h: History) -> Outcome:
     ), f"{old:.0%} of the rollouts were discarded as older than --max-staleness allows"
 
 
+def discarded_lengths(h: History) -> Outcome:
+    """Are the rollouts that --max-staleness discards as long as the others?"""
+    # A step that kept no rollout has nothing to compare with.
+    rows = [row for row in h.recent if number(row, "rollout/stale") and number(row, "rollout/kept_seconds", -1.0) >= 0]
+    if not h.config.max_staleness or h.steps < WINDOW or not rows:
+        return None
+    old = share(h.recent, "rollout/stale", "rollout/count")
+    weights = [number(row, "rollout/stale") for row in rows]
+
+    def ratio(name: str, kept: str) -> float:
+        of_kept = sum(w * number(row, kept) for w, row in zip(weights, rows, strict=True))
+        return sum(w * number(row, name) for w, row in zip(weights, rows, strict=True)) / of_kept if of_kept else 1.0
+
+    tokens = ratio("rollout/stale_tokens", "rollout/sampled_tokens")
+    seconds = ratio("rollout/stale_seconds", "rollout/kept_seconds")
+    evidence = (
+        f"the {old:.0%} of the rollouts that were discarded have {tokens:.2f} times the tokens of the others, and took "
+        f"{seconds:.2f} times as long"
+    )
+    biased = old >= thresholds.STALE_NOTICED and max(tokens, seconds) > thresholds.STALE_LENGTH
+    return ("long-rollouts-discarded" if biased else None), evidence
+
+
 # Environment, limits
 
 
-def errors(h: History) -> Outcome:
-    """Do rollouts end without errors?"""
+def hangs(h: History) -> Outcome:
+    """Do tools, hooks and rewards return in time?"""
     if h.steps < WINDOW:
         return None
-    failed = share(h.recent, "rollout/errored", "rollout/count")
+    stuck = share(h.recent, "rollout/stuck", "rollout/count")
+    return (
+        "environment-hangs" if stuck > thresholds.STUCK_ROLLOUTS else None
+    ), f"in {stuck:.0%} of the rollouts a tool, hook or reward did not return in time"
+
+
+def errors(h: History) -> Outcome:
+    """Do rollouts end without errors? Those that hang are for `hangs`."""
+    if h.steps < WINDOW:
+        return None
+    failed = share(h.recent, "rollout/errored", "rollout/count") - share(h.recent, "rollout/stuck", "rollout/count")
     by_engine = share(h.recent, "rollout/engine_errors", "rollout/count")
     cause = failure_cause(failed, by_engine) if failed > thresholds.FAILED_ROLLOUTS else None
     return cause, f"{failed:.0%} of the rollouts ended in an error, {by_engine:.0%} in one of the engine"
+
+
+def first_turns(h: History) -> Outcome:
+    """Do rollouts reach the model's first turn?"""
+    if h.steps < WINDOW:
+        return None
+    none = share(h.first, "rollout/no_turn", "rollout/count")
+    evidence = f"{none:.0%} of the first {len(h.first)} steps' rollouts ended before the model's first turn"
+    return ("truncated-context" if none > thresholds.NO_TURN else None), evidence
 
 
 def tool_errors(h: History) -> Outcome:
@@ -295,7 +337,10 @@ RULES: tuple[Rule, ...] = (
     Rule("engine and trainer agree on sampled tokens", gap),
     Rule("the importance correction leaves most of the gradient", correction),
     Rule("rollouts are recent enough to be used", staleness),
+    Rule("discarded rollouts are no longer than others", discarded_lengths),
+    Rule("tools and rewards return in time", hangs),
     Rule("rollouts end without errors", errors),
+    Rule("rollouts reach their first turn", first_turns),
     Rule("the tools work", tool_errors),
     Rule("tool calls can be parsed", malformed_calls),
     Rule("rollouts end by themselves", truncation),

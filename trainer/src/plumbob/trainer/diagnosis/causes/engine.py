@@ -58,6 +58,15 @@ CAUSES = (
         "verl-project/verl#7495",
     ),
     Cause(
+        "long-rollouts-discarded",
+        "The rollouts that --max-staleness discards are much longer than those that are trained on: the policy learns "
+        "from tasks with short rollouts and hardly from the others.",
+        "Raise --max-staleness, or sample fewer rollouts per step with a lower --batch-size or "
+        "--gradient-accumulation-steps, until few rollouts are discarded.",
+        (),
+        "thinking-machines-lab/tinker-cookbook#822",
+    ),
+    Cause(
         "adapter-not-applied",
         "The engine holds the LoRA adapter but does not compute with it: every rollout comes from the base model.",
         "Request completions under the adapter's name, and make sure that the adapter is active and not unmerged when "

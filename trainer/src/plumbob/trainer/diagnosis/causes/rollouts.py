@@ -22,6 +22,14 @@ CAUSES = (
         (),
     ),
     Cause(
+        "environment-hangs",
+        "A tool, hook or reward of the environment often does not return within --max-tool-seconds: its rollouts fail, "
+        "and other rollouts wait for it.",
+        "Give what it waits for (a server, a program, a lock) a time limit of its own, and make it raise an error then. "
+        "If it is only slow, make it `async` or raise --max-tool-seconds.",
+        ("H05",),
+    ),
+    Cause(
         "groups-mixed",
         "A group holds rollouts of different tasks: advantages mostly measure how easy a task is, not how good a "
         "rollout is.",

@@ -10,7 +10,7 @@ from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.loading import load_chat
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.collect import Batch, RunFailed
 
 ORDER = 10
 
@@ -22,28 +22,30 @@ def probe(subject: Subject) -> Iterator[Finding]:
     try:
         batch = subject.drawn.batch
     except RunFailed as error:
-        yield Finding("rollouts finish without errors", "fail", str(error), error.cause or "environment-fails")
+        check = "rewards are finite" if error.cause == "reward-not-finite" else "rollouts finish without errors"
+        yield Finding(check, "fail", str(error), error.cause or "environment-fails")
         return
-    share = len(batch.failures) / batch.num_rollouts
-    first = f"; the first error: {batch.failures[0]}" if batch.failures else ""
-    evidence = (
-        f"{len(batch.failures)} of {batch.num_rollouts} rollouts failed, {batch.engine_failures} in the engine{first}"
-    )
+    share = batch.errored / batch.num_rollouts
+    first = f"; the first reason: {batch.failures[0]}" if batch.failures else ""
+    evidence = f"{batch.errored} of {batch.num_rollouts} rollouts failed, {batch.engine_failures} in the engine{first}"
     failed = share > thresholds.FAILED_ROLLOUTS
     yield Finding(
         "rollouts finish without errors",
         "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass",
         evidence,
-        failure_cause(len(batch.failures), batch.engine_failures) if failed else None,
+        _cause_of_failures(batch) if failed else None,
     )
-    if not subject.is_drawn:
-        evidence = f"none of the {batch.num_rollouts} rollouts has a finite reward and finite log-probabilities"
-        yield Finding("rewards are finite", "fail", evidence, "reward-not-finite")
-        return
     yield _grouping(subject)
     if subject.run.tasks.held_out:
         yield _held_out(subject)
     yield _stops(subject)
+
+
+def _cause_of_failures(batch: Batch) -> str:
+    """The cause of most failed rollouts: what hangs, what raises, or the engine."""
+    if 2 * batch.stuck > batch.errored:
+        return "environment-hangs"
+    return failure_cause(batch.errored, batch.engine_failures)
 
 
 def _grouping(subject: Subject) -> Finding:

@@ -7,6 +7,7 @@ from plumbob.rollout import to_sample
 from plumbob.testing.upstream_style import FOLDER
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training.train import run
 from verifiers.v1.trace import WireTrace
 
@@ -33,7 +34,7 @@ def test_a_game_trains_and_its_rows_are_exact(tmp_path, monkeypatch, capsys, ope
     assert "generates tasks without end" in capsys.readouterr().err
 
     tokenizer = load_tokenizer("tiny-gsm8k")
-    lines = (tmp_path / "r/traces/step_1.jsonl").read_text().splitlines()
+    lines = trace_files.read(tmp_path / "r/traces/step_1.jsonl.gz").splitlines()
     traces = [WireTrace.model_validate_json(line) for line in lines]
     assert len(traces) == 16 and max(trace.num_turns for trace in traces) > 1
     for trace in traces:

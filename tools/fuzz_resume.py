@@ -162,7 +162,8 @@ def trap(run: Sequence) -> None:
 def check_kill(run: Sequence, code: int) -> None:
     assert code in (0, -signal.SIGKILL), f"exit code {code}: {run.log.read_text()[-800:]}"
     before = run.steps()
-    if code:
+    # Steps whose checkpoint did not fit on a full disk are lost with the process.
+    if code and "disk" not in run.events:
         kill_driver.check_kill(run.directory, "kill", run.shared, 0)
     assert run.steps() == before
 
@@ -305,8 +306,10 @@ HAPPEN: dict[str, Callable[[Sequence], None]] = {
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file of a run but its lock, whose text names the last process."""
-    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+    """Every file of a run but hidden ones: its lock, and what a killed save left, which is tidied up."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    shown = (path for path in files if not any(part.startswith(".") for part in path.relative_to(directory).parts))
+    return {str(path): path.read_bytes() for path in shown}
 
 
 # The result

@@ -26,7 +26,8 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     """The checkpoint to resume from: `path` itself, or the last one of the run directory `path`; None without any.
 
     Every file is compared with the manifest. Raises UserError if the checkpoint is damaged, was saved with other
-    settings of `FIXED_ON_RESUME`, or has more steps than --max-steps; nothing has been changed then.
+    settings of `FIXED_ON_RESUME`, or has more steps than --max-steps; apart from what a killed save left behind,
+    which is tidied up, nothing has been changed then.
     """
     run_dir = run_directory_of(path)
     tidy(run_dir)

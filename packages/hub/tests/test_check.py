@@ -119,7 +119,7 @@ def test_loading_that_asks_the_network(tmp_path):
     assert list(failing(report)) == ["dependencies", "load"], "all failures, not the first"
     assert "tried to reach data.example:80" in report.failures[1] and "check_settings" in report.failures[1]
     assert "(taskset.py, line" in report.failures[1]
-    assert report.text().endswith("2 of 8 checks failed, 8 skipped")
+    assert report.text().endswith("2 of 9 checks failed, 8 skipped")
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_a_scaffold_passes(examined, tools):
         (("taskset.py", CORRECT, "return 2.0 * (read_answer(trace.last_reply) == self.data.answer)"),
          {"oracle": "scores 2", "bounds": "scores 2; rewards must be from 0 to 1"}),
         (("taskset.py", CORRECT, "return float('nan') if trace.num_turns == 0 else " + CORRECT.removeprefix("return ")),
-         {"bounds": "scores nan", "limits": "a rollout that reaches agent_timeout scores nan"}),
+         {"bounds": "scores nan", "limits": "a rollout that reaches agent_timeout fails: NotFinite: reward `correct` is nan"}),
         (("taskset.py", '{"id": self.key, "answer"', 'trace, {"id": self.key, "answer"'), {"prediction": "TypeError"}),
         (("taskset.py", "return trace.num_turns >= 1", "return trace.last_reply == '...' and 1 / 0 > 0"),
          {"limits": "ZeroDivisionError"}),

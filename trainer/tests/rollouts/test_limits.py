@@ -14,6 +14,7 @@ import pytest
 import verifiers.v1 as vf
 import vf_lookup.taskset
 import vf_lookup.tools
+from plumbob.console import INTERRUPTED
 from plumbob.rollout import Sample
 from plumbob.testing.faults import hanging
 from plumbob.trainer.algorithm.advantages import compute_advantages
@@ -226,8 +227,8 @@ run_app(name, {"train": train.app, "doctor": doctor.app}[name], args)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "code"), [("train", 1), ("doctor", 130)])
-def test_the_first_ctrl_c_ends_a_command_whose_tool_hangs(tmp_path, command, code):
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_the_first_ctrl_c_ends_a_command_whose_tool_hangs(tmp_path, command):
     args = ["lookup", "--eval-examples", "0", "--batch-size", "16", "--num-generations", "4"]
     args += ["--max-tool-seconds", "3600", "--max-seconds", "3600"]
     done = subprocess.Popen(
@@ -244,5 +245,5 @@ def test_the_first_ctrl_c_ends_a_command_whose_tool_hangs(tmp_path, command, cod
     time.sleep(0.5)
     done.send_signal(signal.SIGINT)
     _, err = done.communicate(timeout=600)  # the tool would hang for an hour, and then that of the next rollout
-    assert done.returncode == code, err
+    assert done.returncode == INTERRUPTED, err
     assert "Interrupted after step 0" in err or "interrupted" in err

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing import kill_driver
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
@@ -331,7 +331,7 @@ def test_ctrl_c_anywhere_and_the_run_goes_on_as_if_nothing_had_been(tmp_path, mo
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, function)
             started = (directory / "config.toml").exists()
-            assert (resume(directory) if started else run(config_of(tmp_path, "r", **settings))) == 1
+            assert (resume(directory) if started else run(config_of(tmp_path, "r", **settings))) == INTERRUPTED
         assert (
             f"Interrupted after step {after_step}; saved {directory}/checkpoints/step_{after_step}. "
             f"Resume with:  train --resume {directory}" in capfd.readouterr().err

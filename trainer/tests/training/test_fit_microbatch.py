@@ -109,8 +109,9 @@ def test_where_a_microbatch_can_be_retried_nothing_is_tried_beforehand(run, monk
 def test_a_resumed_run_keeps_its_limit_unless_another_is_asked_for(tmp_path, asked, held):
     here = World(0, 1, torch.device("cpu"))
     begun = make_run(tmp_path, here)
-    begun.state.microbatch_tokens, begun.state.step = 5376, 1
-    checkpoint.save(begun)
+    with begun.lock:
+        begun.state.microbatch_tokens, begun.state.step = 5376, 1
+        checkpoint.save(begun)
     resumed = set_up(dataclasses.replace(begun.config, microbatch_tokens=asked), here, begun.directory)
     assert (resumed.state.microbatch_tokens, resumed.state.microbatch_tokens_fitted) == (held, held == 5376)
 

@@ -149,10 +149,7 @@ def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch,
     monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
     settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
     assert run(TrainConfig(**settings)) == 1
-    assert (
-        "all 16 rollouts failed, the first with: ToolsetError: toolset setup: OSError: no table here"
-        in capsys.readouterr().err
-    )
+    assert "all 16 rollouts failed: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
     assert trace_files.read(tmp_path / "r" / "traces" / "step_1.jsonl.gz").count("\n") == 16
 
 
@@ -194,4 +191,4 @@ def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp
         path = directory / "checkpoints" / "step_4" / name
         path.write_bytes(path.read_bytes()[:500])
         assert resume(directory, "--max-steps", "5") == 2
-        assert "it is damaged or belongs to another run" in capsys.readouterr().err
+        assert f"is damaged: {name} has 500 bytes instead of " in capsys.readouterr().err

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing.processes import launch
 from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.config.train import TrainConfig
@@ -128,6 +128,6 @@ def test_ctrl_c_while_rollouts_are_drawn_ahead(tmp_path):
             check(self)
 
         patch.setattr(Interruption, "check", third)
-        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == 1
+        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == INTERRUPTED
     assert closed == [True]
     assert (tmp_path / "r" / "checkpoints").is_dir()

@@ -129,6 +129,8 @@ def exercise(here: World, folder: Path, name: str, settings: dict[str, Any]) -> 
     here.barrier()
     reports.append(update(run))
     expected = weights(run)
+    with run.lock:
+        pass  # released: the run goes on in another object
     resumed = set_up(run.config, here, run.directory)
     resumed.state.microbatch_tokens = 70
     again = update(resumed)

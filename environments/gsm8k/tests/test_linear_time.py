@@ -4,6 +4,7 @@ Each test compares the time of two sizes, so that it does not depend on the mach
 the size takes 16 times as long for 4 times the text, linear work 4 times.
 """
 
+import gc
 import time
 
 import pytest
@@ -33,7 +34,7 @@ READERS = (
 def assert_linear(reply_of):
     """`reply_of(share)`: the reply at this share of its full size. Below 20 ms a time says nothing about growth."""
     for read in READERS:
-        for _attempt in range(3):
+        for _attempt in range(10):  # what other processes and Python's own housekeeping add only ever makes it slower
             quarter, whole = (seconds(read, reply_of(share)) for share in (0.25, 1))
             if whole < 9 * max(quarter, 0.02):
                 break
@@ -42,9 +43,13 @@ def assert_linear(reply_of):
 
 
 def seconds(read, reply):
+    gc.disable()  # garbage of other tests is not the reader's
     start = time.thread_time()
-    read(reply)
-    return time.thread_time() - start
+    try:
+        read(reply)
+        return time.thread_time() - start
+    finally:
+        gc.enable()
 
 
 def filled(text, share):
@@ -71,6 +76,7 @@ RUNS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_no_run_of_one_sign_takes_more_than_linear_time(run):
     """A regular expression keeps the GIL until it ends, so one that backtracks stops every rollout of the process."""

@@ -49,6 +49,7 @@ def test_lora_works_after_the_short_imports(tmp_path):
     assert "peft" in loaded
 
 
+@pytest.mark.slow
 def test_other_code_in_the_process_finds_what_was_not_imported():
     """Also transformers itself: only the modules that asked while they were imported keep the short answer."""
     code = """

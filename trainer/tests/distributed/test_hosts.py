@@ -26,6 +26,7 @@ def hosts():
         host.leave()
 
 
+@pytest.mark.slow
 def test_after_an_error_a_host_that_still_beats_is_not_blamed_and_a_killed_one_is_named(hosts, capfd):
     first, second = hosts
     first.started("Resume with --resume runs/r")

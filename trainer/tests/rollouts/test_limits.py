@@ -68,6 +68,7 @@ TOOL = (vf_lookup.tools.LookupToolset, "lookup")
 REWARD = (vf_lookup.taskset.LookupTask, "correct")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["sleep", "CancelledError", "SystemExit", "KeyboardInterrupt", "BaseException"])
 @pytest.mark.parametrize("place", [TOOL, REWARD], ids=["tool", "reward"])
 def test_a_run_goes_on_when_its_environment_hangs_or_exits_at_random(tmp_path, monkeypatch, capsys, fault, place):

@@ -125,6 +125,7 @@ def test_a_trial_microbatch_leaves_a_gradient_of_zero_and_a_dropouts_draws(tmp_p
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_a_trial_microbatch_that_does_not_fit_says_what_to_do():
     program = """
         from types import SimpleNamespace

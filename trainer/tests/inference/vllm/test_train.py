@@ -38,7 +38,9 @@ def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
     for row in rows:
         assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
         assert row["sync/parity"] < 1e-4 and row["sync/largest_gap"] < 1e-3
-        assert row["optimizer/grad_norm"] > 0 and row["sync/bytes"] > 0
+        assert row["sync/bytes"] > 0
+    # In one of the two steps all rewards may be equal: which requests a server batches depends on their arrival.
+    assert any(row["optimizer/grad_norm"] > 0 for row in rows)
     if "peft" in how:
         assert rows[0]["sync/bound_modules"] == rows[0]["sync/weights"] / 2
 

@@ -317,19 +317,21 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def reference(run: Sequence) -> Path:
     """The run that was left alone, made once; with a changed option, resumed from the step after which it changed."""
+
+    def finish(config: TrainConfig, directory: Path, resume_from: Path | None) -> None:
+        log = directory.with_name(f"{directory.name}.log")
+        prepare = functools.partial(_prepare, run.variant, lambda: None)
+        code = wait(kill_driver.attempt(config, resume_from, mmap.mmap(-1, 2), log, prepare))
+        assert code == 0, log.read_text()
+
     alone = run.folder / f"{run.variant}-alone"
-    shared, log = mmap.mmap(-1, 2), run.folder / f"{run.variant}-alone.log"
+    changed = run.folder / f"{run.variant}-{run.change}-after-{run.changed_after}"
     with FileLock(run.folder / f"{run.variant}.lock"):
         if not (alone / "summary.json").exists():
             # All checkpoints are kept, to resume from each; the runs that are compared keep as many as usual.
-            config = settings(run.variant, run.folder, alone.name, save_total_limit=99)
-            prepare = functools.partial(_prepare, run.variant, lambda: None)
-            code = wait(kill_driver.attempt(config, None, shared, log, prepare))
-            assert code == 0, log.read_text()
+            finish(settings(run.variant, run.folder, alone.name, save_total_limit=99), alone, None)
         if run.change is None:
             return alone
-        name = f"{run.variant}-{run.change}-after-{run.changed_after}"
-        changed = run.folder / name
         if not (changed / "summary.json").exists():
             shutil.copytree(alone, changed)
             (changed / "summary.json").unlink()
@@ -337,23 +339,8 @@ def reference(run: Sequence) -> Path:
                 if int(folder.name.removeprefix("step_")) > run.changed_after:
                     shutil.rmtree(folder)
             config = TrainConfig(**read_toml(changed / "config.toml", TrainConfig))
-            prepare = functools.partial(_prepare, run.variant, lambda: None)
-            config = replace(config, **CHANGES[run.change])
-            code = wait(kill_driver.attempt(config, changed, shared, run.folder / f"{name}.log", prepare))
-            assert code == 0, (run.folder / f"{name}.log").read_text()
+            finish(replace(config, **CHANGES[run.change]), changed, changed)
         return changed
-
-
-def compare(directory: Path, reference: Path) -> None:
-    """Metrics, evaluations and final weights are equal to the last bit."""
-    ours, theirs = kill_driver.metrics(directory), kill_driver.metrics(reference)
-    assert len(ours) == len(theirs), f"{len(ours)} lines of metrics, not {len(theirs)}"
-    for a, b in zip(ours, theirs, strict=True):
-        assert a == b, {k: (a.get(k), b.get(k)) for k in a | b if a.get(k) != b.get(k)}
-    evaluations = [json.loads((d / "summary.json").read_text())["evaluations"] for d in (directory, reference)]
-    assert evaluations[0] == evaluations[1]
-    weights = [(d / "model" / "model.safetensors").read_bytes() for d in (directory, reference)]
-    assert weights[0] == weights[1], "the final weights differ"
 
 
 def play(folder: Path, seed: int, number: int) -> tuple[Sequence, str]:
@@ -367,7 +354,7 @@ def play(folder: Path, seed: int, number: int) -> tuple[Sequence, str]:
             HAPPEN[event](run)
         code = wait(run.attempt(run.config()))
         assert code == 0, f"exit code {code}: {run.log.read_text()[-800:]}"
-        compare(run.directory, reference(run))
+        kill_driver.compare_results(run.directory, reference(run))
     except Exception:
         return run, traceback.format_exc(limit=-3)
     shutil.rmtree(run.directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERRUPTED", "UserError"]
+__all__ = ["INTERRUPTED", "UserError", "first_line"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, also if the command saved its work first. The others: 0, 1, and 2 after a user's mistake."""
@@ -13,3 +13,8 @@ class UserError(Exception):
 
     Command lines print it without a traceback and end with exit code 2: see `plumbob.console.app.run_app`.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for a sentence; the name of its type if there is no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 NARROW = 60
 """Below this width, in columns, the text of an option is written below its name instead of beside it."""
@@ -57,5 +57,11 @@ class _Context(typer.Context):
 
 class Command(TyperCommand):
     """A typer command whose help fits the terminal: `@app.command(cls=Command)`."""
+
+    context_class = _Context
+
+
+class Group(TyperGroup):
+    """The same for a command with subcommands: `typer.Typer(cls=Group)`."""
 
     context_class = _Context

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
-_NARROWEST, _WIDEST_HELP = 20, 78
+_NARROWEST = 20
 _ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -25,11 +25,6 @@ def width() -> int | None:
     if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
         return max(shutil.get_terminal_size().columns, _NARROWEST)
     return None
-
-
-def help_width() -> dict[str, int]:
-    """Return typer's setting with which help texts fit the terminal; typer itself makes none narrower than 50."""
-    return {"terminal_width": min(max(shutil.get_terminal_size().columns, _NARROWEST) - 2, _WIDEST_HELP)}
 
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:

@@ -18,7 +18,7 @@ from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
-from plumbob.trainer.cli.train import check_before_loading, configure
+from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
 from plumbob.trainer.config.train import TrainConfig
@@ -217,10 +217,7 @@ _ARGUMENTS: dict[str, Any] = {
     "everything": Annotated[bool | None, typer.Option("--all", help="Run all probes, also those after a failure.")],
     "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],
     "html": Annotated[str | None, typer.Option("--html", help="Write the findings to an HTML page.", metavar="<file>")],
-    "env_option": Annotated[
-        str | None,
-        typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
-    ],
+    "env_option": ENV_OPTION,
     "config_file": Annotated[
         str | None,
         typer.Option(
@@ -230,7 +227,7 @@ _ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
-    UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
+    UNKNOWN_OPTIONS: UNKNOWN,
 }
 app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(
     as_command(doctor, _ARGUMENTS, TrainConfig)

@@ -84,14 +84,18 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_is_new(Path(config.output_dir) / config.run_name)
 
 
+ENV_OPTION = Annotated[
+    str | None,
+    typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
+]
+UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)]
+"""Options that no setting has: settings of the environment, or typing errors."""
+
 _ARGUMENTS: dict[str, Any] = {
     "env": Annotated[
         str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")
     ],
-    "env_option": Annotated[
-        str | None,
-        typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
-    ],
+    "env_option": ENV_OPTION,
     "config_file": Annotated[
         str | None,
         typer.Option(
@@ -109,7 +113,7 @@ _ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
-    UNKNOWN_OPTIONS: Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)],
+    UNKNOWN_OPTIONS: UNKNOWN,
 }
 app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(
     as_command(train, _ARGUMENTS, TrainConfig)

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from plumbob.trainer.config import rollout_options
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
@@ -71,28 +72,13 @@ class EvaluateConfig:
         0.0, "Exclude tokens less likely than this fraction of the likeliest token's probability.", at_least=0, below=1
     )
     max_tokens: int = option(512, "Maximum number of tokens in one assistant turn.", at_least=1)
-    max_turns: int = option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
-    max_context: int = option(
-        4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
+    max_turns: int = rollout_options.max_turns()
+    max_context: int = rollout_options.max_context()
+    keep_control_tokens: bool = rollout_options.keep_control_tokens(
+        " With --engine openai the server's own chat template decides."
     )
-    keep_control_tokens: bool = option(
-        False,
-        "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
-        "message can end its own turn. By default it stays text. With --engine openai the server's own "
-        "chat template decides.",
-    )
-    max_seconds: float = option(
-        600.0,
-        "Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns "
-        "sampled until then are kept.",
-        above=0,
-    )
-    max_tool_seconds: float = option(
-        120.0,
-        "Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in "
-        "seconds. A rollout that exceeds it has failed, and what hung is named.",
-        above=0,
-    )
+    max_seconds: float = rollout_options.max_seconds()
+    max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)
 
     oracle: bool = option(
@@ -106,9 +92,7 @@ class EvaluateConfig:
         "a model.",
     )
     bf16: bool = option(False, "Compute in bfloat16, with --engine transformers.")
-    threads: int = option(
-        0, "Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs.", at_least=0
-    )
+    threads: int = rollout_options.threads()
     output_dir: str = option("evaluations", "Folder in which result directories are created.", "-o")
     run_name: str | None = option(
         None, "Name of the result directory. Default: made from environments, model and time."

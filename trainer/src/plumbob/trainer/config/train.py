@@ -11,6 +11,7 @@ from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
+from plumbob.trainer.config import rollout_options
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
@@ -285,27 +286,11 @@ class TrainConfig:
     max_prompt_length: int | None = option(
         None, "Leave out tasks whose prompt has more tokens than this. Default: no limit.", at_least=1
     )
-    max_turns: int = option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
-    max_context: int = option(
-        4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1
-    )
-    keep_control_tokens: bool = option(
-        False,
-        "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
-        "message can end its own turn. By default it stays text.",
-    )
-    max_seconds: float = option(
-        600.0,
-        "Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns "
-        "sampled until then are kept.",
-        above=0,
-    )
-    max_tool_seconds: float = option(
-        120.0,
-        "Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in "
-        "seconds. A rollout that exceeds it has failed, and what hung is named.",
-        above=0,
-    )
+    max_turns: int = rollout_options.max_turns()
+    max_context: int = rollout_options.max_context()
+    keep_control_tokens: bool = rollout_options.keep_control_tokens()
+    max_seconds: float = rollout_options.max_seconds()
+    max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(
         128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
     )
@@ -379,9 +364,7 @@ class TrainConfig:
     hub_model_id: str | None = option(
         None, "Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."
     )
-    threads: int = option(
-        0, "Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs.", at_least=0
-    )
+    threads: int = rollout_options.threads()
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -20,7 +20,7 @@ def load_tokenizer(name: str) -> Any:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the tokenizer of model {name!r}: {_first_line(error)}") from None
+        raise UserError(f"cannot load the tokenizer of model {name!r}: {first_line(error).rstrip('.')}") from None
     if not tokenizer.chat_template:
         raise UserError(
             f"model {name!r} has no chat template; use an instruct model or add chat_template.jinja to its folder"
@@ -46,7 +46,7 @@ def load_model(name: str) -> PreTrainedModel:
 
         return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot load model {name!r}: {_first_line(error)}") from None
+        raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -124,7 +124,3 @@ def default_learning_rate(model: PreTrainedModel, peft: bool) -> float:
     """
     base = 3e-4 if model.num_parameters() < TINY else 1e-6
     return base * (10 if peft else 1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.trainer.config.train import TrainConfig
 
 PROJECT = "plumbob"
@@ -62,7 +62,7 @@ class _Guarded(Reporter):
                 self._failed = True
                 print(
                     f"Reporting to {self._name} failed; the run continues, and metrics.jsonl has all metrics: "
-                    f"{_first_line(error)}",
+                    f"{first_line(error)}",
                     file=sys.stderr,
                 )
 
@@ -88,7 +88,7 @@ def _logged_in_to_wandb() -> bool:
     except TypeError:  # this version cannot log in without asking, so `init` will find out
         return True
     except wandb.Error as error:
-        raise UserError(f"--report-to wandb cannot log in: {_first_line(error)}") from None
+        raise UserError(f"--report-to wandb cannot log in: {first_line(error)}") from None
 
 
 def make_reporter(config: TrainConfig, run_dir: Path) -> Reporter:
@@ -105,11 +105,7 @@ def make_reporter(config: TrainConfig, run_dir: Path) -> Reporter:
     except UserError:
         raise
     except Exception as error:  # the run has not begun, so the user can still put it right
-        raise UserError(f"--report-to {config.report_to} cannot start: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"--report-to {config.report_to} cannot start: {first_line(error)}") from error
 
 
 def _wandb(run_dir: Path, settings: dict[str, Any]) -> Reporter:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from plumbob.console import first_line
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from plumbob.trainer.training.manifest import write_manifest
@@ -68,7 +69,7 @@ def save(run: Run) -> Path:
             try:
                 action()
             except WRITE_ERRORS as error:
-                failed = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                failed = first_line(error)
         return next(filter(None, run.world.gather(failed)), "") if divided else failed
 
     failed = attempt(lambda: _make_empty(partial))

@@ -11,12 +11,12 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.trainer.config.options import flag
 from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
-from plumbob.trainer.training.checkpoint import own_file, set_random_state, tidy
+from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
 from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
 from safetensors import SafetensorError
@@ -31,26 +31,25 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     """
     run_dir = run_directory_of(path)
     tidy(run_dir)
-    if path == run_dir:
-        path = next(reversed(saved_checkpoints(run_dir)), run_dir)
-    if path == run_dir:
+    folder = latest(run_dir) if path == run_dir else path
+    if folder is None:
         return None
-    if (path / "state.json").is_file() and not (path / "trainer.pt").is_file() and damage(path) is None:
+    if (wrong := damage(folder)) is not None:
+        raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder)}")
+    if not (folder / "trainer.pt").is_file():
         raise UserError(
-            f"{path} was saved with --save-only-model, so it has no optimizer state to resume with; "
-            f"start a new run from it with --model {path / 'model'}"
+            f"{folder} was saved with --save-only-model, so it has no optimizer state to resume with; "
+            f"start a new run from it with --model {folder / 'model'}"
         )
-    if (wrong := damage(path)) is not None:
-        raise UserError(f"the checkpoint {path} is damaged: {wrong}{_intact_before(path)}")
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = json.loads((folder / "state.json").read_text())
         saved = TrainConfig(**tomllib.loads(state["config"]))
         finished = int(state["step"])
     except (ValueError, LookupError, TypeError, UserError) as error:
-        raise UserError(f"cannot resume from {path}: another version of plumbob wrote it ({error})") from None
-    _check_settings(path, saved, config)
+        raise UserError(f"cannot resume from {folder}: another version of plumbob wrote it ({error})") from None
+    _check_settings(folder, saved, config)
     _check_steps(finished, config)
-    return path
+    return folder
 
 
 def _intact_before(path: Path) -> str:
@@ -122,7 +121,7 @@ def restore(folder: Path, run: Run) -> None:
         *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError),
         *(UnpicklingError, SafetensorError),
     ) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         if isinstance(error, KeyError):
             reason = f"it has no {reason}"
         raise UserError(f"cannot resume from {folder}: it is damaged or belongs to another run ({reason})") from None

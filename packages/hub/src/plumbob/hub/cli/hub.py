@@ -12,13 +12,14 @@ from typing import Annotated
 
 import typer
 from plumbob.console import UserError
+from plumbob.console.help import Command, Group
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
-from plumbob.hub.text import fitted, help_width, table
+from plumbob.hub.text import fitted, table
 
 app = typer.Typer(
     no_args_is_help=True,
-    context_settings=help_width(),
+    cls=Group,
     rich_markup_mode=None,
     help="Find, create, check and publish RL environments. To install environments, use vf-install.",
 )
@@ -38,7 +39,7 @@ def hub(version: Annotated[bool, version_option("plumbob-hub")] = False) -> None
     pass
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(
     as_json: AsJson = False,
     check: Annotated[bool, typer.Option("--check", help="Import each environment and report those that fail.")] = False,
@@ -53,7 +54,7 @@ def list_(
     show(as_json=as_json, check=check, timeout=timeout)
 
 
-@app.command()
+@app.command(cls=Command)
 def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_json: AsJson = False) -> None:
     """Describe an environment: the installed one, or with --index (or if it is not installed) the one on the index."""
     from plumbob.hub.index.information import describe, from_index, from_installed
@@ -64,7 +65,7 @@ def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_j
     print(json.dumps(found, indent=2) if as_json else fitted(describe(found)))
 
 
-@app.command()
+@app.command(cls=Command)
 def search(
     text: Annotated[
         list[str] | None, typer.Argument(help="Words to search for. Without words, all environments are listed.")
@@ -89,7 +90,7 @@ def search(
     print(table((", ".join(e["entry_points"]), line) for e, line in zip(found, lines, strict=True)))
 
 
-@app.command("check")
+@app.command("check", cls=Command)
 def check_(
     target: Annotated[str, typer.Argument(metavar="[PATH|NAME]")] = ".",
     setting: Annotated[
@@ -112,7 +113,7 @@ def check_(
     return 1 if report.failed else 0
 
 
-@app.command()
+@app.command(cls=Command)
 def new(
     name: Annotated[str, typer.Argument()],
     tools: Annotated[
@@ -132,7 +133,7 @@ def new(
     print(f"wrote {directory}; next:\n{next_commands(directory)}")
 
 
-@app.command()
+@app.command(cls=Command)
 def publish(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", show_default=False)],
     index: IndexOption = None,
@@ -165,7 +166,7 @@ def publish(
             print(f"install it: vf-install {name}=={done.version} --index {location.url}")
 
 
-@app.command("index")
+@app.command("index", cls=Command)
 def index_(
     wheels: Annotated[list[Path], typer.Argument(metavar="DIR", help="Wheels, or folders that contain wheels.")],
     output: Annotated[
@@ -180,7 +181,7 @@ def index_(
     print(f"install from it: vf-install NAME --index {output}")
 
 
-@app.command("yank")
+@app.command("yank", cls=Command)
 def yank_(
     version: Annotated[str, typer.Argument(metavar="NAME==VERSION")],
     index: Annotated[str, typer.Option("--index", help="Folder of an index that `hub index` made.")],

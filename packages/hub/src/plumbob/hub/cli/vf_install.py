@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
-from plumbob.hub.text import fitted, help_width
+from plumbob.hub.text import fitted
 from plumbob.hub.uv.project import enclosing
 
-app = typer.Typer(rich_markup_mode=None, context_settings=help_width())
+app = typer.Typer(rich_markup_mode=None)
 
 _HELP = """Install environments into the Python that runs this command.
 
@@ -24,7 +25,7 @@ is never taken from another index such as PyPI.
 """
 
 
-@app.command(help=_HELP)
+@app.command(help=_HELP, cls=Command)
 def vf_install(
     names: Annotated[list[str], typer.Argument(metavar="NAME", show_default=False)],
     path: Annotated[

@@ -126,7 +126,7 @@ class ScriptedClient(vf.Client):
         await asyncio.sleep(0)
         number = sum(message["role"] == "assistant" for message in messages)
         completion = self.scripts[turn.trace.task.data.id][number]
-        reasoning, reply = self.chat.parse(completion.token_ids, has_tools=True)
+        reasoning, reply = self.chat.parse(completion.token_ids, body["tools"])
         calls = [
             vf.ToolCall(id=f"call_{number}_{i}", name=call.name, arguments=json.dumps(call.arguments))
             for i, call in enumerate(reply.calls)

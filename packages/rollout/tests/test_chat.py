@@ -1,11 +1,10 @@
 """Chat templates by the suffix method: the first prompt is the template's own, and so is everything between turns."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import Chat, ChatTemplateError, MalformedCall, ParsedCall
+from plumbob.rollout.tool_formats import named
 
 PROPERTY = settings(max_examples=30, deadline=None)
 
@@ -70,11 +69,11 @@ def test_llama_describes_tools_to_the_user_quotes_results_and_allows_one_call(fa
 
 def test_what_each_template_teaches(family):
     chat = family.chat
-    assert chat.tool_format == ("llama3" if family.name.startswith("llama") else "hermes")
+    assert chat.tool_format.name == ("llama3" if family.name.startswith("llama") else "hermes")
     assert chat.closer == family.closer
     assert set(chat.stop_token_ids) == {family.id_of(token) for token in (family.closer, *family.other_stops)}
     assert chat.splits_reasoning == family.name.startswith("qwen3")
-    assert dataclasses.replace(chat, tool_format="llama3").tool_format == "llama3"
+    assert Chat.of(family.tokenizer, tool_format=named("llama3")).tool_format.name == "llama3"
 
 
 @pytest.mark.parametrize(
@@ -254,14 +253,14 @@ def test_earlier_turns_in_the_first_prompt_keep_their_calls(family):
 
 def test_a_reply_without_its_stop_token(family):
     for stop in (family.closer, *family.other_stops, ""):
-        reasoning, reply = family.chat.parse(family.ids(f" It is 42. {stop}"), has_tools=True)
+        reasoning, reply = family.chat.parse(family.ids(f" It is 42. {stop}"), [FETCH])
         assert (reasoning, reply.content, reply.calls) == (None, "It is 42.", ())
 
 
 def test_calls_are_read_only_where_there_are_tools(family):
     ids = family.ids(family.call_text("kit_fetch", {"index": 1}) + family.closer)
-    assert family.chat.parse(ids, has_tools=True)[1].calls == (ParsedCall("kit_fetch", {"index": 1}),)
-    assert family.chat.parse(ids, has_tools=False)[1].calls == ()
+    assert family.chat.parse(ids, [FETCH])[1].calls == (ParsedCall("kit_fetch", {"index": 1}),)
+    assert family.chat.parse(ids, [])[1].calls == ()
 
 
 @pytest.mark.parametrize(
@@ -278,10 +277,10 @@ def test_calls_are_read_only_where_there_are_tools(family):
 )
 def test_reasoning_is_kept_apart_where_the_template_does(families, text, reasoning, content):
     family = families("qwen3")
-    found, reply = family.chat.parse(family.ids(text + family.closer), has_tools=True)
+    found, reply = family.chat.parse(family.ids(text + family.closer), [FETCH])
     assert (found, reply.content, reply.calls) == (reasoning, content, ())
     family = families("qwen2.5")
-    found, reply = family.chat.parse(family.ids(text.replace("tool_call", "x") + family.closer), has_tools=True)
+    found, reply = family.chat.parse(family.ids(text.replace("tool_call", "x") + family.closer), [FETCH])
     assert (found, reply.content) == (None, text.replace("tool_call", "x"))
 
 
@@ -289,7 +288,7 @@ def test_reasoning_is_kept_apart_where_the_template_does(families, text, reasoni
 @given(st.data())
 def test_any_ids_can_be_parsed(family, data):
     ids = data.draw(st.lists(st.integers(0, len(family.tokenizer) + 2), max_size=20))
-    reasoning, reply = family.chat.parse(ids, has_tools=True)
+    reasoning, reply = family.chat.parse(ids, [FETCH])
     assert all(isinstance(call, ParsedCall | MalformedCall) for call in reply.calls)
     text = family.text(ids[:-1] if ids and ids[-1] in family.chat.stop_token_ids else ids)
     if reasoning is not None:

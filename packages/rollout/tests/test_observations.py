@@ -91,9 +91,11 @@ def test_a_call_becomes_an_observation_and_the_rollout_goes_on(play, qwen, said,
     assert f"<tool_response>\n{observation}\n</tool_response>" in qwen.text(engine.prompts[1])
     expected = {
         "turns": 2,
+        "tools": 5,
         "tool_calls": counted != "malformed_calls",
         "tool_errors": 0,
         "malformed_calls": 0,
+        "unread_calls": 0,
         counted: 1,
     }
     assert counts(trace) == expected
@@ -105,7 +107,13 @@ def test_llama_sees_its_mistakes_too(play, families):
     trace, _ = play(
         ['{"name": "kit_fetch", "parameters": {"index": }}', ("kit_fetch", {"index": 0}), "a"], family=family
     )
-    assert trace.ok and counts(trace) == {"turns": 3, "tool_calls": 1, "tool_errors": 0, "malformed_calls": 1}
+    assert trace.ok and counts(trace) == {
+        "turns": 3,
+        "tool_calls": 1,
+        "tool_errors": 0,
+        "malformed_calls": 1,
+        "unread_calls": 0,
+    }
     assert "not valid JSON" in observations(trace)[0]
 
 
@@ -115,7 +123,14 @@ def test_calls_of_one_turn_are_answered_in_order_and_see_each_other(play, qwen):
     trace, _ = play([said, "The end."])
     assert observations(trace)[0] == "slow" and observations(trace)[2] == "slow fast"
     assert "no tool 'nope'" in observations(trace)[1] and "never closed" in observations(trace)[3]
-    assert counts(trace) == {"turns": 2, "tool_calls": 3, "tool_errors": 1, "malformed_calls": 1}
+    assert counts(trace) == {
+        "turns": 2,
+        "tools": 5,
+        "tool_calls": 3,
+        "tool_errors": 1,
+        "malformed_calls": 1,
+        "unread_calls": 0,
+    }
     message = trace.assistant_messages[0]
     assert message.content == "Now."
     assert [call.id for call in message.tool_calls] == [m.tool_call_id for m in trace.tool_messages]

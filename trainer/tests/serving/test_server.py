@@ -203,7 +203,7 @@ def parsed(chat, text):
     """A completion of this text, over the wire and back into the prompt of the next request."""
     ids = tuple(chat.tokenizer.encode(f"{text}{chat.closer}", add_special_tokens=False))
     completion = chat_api.Completion(ids, (0.0,) * len(ids), "stop")
-    choice = chat_api.chat_choice(0, completion, chat, has_tools=True, logprobs=False)
+    choice = chat_api.chat_choice(0, completion, chat, tools=[LOOKUP], logprobs=False)
     history = [chat_api.Message.model_validate(choice["message"])]
     return choice, chat_api.template_messages(history, chat)[0]
 
@@ -219,7 +219,7 @@ def test_a_call_is_told_and_rendered_again_as_it_was(chat):
 
 @pytest.mark.parametrize("text", ["<tool_call>{oops}</tool_call>", '<tool_call>{"name": "lookup"'])
 def test_an_unreadable_call_is_told_as_a_rollout_records_it_and_rendered_verbatim(chat, text):
-    reply = chat.parse(chat.tokenizer.encode(text), has_tools=True)[1]
+    reply = chat.parse(chat.tokenizer.encode(text), [LOOKUP])[1]
     assert isinstance(reply.calls[0], MalformedCall)
     choice, again = parsed(chat, text)
     (call,) = choice["message"]["tool_calls"]
@@ -230,7 +230,7 @@ def test_an_unreadable_call_is_told_as_a_rollout_records_it_and_rendered_verbati
 def test_without_tools_nothing_is_read_as_a_call(chat):
     ids = tuple(chat.tokenizer.encode("<tool_call>{}</tool_call>"))
     choice = chat_api.chat_choice(
-        0, chat_api.Completion(ids, (0.0,) * len(ids), "stop"), chat, has_tools=False, logprobs=False
+        0, chat_api.Completion(ids, (0.0,) * len(ids), "stop"), chat, tools=[], logprobs=False
     )
     assert choice["message"] == {"role": "assistant", "content": "<tool_call>{}</tool_call>"}
 

@@ -46,7 +46,15 @@ NAMES = sorted(
     {name for name in FIRST["metrics"] if name != "step"}
     | {f"rollout/stopped/{stop}" for stop in STOPS}
     | {"reward/format", "reward/format/variance_share", "reward/exact/variance_share", "policy/kl", "eval/greedy"}
-    | {"rollout/tool_calls", "rollout/tool_errors", "rollout/malformed_calls", "sync/mismatch_kl", "eval/sampled"}
+    | {
+        "rollout/tool_calls",
+        "rollout/tool_errors",
+        "rollout/malformed_calls",
+        "rollout/unread_calls",
+        "rollout/tools",
+        "sync/mismatch_kl",
+        "eval/sampled",
+    }
 )
 
 VALUES = st.one_of(

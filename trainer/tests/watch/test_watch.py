@@ -134,6 +134,16 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
     ),
     "tools-fail": ({}, lambda step: {"rollout/tool_calls": 2.0, "rollout/tool_errors": 1.5 * (step > 5)}),
     "calls-malformed": ({}, lambda step: {"rollout/tool_calls": 0.1, "rollout/malformed_calls": 1.0}),
+    "calls-unread": (
+        {},
+        lambda step: {
+            "rollout/tool_calls": 0.1,
+            "rollout/unread_calls": 0.9,
+            "rollout/turns": 1.0,
+            "rollout/count": 128.0,
+        },
+    ),
+    "tools-unused": ({}, lambda step: {"rollout/tools": 2.0, "rollout/tool_calls": 0.0}),
     "reward-constant": (
         {},
         lambda step: {

@@ -5,7 +5,7 @@ from plumbob.rollout.dialogue import EndOfScript, derive_seed
 from plumbob.rollout.rows import to_sample
 from plumbob.rollout.runner import engine_failed, run_group, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, parse_reply, read_arguments
+from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, read_arguments
 from plumbob.rollout.types import (
     ChatEngine,
     ChatReply,
@@ -40,7 +40,6 @@ __all__ = [
     "Tokenizer",
     "derive_seed",
     "engine_failed",
-    "parse_reply",
     "read_arguments",
     "run_group",
     "run_rollout",

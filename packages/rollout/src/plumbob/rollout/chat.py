@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens
-from plumbob.rollout.toolcalls import ParsedReply, ToolFormat, detect_format, parse_reply
+from plumbob.rollout.tool_formats import ToolFormat, detect, tools_of
+from plumbob.rollout.toolcalls import ParsedReply
 from plumbob.rollout.types import Tokenizer
 
 _SENTINEL = "PLUMBOB-SENTINEL-0f6c1d"
@@ -97,7 +98,7 @@ class Chat:
         stops = {closer_id, *stop_token_ids}
         return cls(
             tokenizer=tokenizer,
-            tool_format=tool_format or detect_format(template),
+            tool_format=tool_format or detect(template),
             closer=closer,
             stop_token_ids=tuple(sorted(stops)),
             splits_reasoning="reasoning_content" in template,
@@ -173,8 +174,11 @@ class Chat:
             ) from None
         return text, self.control.encode(text, own)
 
-    def parse(self, completion_ids: Sequence[int], *, has_tools: bool) -> tuple[str | None, ParsedReply]:
-        """Split a completion into (reasoning or None, reply). Without tools, no text is parsed as a tool call."""
+    def parse(self, completion_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[str | None, ParsedReply]:
+        """Split a completion into (reasoning or None, reply).
+
+        `tools`: the rollout's tools, in OpenAI's wire format. Without tools, no text is read as a tool call.
+        """
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -183,7 +187,7 @@ class Chat:
         if self.splits_reasoning and "</think>" in text:
             reasoning, text = text.split("</think>", 1)
             reasoning = reasoning.removeprefix("<think>").strip()
-        return reasoning, parse_reply(text, self.tool_format) if has_tools else ParsedReply(text.strip())
+        return reasoning, self.tool_format.read(text, tools_of(tools)) if tools else ParsedReply(text.strip())
 
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]

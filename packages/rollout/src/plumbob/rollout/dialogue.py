@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plumbob.rollout.chat import Chat, Rendered
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
+from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply
 from plumbob.rollout.types import ChatEngine, Engine, EngineError, Limits, Sampling, StopReason
+from plumbob.rollout.unread_calls import explanation, unread_in
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -40,6 +41,10 @@ class SampledTurn:
     """The turn's tool calls."""
     tool_calls: tuple[Any, ...] = ()
     """The calls of `calls` as verifiers' `ToolCall`s, with ids."""
+    unread: str = ""
+    """The part of a turn without calls that looks like a call and could not be read."""
+    explanation: str = ""
+    """What the model is told of `unread`; the rollout then goes on. "" if it is told nothing."""
     stop: str | None = None
     """Reason why the rollout ends with this turn, or ends because no turn could be sampled; None if it continues."""
 
@@ -57,7 +62,7 @@ class Dialogue(Protocol):
         ...
 
     def add_messages(self, messages: list[Any]) -> None:
-        """Add tool results. They are added to the trace together with the next turn of the model."""
+        """Add tool results, or what the environment says. They are added to the trace together with the next turn of the model."""
         ...
 
     async def sample_turn(self, turn: int) -> SampledTurn:
@@ -75,6 +80,8 @@ class TokenDialogue:
         self.sampling, self.limits = sampling, limits
         self.ids: list[int] = []
         """All ids of the conversation so far, verbatim: the last prompt and its completion."""
+        self.explanations = 0
+        """How often the model was told the form of a call."""
 
     def open(self, messages: list[Any]) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
@@ -106,7 +113,7 @@ class TokenDialogue:
             raise EngineError(
                 "the engine reported finish_reason 'stop', but the completion does not end with a stop token"
             )
-        reasoning, reply = chat.parse(completion.token_ids, has_tools=bool(self.box.tools))
+        reasoning, reply = chat.parse(completion.token_ids, self.box.schemas)
         calls = _tool_calls(reply.calls, turn)
         message = adapter.assistant_message(reply.content, reasoning, list(calls))
         if turn:
@@ -116,7 +123,15 @@ class TokenDialogue:
         if completion.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
             return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
-        return SampledTurn(reply.calls, calls)
+        return SampledTurn(reply.calls, calls, reply.unread, self._explanation(reply, turn))
+
+    def _explanation(self, reply: ParsedReply, turn: int) -> str:
+        """What to tell the model of its unread call, as long as the limits leave it a turn to correct itself."""
+        if self.explanations >= self.limits.max_explanations or turn + 1 >= self.limits.max_turns:
+            return ""
+        text = explanation(reply, self.chat.tool_format, self.box.tools)
+        self.explanations += bool(text)
+        return text
 
     def _add_context(self, with_tools: bool = False) -> None:
         from plumbob.rollout import verifiers_adapter as adapter
@@ -172,7 +187,8 @@ class ChatDialogue:
         if reply.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
             return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
-        return SampledTurn(reply.calls, calls)
+        unread = "" if reply.calls else unread_in(reply.content, self.box.schemas)
+        return SampledTurn(reply.calls, calls, unread, reply.explanation)
 
 
 def _of_turn(sampling: Sampling, turn: int, budget: int) -> Sampling:

@@ -23,7 +23,7 @@ from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import Dialogue
 from plumbob.rollout.environment_code import Caller, extended, outside
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
-from plumbob.rollout.runner import make_dialogue, of_the_engine, play_turns, run_rollout
+from plumbob.rollout.runner import COUNTS, make_dialogue, of_the_engine, play_turns, record_counts, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.types import ChatEngine, ChatReply, Engine, Limits, Sampling, StopReason
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
@@ -159,7 +159,7 @@ class Conversation:
         most = episode.limits.max_turns if config.max_turns is None else config.max_turns
         self.limits = replace(episode.limits, max_turns=min(most, episode.limits.max_turns))
         self.trace = adapter.new_trace(task)
-        self.counts = dict.fromkeys(("tool_calls", "tool_errors", "malformed_calls"), 0)
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.box = adapter.ToolBox()
         self._dialogue: Dialogue | None = None
         """The dialogue, once the first turn has opened it."""
@@ -315,8 +315,7 @@ def _closed(task: vf.Task, conversation: Conversation | None, failed: Exception 
     if failed is not None and not trace.errors:
         trace.record_error(failed)
     trace.is_completed, trace.ok = True, not trace.errors
-    counts = {} if conversation is None else conversation.counts
-    trace.record_metrics({f"rollout/{name}": count for name, count in {"turns": trace.num_turns, **counts}.items()})
+    record_counts(trace, {} if conversation is None else conversation.counts)
     return trace
 
 

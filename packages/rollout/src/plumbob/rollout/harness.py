@@ -22,9 +22,10 @@ import aiohttp
 import verifiers.v1 as vf
 from plumbob.rollout import tasksets
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.rollout.runner import observe
+from plumbob.rollout.runner import COUNTS, observe, record_counts
 from plumbob.rollout.toolcalls import read_arguments
 from plumbob.rollout.types import Limits, StopReason
+from plumbob.rollout.unread_calls import unread_in
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 ATTEMPTS = 4
@@ -118,12 +119,11 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
         box = adapter.ToolBox()
         if hosted is not None:
             box = await adapter.bind_tools(hosted.task, trace, hosted.shared)
-        counts = dict.fromkeys(("tool_calls", "tool_errors", "malformed_calls"), 0)
+        counts = dict.fromkeys(COUNTS, 0)
         try:
             return await self._converse(trace, model, box, adapter.opening(*self.resolve_prompt(data)), counts)
         finally:
-            counts = {"turns": trace.num_turns, **counts}
-            trace.record_metrics({f"rollout/{name}": count for name, count in counts.items()})
+            record_counts(trace, counts)
 
     async def _converse(
         self, trace: vf.Trace, model: _Model, box: adapter.ToolBox, messages: list[Any], counts: dict[str, int]
@@ -139,6 +139,7 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
                 return _ENDED
             calls = choice["message"].get("tool_calls")
             if not calls:
+                counts["unread_calls"] += bool(unread_in(choice["message"].get("content") or "", box.schemas))
                 return _ENDED
             for call in calls:
                 function = call.get("function") or {}

@@ -18,10 +18,14 @@ from plumbob.rollout.dialogue import ChatDialogue, Dialogue, TokenDialogue, deri
 from plumbob.rollout.environment_code import Caller, Escaped, Stuck, extended
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReason
+from plumbob.rollout.unread_calls import note
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+
+COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls")
+"""What a rollout counts, besides its turns: metrics of its trace, under "rollout/"."""
 
 
 async def run_rollout(
@@ -70,7 +74,7 @@ async def _run(
     adapter.check_supported(task)
     trace = adapter.new_trace(task)
     trace.timing.agent.start = time.time()
-    counts = dict.fromkeys(("tool_calls", "tool_errors", "malformed_calls"), 0)
+    counts = dict.fromkeys(COUNTS, 0)
     setting_up = True
     try:
         async with asyncio.timeout(limits.max_seconds) as deadline:
@@ -95,8 +99,14 @@ async def _run(
         else:
             trace.record_error(error)
     await adapter.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
-    trace.record_metrics({f"rollout/{name}": count for name, count in {"turns": trace.num_turns, **counts}.items()})
+    record_counts(trace, counts)
     return trace
+
+
+def record_counts(trace: vf.Trace, counts: dict[str, int]) -> None:
+    """Add a finished rollout's counts to the metrics of its trace, and the number of its turns and tools."""
+    every = {"turns": trace.num_turns, "tools": len(trace.tools or ()), **counts}
+    trace.record_metrics({f"rollout/{name}": count for name, count in every.items()})
 
 
 def make_dialogue(
@@ -125,6 +135,8 @@ async def play_turns(
 ) -> str:
     """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
 
+    A turn that looks like a call and could not be read is answered with the form of a call (unread_calls.py).
+
     Returns the stop reason: `StopReason.COMPLETED` after a turn without a call. Turns that the trace already has count
     towards the limit.
     """
@@ -138,6 +150,13 @@ async def play_turns(
             sampled_turn = await dialogue.sample_turn(turn)
         if sampled_turn.stop is not None:
             return sampled_turn.stop
+        if sampled_turn.unread:
+            counts["unread_calls"] += 1
+            note(trace.info, turn, sampled_turn.unread, explained=bool(sampled_turn.explanation))
+        if sampled_turn.explanation:
+            with of_the_engine(trace):
+                dialogue.add_messages([adapter.UserMessage(content=sampled_turn.explanation)])
+            continue
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from plumbob.rollout.dialogue import EndOfScript
 from plumbob.rollout.toolcalls import read_arguments
 from plumbob.rollout.types import ChatReply, EngineError, Sampling
+from plumbob.rollout.unread_calls import explained_turns
 
 
 class ScriptedChat:
@@ -44,21 +45,33 @@ class ScriptedChat:
     def of_record(cls, record: Mapping[str, Any]) -> ScriptedChat:
         """Make a script from a stored trace, of a training run, an evaluation, or verifiers' vf-eval."""
         finish = {call.get("node"): call.get("finish_reason") for call in record.get("calls") or ()}
+        nodes = record["nodes"]
+        sampled = [i for i, node in enumerate(nodes) if node.get("sampled")]
+        explained = explained_turns(record.get("info") or {})
         replies = [
             _reply(
-                node["message"].get("content"),
-                node["message"].get("reasoning_content"),
-                [(call["name"], call["arguments"]) for call in node["message"].get("tool_calls") or ()],
+                nodes[i]["message"].get("content"),
+                nodes[i]["message"].get("reasoning_content"),
+                [(call["name"], call["arguments"]) for call in nodes[i]["message"].get("tool_calls") or ()],
                 "length" if finish.get(i) == "length" else "stop",
+                _told(nodes[i + 1 :]) if turn in explained else "",
             )
-            for i, node in enumerate(record["nodes"])
-            if node.get("sampled")
+            for turn, i in enumerate(sampled)
         ]
         return cls(replies, ending=record.get("stop_condition") or "max_turns")
 
 
+def _told(following: Sequence[Mapping[str, Any]]) -> str:
+    """What the model was told after a turn. A trace that ends with the turn does not hold it, nor needs it."""
+    return following[0]["message"]["content"] if following else "..."
+
+
 def _reply(
-    content: Any, reasoning: str | None, calls: Sequence[tuple[str, str]], finish: Literal["stop", "length"] = "stop"
+    content: Any,
+    reasoning: str | None,
+    calls: Sequence[tuple[str, str]],
+    finish: Literal["stop", "length"] = "stop",
+    explanation: str = "",
 ) -> ChatReply:
     text = content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
-    return ChatReply(text, tuple(read_arguments(*call) for call in calls), reasoning, finish)
+    return ChatReply(text, tuple(read_arguments(*call) for call in calls), reasoning, finish, explanation=explanation)

@@ -84,6 +84,8 @@ class ChatReply:
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    explanation: str = ""
+    """What a stored rollout told the model after this turn, whose call could not be read; the rollout then goes on."""
 
 
 class ChatEngine(Protocol):
@@ -133,7 +135,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one rollout. Each but the last ends it with its own stop reason, and keeps the tokens sampled so far."""
+    """Limits of one rollout. Each of the first three ends it with its own stop reason, and keeps the tokens sampled."""
 
     max_turns: int = 16
     """Most turns of the model."""
@@ -145,6 +147,11 @@ class Limits:
     """Wall time limit of one tool call or stop hook, and of any code of the environment that blocks the event loop.
 
     A rollout that exceeds it has failed, and its error names what hung.
+    """
+    max_explanations: int = 2
+    """Most replies that look like a tool call and could not be read, after which the model is told the form of a call.
+
+    After a further one, as with 0 after the first, the rollout ends as after an answer.
     """
 
 

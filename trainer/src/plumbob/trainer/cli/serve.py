@@ -16,6 +16,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
+from plumbob.trainer.config.rollout_options import ToolFormatName
 
 if TYPE_CHECKING:
     from plumbob.trainer.serving.server import Server
@@ -56,6 +57,15 @@ def serve(
             "can end its own turn. By default it stays text.",
         ),
     ] = False,
+    tool_format: Annotated[
+        ToolFormatName | None,
+        typer.Option(
+            help="Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral "
+            "([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each "
+            "also reads the calls of the others where they are unmistakable, and auto only those.",
+            show_default="chosen from the chat template",
+        ),
+    ] = None,
     bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
     version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> int:
@@ -73,6 +83,7 @@ def serve(
             max_context=max_context,
             bf16=bf16,
             keep_control_tokens=keep_control_tokens,
+            tool_format=tool_format,
         )
         asyncio.run(_serve(model, host, port, load))
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from plumbob.trainer.config.options import option
+
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwen-coder", "qwen-xml"]
+"""The names of `plumbob.rollout.tool_formats`, which this module does not import because it loads slowly."""
 
 
 def max_turns() -> Any:
@@ -21,6 +24,25 @@ def keep_control_tokens(exception: str = "") -> Any:
         False,
         "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
         f"message can end its own turn. By default it stays text.{exception}",
+    )
+
+
+def tool_format(exception: str = "") -> Any:
+    """`exception`: a further sentence about where this does not hold."""
+    return option(
+        None,
+        "Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral "
+        "([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each also "
+        "reads the calls of the others where they are unmistakable, and auto only those. Default: chosen from the chat "
+        f"template.{exception}",
+    )
+
+
+def explain_unread_calls() -> Any:
+    return option(
+        True,
+        "Tell the model the form of a tool call after a reply that looks like a call, could not be read and has no "
+        "answer, at most twice in a rollout. Otherwise such a reply ends the rollout, as an answer does.",
     )
 
 

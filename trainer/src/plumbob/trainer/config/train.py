@@ -289,6 +289,8 @@ class TrainConfig:
     max_turns: int = rollout_options.max_turns()
     max_context: int = rollout_options.max_context()
     keep_control_tokens: bool = rollout_options.keep_control_tokens()
+    tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
+    explain_unread_calls: bool = rollout_options.explain_unread_calls()
     max_seconds: float = rollout_options.max_seconds()
     max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(

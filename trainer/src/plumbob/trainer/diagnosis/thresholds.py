@@ -130,6 +130,9 @@ TOOL_ERRORS = Threshold(
 MALFORMED_CALLS = Threshold(
     0.7, "largest share of a run's first tool calls that may be impossible to parse", "calls-malformed"
 )
+UNREAD_CALLS = Threshold(
+    0.3, "largest share of a run's first tool calls that may be in a form that is not read", "calls-unread"
+)
 CUT_SHARE = Threshold(
     0.3, "largest share of rollouts that a limit may cut off",
     "truncated-turns", "truncated-context", "truncated-rollouts",

@@ -26,6 +26,7 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
 from plumbob.trainer.reporting.progress_bar import Progress
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import EvaluationTasks, load_evaluation_tasks
 from plumbob.trainer.rollouts.templates import check_template
 from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
@@ -192,7 +193,7 @@ def ask(config: EvaluateConfig) -> Asked:
     sampling = Sampling(
         config.max_tokens, temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, seed=config.seed
     )
-    limits = Limits(config.max_turns, config.max_context, config.max_seconds, config.max_tool_seconds)
+    limits = limits_of(config)
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     if config.oracle or config.replay:
         what = "oracle" if config.oracle else f"replay of {config.replay}"

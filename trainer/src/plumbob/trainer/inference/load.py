@@ -63,11 +63,13 @@ def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
             bf16=config.bf16,
             threads=config.threads,
             keep_control_tokens=config.keep_control_tokens,
+            tool_format=config.tool_format,
         )
     url = root_url(config.base_url, "--base-url")
     if config.engine == "vllm":
         generation_config = load_generation_config(config.model)
-        chat = load_chat(load_tokenizer(config.model), generation_config, config.keep_control_tokens)
+        tokenizer = load_tokenizer(config.model)
+        chat = load_chat(tokenizer, generation_config, config.keep_control_tokens, config.tool_format)
     http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
     try:
         check_model(http, url, config)
@@ -126,11 +128,12 @@ def load_transformers_engine(
     bf16: bool = False,
     threads: int = 0,
     keep_control_tokens: bool = False,
+    tool_format: str | None = None,
 ) -> LoadedEngine:
     """Load a model into this process, on the GPU if there is one.
 
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
-    `keep_control_tokens`: see `Chat.of`. Raises UserError for a model that cannot be loaded or used.
+    `keep_control_tokens` and `tool_format`: see `load_chat`. Raises UserError for a model that cannot be loaded or used.
     """
     tokenizer = load_tokenizer(model)
     loaded = load_model(model)
@@ -140,7 +143,7 @@ def load_transformers_engine(
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
     check_supported(loaded, max_context)
-    chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens)
+    chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)

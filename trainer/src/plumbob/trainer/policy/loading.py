@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from plumbob.console import UserError, first_line
 from plumbob.rollout import Chat, ChatTemplateError
+from plumbob.rollout.tool_formats import named
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
@@ -92,15 +93,26 @@ def load_generation_config(name: str) -> GenerationConfig | None:
         return None
 
 
-def load_chat(tokenizer: Any, generation_config: GenerationConfig | None, keep_control_tokens: bool = False) -> Chat:
+def load_chat(
+    tokenizer: Any,
+    generation_config: GenerationConfig | None,
+    keep_control_tokens: bool = False,
+    tool_format: str | None = None,
+) -> Chat:
     """The tokenizer's chat template. A turn ends at the template's own end token or one of the generation config's.
 
-    `keep_control_tokens`: see `Chat.of`. Raises UserError if the chat template cannot be used.
+    `keep_control_tokens`: see `Chat.of`. `tool_format`: the name of one, or None to choose it from the chat template.
+    Raises UserError if the chat template cannot be used.
     """
     eos = generation_config.eos_token_id if generation_config is not None else None
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     try:
-        return Chat.of(tokenizer, stop_token_ids=ids, keep_control_tokens=keep_control_tokens)
+        return Chat.of(
+            tokenizer,
+            stop_token_ids=ids,
+            tool_format=None if tool_format is None else named(tool_format),
+            keep_control_tokens=keep_control_tokens,
+        )
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template cannot be used: {error}") from None
 

@@ -225,14 +225,16 @@ def _template_call(call: Call) -> dict[str, Any]:
 
 def _verbatim(text: str, chat: Chat) -> str:
     """A call that could not be parsed, as the model wrote it."""
-    if chat.tool_format == "hermes" and not text.startswith("<tool_call>"):
+    if chat.tool_format.name in ("hermes", "auto") and not text.startswith("<tool_call>"):
         return f"<tool_call>{text}</tool_call>"
     return text
 
 
-def chat_choice(index: int, completion: Completion, chat: Chat, *, has_tools: bool, logprobs: bool) -> dict[str, Any]:
-    """One choice of a chat completion: the completion, parsed into content, reasoning and tool calls."""
-    reasoning, reply = chat.parse(completion.token_ids, has_tools=has_tools)
+def chat_choice(
+    index: int, completion: Completion, chat: Chat, *, tools: Sequence[dict[str, Any]], logprobs: bool
+) -> dict[str, Any]:
+    """One choice of a chat completion: the completion, parsed into content, reasoning and calls of `tools`."""
+    reasoning, reply = chat.parse(completion.token_ids, tools)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning

@@ -67,7 +67,7 @@ class Server:
             raise api.ApiError(400, str(error), param="messages") from None
         completions = await self._sample(prompt, asked, self.chat.stop_token_ids)
         choices = [
-            api.chat_choice(i, completion, self.chat, has_tools=bool(tools), logprobs=bool(asked.logprobs))
+            api.chat_choice(i, completion, self.chat, tools=tools, logprobs=bool(asked.logprobs))
             for i, completion in enumerate(completions)
         ]
         answer = api.chat_completion(self.model, choices, len(prompt), completions)
@@ -157,12 +157,13 @@ def load_server(
     max_context: int | None = None,
     bf16: bool = False,
     keep_control_tokens: bool = False,
+    tool_format: str | None = None,
 ) -> Server:
     """Load a model, on the GPU if there is one, and make a server for it.
 
     `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. `keep_control_tokens`: see `Chat.of`. Raises UserError for a model that cannot be
-    loaded or used.
+    positions if that is smaller. `keep_control_tokens` and `tool_format`: see `load_chat`. Raises UserError for a model
+    that cannot be loaded or used.
     """
     loaded = load_transformers_engine(
         model,
@@ -170,6 +171,7 @@ def load_server(
         max_context=max_context,
         bf16=bf16,
         keep_control_tokens=keep_control_tokens,
+        tool_format=tool_format,
     )
     assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context)

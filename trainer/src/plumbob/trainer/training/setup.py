@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
-from plumbob.rollout import Chat, Limits, Sampling
+from plumbob.rollout import Chat, Sampling
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
@@ -30,6 +30,7 @@ from plumbob.trainer.policy.loading import (
 )
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
+from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import Tasks, leave_out_long_prompts, load_tasks
 from plumbob.trainer.rollouts.templates import check_template, opening_messages
 from plumbob.trainer.run_files.run_directory import (
@@ -68,7 +69,7 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     check_template(load_chat(tokenizer, None), tasks, config.model)
     model = load_model(config.model)
     _check_context(model, config)
-    chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens)
+    chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens, config.tool_format)
     fixed_ids = _first_prompt(chat, tasks)[:256]
     if config.max_prompt_length is not None:
         needed = config.max_steps * rollouts // config.num_generations
@@ -142,7 +143,7 @@ def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Ch
         top_k=config.top_k,
         min_p=config.min_p,
     )
-    limits = Limits(config.max_turns, config.max_context, config.max_seconds, config.max_tool_seconds)
+    limits = limits_of(config)
     return Sampler(config, tasks, engine, chat, sampling, limits, groups_per_step)
 
 

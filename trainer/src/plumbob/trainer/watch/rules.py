@@ -183,6 +183,32 @@ def malformed_calls(h: History) -> Outcome:
     return ("calls-malformed" if bad > thresholds.MALFORMED_CALLS and not confused else None), evidence
 
 
+def unread_calls(h: History) -> Outcome:
+    """Are the initial policy's tool calls in a form that is read?"""
+    rows = h.start
+    unread = sum(number(row, "rollout/unread_calls") * number(row, "rollout/count") for row in rows)
+    if _unknown(h) or not unread:
+        return None
+    replies = sum(number(row, "rollout/turns") * number(row, "rollout/count") for row in rows)
+    calls = total(rows, "rollout/tool_calls") + total(rows, "rollout/malformed_calls")
+    evidence = (
+        f"{unread:.0f} of {replies:.0f} replies of the first {len(rows)} steps look like tool calls in a form that was "
+        "not read"
+    )
+    bad = total(rows, "rollout/unread_calls") / (total(rows, "rollout/unread_calls") + calls)
+    confused = h.config.temperature >= thresholds.HOT or _tools_fail(h)
+    return ("calls-unread" if bad > thresholds.UNREAD_CALLS and not confused else None), evidence
+
+
+def unused_tools(h: History) -> Outcome:
+    """Does the initial policy call the tools that it has?"""
+    if len(h.first) < WINDOW or not total(h.first, "rollout/tools"):
+        return None
+    called = sum(total(h.first, f"rollout/{name}_calls") for name in ("tool", "malformed", "unread"))
+    evidence = f"{called / WINDOW:.2g} tool calls per rollout in the first {WINDOW} steps"
+    return ("tools-unused" if called == 0 else None), evidence
+
+
 def _unknown(h: History) -> bool:
     """Whether too few of the first steps show the initial policy."""
     return len(h.first) < WINDOW or len(h.start) < 3
@@ -248,7 +274,7 @@ def variety(h: History) -> Outcome:
 def _explained(h: History) -> bool:
     """Whether another rule explains why the rewards of the first steps do not differ within groups."""
     # With top-p, few tokens are left to differ by; rollouts that are cut off or whose calls cannot be parsed fail.
-    others = (sampling(h), truncation(h), malformed_calls(h))
+    others = (sampling(h), truncation(h), malformed_calls(h), unread_calls(h))
     return (
         any(outcome is not None and outcome[0] is not None for outcome in others)
         # Rollouts are not lost at random: if, for example, all wrong answers raise an error, only right ones are left.
@@ -343,6 +369,8 @@ RULES: tuple[Rule, ...] = (
     Rule("rollouts reach their first turn", first_turns),
     Rule("the tools work", tool_errors),
     Rule("tool calls can be parsed", malformed_calls),
+    Rule("tool calls are in a form that is read", unread_calls),
+    Rule("tools are called", unused_tools),
     Rule("rollouts end by themselves", truncation),
     Rule("groups have a signal", variety),
     Rule("reward scaling does not amplify tiny differences", scaling),

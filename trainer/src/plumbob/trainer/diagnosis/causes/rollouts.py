@@ -94,6 +94,21 @@ CAUSES = (
         "--max-tokens if calls are cut off.",
         ("H07",),
     ),
+    Cause(
+        "calls-unread",
+        "Many replies look like tool calls in a form that is not read: the model calls its tools, and they do not answer.",
+        "Read the replies in the run's traces/, where `info` has each such text under unread_calls, and give the "
+        "--tool-format in which they are written.",
+        ("H07",),
+    ),
+    Cause(
+        "tools-unused",
+        "The environment has tools, and no rollout of the first steps calls any of them: training cannot reinforce what "
+        "is never sampled.",
+        "Read the prompt and the replies in the run's traces/; use a --model whose chat template describes tools, ask "
+        "for their use in the prompt, or train on demonstrations first.",
+        ("H07",),
+    ),
 )
 
 

@@ -220,7 +220,7 @@ def test_a_template_that_does_more_with_a_content_than_show_it(families, turn):
     before = family.tokenizer.chat_template
     try:
         family.tokenizer.chat_template = "{% for m in messages %}" + turn + "<|im_end|>{% endfor %}"
-        ours = Chat(family.tokenizer, "hermes", "<|im_end|>", (), False).prompt(messages, [])
+        ours = Chat(family.tokenizer, named("hermes"), "<|im_end|>", (), False).prompt(messages, [])
         whole = rendered(family, messages)
     finally:
         family.tokenizer.chat_template = before

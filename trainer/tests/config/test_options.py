@@ -194,6 +194,7 @@ def _values(f: dataclasses.Field) -> list:
     by_type = {bool: [True, False], int: [1, 3], float: [0.25, 0.9], str: ["x", 'quo"ted, name', "ünï/code"]}
     low = {"importance_cap": [1.0, 3.5], "env": ["lookup", "gsm8k"], "max_staleness": [0]}
     by_name["vllm_url"] = [("http://a:1", "b:2"), ("c",)]
+    by_name["chat_template_args"] = [("enable_thinking=false", "date_string=1 Jan"), ('a=["b"]',)]
     return {**by_name, **low}.get(f.name) or by_type[hint]
 
 
@@ -216,8 +217,8 @@ def test_flags_and_file_and_the_written_file_mean_the_same(tmp_path_factory, val
     for name, value in values.items():
         if name == "env_args":
             args += [piece for pair in value for piece in ("-a", pair)]
-        elif name == "vllm_url":
-            args += [piece for url in value for piece in ("--vllm-url", url)]
+        elif name in ("vllm_url", "chat_template_args"):
+            args += [piece for each in value for piece in (flag(name), each)]
         elif isinstance(value, bool):
             args.append(flag(name) if value else f"--no-{name.replace('_', '-')}")
         elif name != "env":

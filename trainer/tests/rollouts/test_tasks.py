@@ -1,7 +1,5 @@
 """What is trained on and what is held out, and which environments are refused before a model is loaded."""
 
-import json
-import shutil
 import sys
 
 import pytest
@@ -11,9 +9,7 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.testing.upstream_style import FOLDER
-from plumbob.trainer.cli import doctor as doctor_cli
 from plumbob.trainer.cli import train as train_cli
-from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import marks, marks_of
 from plumbob.trainer.rollouts.stream import TaskStream
@@ -227,45 +223,3 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence_before_the_model_is_l
     importable, refused, name, body, why
 ):
     assert why in refused(importable(name, body), "--eval-examples", "1")
-
-
-def without_tools(folder):
-    """The bundled model with a chat template that knows no tools, as SmolLM2's."""
-    shutil.copytree(bundled_folder("tiny"), folder)
-    template = (
-        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    (folder / "chat_template.jinja").write_text(template)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def test_a_template_without_tools_is_refused_on_a_tool_environment(refused, tmp_path):
-    message = refused("lookup", "--model", without_tools(tmp_path / "plain"))
-    assert "leaves tools out of the prompt" in message and "use a model whose template describes tools" in message
-
-
-def test_a_template_without_tools_is_a_cause_that_doctor_names(tmp_path, monkeypatch, capsys):
-    model = without_tools(tmp_path / "plain")
-    monkeypatch.setattr(setup, "load_model", lambda name: pytest.fail("the model was loaded"))
-    with pytest.raises(SystemExit) as exit_:
-        run_app("doctor", doctor_cli.app, ["lookup", "--model", model])
-    out = capsys.readouterr().out
-    assert exit_.value.code == 1 and "Cause: tools-not-in-prompt" in out and "leaves tools out" in out
-
-
-def test_a_template_without_tools_is_fine_without_tools(tmp_path, monkeypatch):
-    class Loaded(Exception):
-        pass
-
-    def load_model(name):
-        raise Loaded
-
-    monkeypatch.setattr(setup, "load_model", load_model)
-    with pytest.raises(Loaded):
-        run_app(
-            "train", train_cli.app, ["gsm8k", "--datasets", "synthetic", "--model", without_tools(tmp_path / "plain")]
-        )

@@ -4,29 +4,35 @@ The first prompt is the chat template's rendering, tokenised once. Every later p
 completion, verbatim) followed by a suffix: what the template puts between the end of an assistant turn and the start of
 the next one. To find the suffix, a dummy conversation whose assistant turn is a sentinel is rendered, and the text
 after the sentinel is taken. The suffix therefore always contains the next assistant header, and sampled text is never
-rendered. A control token that is spelled in a message stays text (control_tokens.py).
+rendered. A control token that is spelled in a message stays text (control_tokens.py). What the template has no place
+for, such as tool descriptions, becomes text of a message that it renders (template_gaps.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens
+from plumbob.rollout.template_gaps import (
+    QUESTION,
+    SENTINEL,
+    ChatTemplateError,
+    TemplateGaps,
+    describes,
+    render,
+    said,
+    written_text,
+)
 from plumbob.rollout.tool_formats import ToolFormat, detect, tools_of
 from plumbob.rollout.toolcalls import ParsedReply
 from plumbob.rollout.types import Tokenizer
 
-_SENTINEL = "PLUMBOB-SENTINEL-0f6c1d"
 MAX_REMEMBERED = 4096
 """Most renderings that a `Chat` keeps, which is more than one training step needs."""
-_QUESTION = {"role": "user", "content": "?"}
-
-
-class ChatTemplateError(ValueError):
-    """The tokenizer's chat template does not allow a token-exact conversation; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Rendered:
     """[T] true on ids that carry a message's text, false on ids of the template's own text."""
     ends: list[int]
     """For each message, the index after its last id in `token_ids`; the remaining ids are the assistant header."""
+    opens_thought: bool = False
+    """Whether the assistant header ends with an open `<think>`, so that the reply begins inside a thought."""
 
     def spans(self) -> list[slice]:
         """One slice of `token_ids` per message; it begins with the template's ids before the message."""
@@ -69,10 +77,16 @@ class Chat:
     """The ids that end a completion: the closer's, and those of the generation config."""
     splits_reasoning: bool
     """Whether the template separates reasoning from content (Qwen3), so that `<think>...</think>` is not content."""
+    header: str = ""
+    """The text that the template adds to open an assistant turn after a question."""
+    gaps: TemplateGaps = field(default_factory=TemplateGaps)
+    """What the template has no place for."""
     control: ControlTokens | None = None
     """The control tokens that are text where a message spells them; None: such a spelling is tokenised as the token."""
     _memory: dict[str, Rendered] = field(default_factory=dict, repr=False, compare=False)
     """Renderings that `_rendered_once` keeps, by the JSON text of their arguments."""
+    _named: dict[tuple[str, ...], bool] = field(default_factory=dict, repr=False, compare=False)
+    """Whether the template describes tools, by the roles of the messages: see `names_tools`."""
 
     @classmethod
     def of(
@@ -93,48 +107,62 @@ class Chat:
         template = tokenizer.chat_template
         if not template:
             raise ChatTemplateError("the tokenizer has no chat template")
-        tail = _after_sentinel(_render(tokenizer, [_QUESTION, _assistant()]))
+        tail = _after_sentinel(render(tokenizer, [QUESTION, said(SENTINEL)]))
         closer, closer_id = _leading_token(tokenizer, tail)
         stops = {closer_id, *stop_token_ids}
+        form = tool_format or detect(template)
+        turns = _turn_tokens(tokenizer, stops)
         return cls(
             tokenizer=tokenizer,
-            tool_format=tool_format or detect(template),
+            tool_format=form,
             closer=closer,
             stop_token_ids=tuple(sorted(stops)),
-            splits_reasoning="reasoning_content" in template,
-            control=None if keep_control_tokens else ControlTokens.of(tokenizer, _turn_tokens(tokenizer, stops)),
+            splits_reasoning="reasoning_content" in template or "</think>" in template,
+            header=assistant_header(tokenizer),
+            gaps=TemplateGaps.of(tokenizer),
+            control=None if keep_control_tokens else ControlTokens.of(tokenizer, turns, written_text(form)),
         )
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
+    def prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> Rendered:
         """The first prompt: `messages` rendered with tool descriptions and the assistant header.
 
-        Raises ChatTemplateError.
+        `variables`: values of further variables of the template. Raises ChatTemplateError.
         """
+        values = variables or {}
 
-        def render(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-            return _render(self.tokenizer, some, tools=tools or None, add_generation_prompt=True)
+        def shown(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+            told = bool(tools) and self.names_tools(some)
+            described = self.tool_format.instructions(tools) if tools and not told else ""
+            filled = self.gaps.filled(some, described, self.tool_format)
+            return render(self.tokenizer, filled, tools=tools if told else None, add_generation_prompt=True, **values)
 
-        return self._rendered_once("prompt", render, messages, tools)
+        return self._rendered_once(f"prompt {json.dumps(values)}", shown, messages, tools)
 
     def names_tools(self, messages: list[dict[str, Any]]) -> bool:
-        """Whether the first prompt tells the model which tools it has. Many templates leave tools out silently.
+        """Whether the template tells the model which tools it has, in a first prompt of messages with these roles.
 
-        Raises ChatTemplateError.
+        Many templates leave tools out silently; `prompt` then describes them in the system message.
         """
-        parameters = {"type": "object", "properties": {}}
-        function = {"name": "plumbob_probe", "description": "Do something.", "parameters": parameters}
-        tools = [{"type": "function", "function": function}]
-        return "plumbob_probe" in _render(self.tokenizer, messages, tools=tools, add_generation_prompt=True)
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._named:
+            filled = self.gaps.filled(messages, "", self.tool_format)
+            self._named[roles] = describes(self.tokenizer, filled)
+        return self._named[roles]
 
     def suffix(self, messages: list[dict[str, Any]]) -> Rendered:
         """The ids after a sampled turn that ended with a stop token: `messages` and the next assistant header.
 
-        Raises ChatTemplateError.
+        Any stop token takes the place of the template's closer: what follows is the same after each of them. (Llama 3.1
+        ends a turn with `<|eot_id|>` or `<|eom_id|>`, and its template, too, writes the same text after both.) Raises
+        ChatTemplateError.
         """
 
-        def render(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        def shown(some: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+            filled = self.gaps.filled(some, "", self.tool_format)
             tail = _after_sentinel(
-                _render(self.tokenizer, [_QUESTION, _assistant(), *some], add_generation_prompt=True)
+                render(self.tokenizer, [QUESTION, said(SENTINEL), *filled], add_generation_prompt=True)
             )
             if not tail.startswith(self.closer):
                 raise ChatTemplateError(
@@ -142,31 +170,53 @@ class Chat:
                 )
             return tail[len(self.closer) :]
 
-        return self._rendered_once("suffix", render, messages, [])
+        return self._rendered_once("suffix", shown, messages, [])
+
+    def forgets(self, following: dict[str, Any]) -> Literal["", "thoughts", "headers"]:
+        """What the template leaves out of an earlier turn when it renders a conversation as a whole, as chat servers do.
+
+        `following`: the message after the turn. "thoughts": the turn's thinking. "headers": the empty thought that its
+        assistant header holds (Qwen3 with enable_thinking=false). In a rollout both stay where they are, because its
+        prompts are never rendered again. "": nothing is left out, or the model does not think.
+        """
+        if not self.splits_reasoning:
+            return ""
+        call = {"type": "function", "id": "call_0_0", "function": {"name": "tool", "arguments": {}}}
+        calls = [call] if following["role"] == "tool" else []
+
+        def whole(*forms: Any) -> list[str]:
+            filled = (self.gaps.filled([QUESTION, form, following], "", self.tool_format) for form in forms)
+            return [render(self.tokenizer, each, add_generation_prompt=True) for each in filled]
+
+        if "</think>" in self.header:
+            (text,) = whole(said("!", calls))
+            return "headers" if text.count("</think>") < 2 else ""
+        texts = whole(said("!", calls, reasoning_content=SENTINEL), said(f"<think>\n{SENTINEL}\n</think>\n\n!", calls))
+        return "" if any(SENTINEL in text for text in texts) else "thoughts"
 
     def _rendered_once(
-        self, kind: str, render: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+        self, kind: str, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> Rendered:
         """Render and tokenise once: the rollouts of a group share their prompt, and often tool results."""
         key = json.dumps([kind, messages, tools])
         if key not in self._memory:
             if len(self._memory) >= MAX_REMEMBERED:
                 self._memory.clear()
-            text, encoded = self._tokenised(render, messages, tools)
-            self._memory[key] = _attributed(encoded, text, render(_marked(messages), tools), messages)
+            text, encoded = self._tokenised(shown, messages, tools)
+            self._memory[key] = _attributed(encoded, text, shown(_marked(messages), tools), messages)
         return self._memory[key]
 
     def _tokenised(
-        self, render: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+        self, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> tuple[str, Encoded]:
         """The rendered text and its ids, among which the control tokens are the template's own."""
         escaped = self.control.escape(messages, tools) if self.control is not None else None
         if self.control is None or escaped is None or not escaped.pieces:
-            text = render(messages, tools)
+            text = shown(messages, tools)
             encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             return text, (encoded["input_ids"], encoded["offset_mapping"])
         try:
-            text, own = self.control.restore(render(escaped.messages, escaped.tools), escaped.pieces)
+            text, own = self.control.restore(shown(escaped.messages, escaped.tools), escaped.pieces)
         except ValueError as error:
             raise ChatTemplateError(
                 f"the chat template cannot render a message that spells a control token: {error}; with "
@@ -174,18 +224,23 @@ class Chat:
             ) from None
         return text, self.control.encode(text, own)
 
-    def parse(self, completion_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[str | None, ParsedReply]:
+    def parse(
+        self, completion_ids: Sequence[int], tools: Sequence[dict[str, Any]], *, opens_thought: bool | None = None
+    ) -> tuple[str | None, ParsedReply]:
         """Split a completion into (reasoning or None, reply).
 
         `tools`: the rollout's tools, in OpenAI's wire format. Without tools, no text is read as a tool call.
+        `opens_thought`: whether the reply begins inside a thought, as in `Rendered.opens_thought`; by default, whether
+        it does after a question. Such a reply is all reasoning until it closes the thought.
         """
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         reasoning = None
-        if self.splits_reasoning and "</think>" in text:
-            reasoning, text = text.split("</think>", 1)
+        opened = _opens_thought(self.header) if opens_thought is None else opens_thought
+        if self.splits_reasoning and (opened or "</think>" in text):
+            reasoning, _, text = text.partition("</think>")
             reasoning = reasoning.removeprefix("<think>").strip()
         return reasoning, self.tool_format.read(text, tools_of(tools)) if tools else ParsedReply(text.strip())
 
@@ -199,17 +254,18 @@ def _attributed(encoded: Encoded, text: str, frame: str, messages: list[dict[str
     token_ids, offsets = encoded
     is_content, ends = [False] * len(token_ids), []
     token = 0
-    for start, end in _content_spans(text, frame, messages):
+    spans = _content_spans(text, frame, messages)
+    for start, end in spans:
         while token < len(token_ids) and offsets[token][0] < end:
             is_content[token] = offsets[token][1] > start
             token += 1
         ends.append(token)
-    return Rendered(token_ids, is_content, ends)
+    return Rendered(token_ids, is_content, ends, _opens_thought(text[spans[-1][1] :] if spans else text))
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with a sentinel for each content, except an assistant's empty one, which templates test for."""
-    return [{**m, "content": _SENTINEL} if m["content"] or m["role"] != "assistant" else m for m in messages]
+    return [{**m, "content": SENTINEL} if m["content"] or m["role"] != "assistant" else m for m in messages]
 
 
 def _content_spans(text: str, frame: str, messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -218,7 +274,7 @@ def _content_spans(text: str, frame: str, messages: list[dict[str, Any]]) -> lis
     A search for the content would find wrong places: "e" occurs in every template. If the template leaves a content
     out, repeats it or depends on it, all spans are (0, 0), and all of `text` counts as the template's own.
     """
-    lead, *pieces = frame.split(_SENTINEL)
+    lead, *pieces = frame.split(SENTINEL)
     nowhere = [(0, 0)] * len(messages)
     shown = sum(bool(m["content"]) or m["role"] != "assistant" for m in messages)
     if len(pieces) != shown or not text.startswith(lead):
@@ -232,27 +288,38 @@ def _content_spans(text: str, frame: str, messages: list[dict[str, Any]]) -> lis
         after = pieces.pop(0)
         # The template prints the content verbatim or stripped. If it rewrites it (Llama 3.1 quotes tool results), the
         # content ends where the template's next text begins.
-        verbatim = (cursor + len(c) for c in (content, content.strip()) if text.startswith(c + after, cursor))
+        verbatim = (cursor + len(c) for c in _trimmed(content) if text.startswith(c + after, cursor))
         end = next(verbatim, text.find(after, cursor))
+        if end < 0:
+            return nowhere
         spans.append((cursor, end))
         cursor = end + len(after)
     return spans if cursor == len(text) else nowhere
 
 
-def _assistant() -> dict[str, Any]:
-    return {"role": "assistant", "content": _SENTINEL}
+def _trimmed(content: str) -> tuple[str, ...]:
+    """A content as templates print it: verbatim, or without white space at its ends, of which one may be inside."""
+    return content, content.strip(), content.lstrip(), content.rstrip()
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-    except Exception as error:  # a template may raise any exception
-        raise ChatTemplateError(f"the chat template cannot render the conversation: {error}") from error
+def assistant_header(tokenizer: Tokenizer) -> str:
+    """The text that the chat template adds to a question to open an assistant turn.
+
+    Some templates end a conversation with a token of their own if no turn is to follow (Phi-3), so it is what follows
+    the text that both renderings begin with. Raises ChatTemplateError.
+    """
+    closed, opened = (render(tokenizer, [QUESTION], add_generation_prompt=flag) for flag in (False, True))
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(closed, opened, strict=False))
+    return opened[len(list(same)) :]
+
+
+def _opens_thought(header: str) -> bool:
+    return header.rstrip().endswith("<think>")
 
 
 def _after_sentinel(text: str) -> str:
     # Split at the first occurrence: a tool result after the sentinel may hold it too, the dummy question does not.
-    _, found, tail = text.partition(_SENTINEL)
+    _, found, tail = text.partition(SENTINEL)
     if not found:
         raise ChatTemplateError("the chat template drops an assistant message's content")
     # Some templates put a space between a reply and its end token, which a model does not sample.
@@ -280,8 +347,8 @@ def _turn_tokens(tokenizer: Tokenizer, stops: set[int]) -> set[str]:
     """
     added = added_tokens(tokenizer)
     names = set(added.values())
-    user = _render(tokenizer, [_QUESTION])
-    header = _render(tokenizer, [_QUESTION], add_generation_prompt=True).removeprefix(user)
+    user = render(tokenizer, [QUESTION])
+    header = render(tokenizer, [QUESTION], add_generation_prompt=True).removeprefix(user)
     found = {name for name in names if name in user} | {added[i] for i in stops if i in added}
     opening = [name for name in sorted(names, key=len, reverse=True) if header.startswith(name)]
     return found | set(opening[:1])

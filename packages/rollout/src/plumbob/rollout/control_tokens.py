@@ -46,10 +46,11 @@ class ControlTokens:
     """The copy of the tokenizer, once a text has needed it."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, structural: Iterable[str]) -> ControlTokens:
+    def of(cls, tokenizer: Tokenizer, structural: Iterable[str], written: str = "") -> ControlTokens:
         """The control tokens of a tokenizer with a chat template.
 
         `structural`: the tokens that open or close turns, which count even if the tokenizer does not flag them.
+        `written`: what is put into messages for the template, whose marks count as the template's own.
         """
         added = added_tokens(tokenizer)
         # Some tokenizers have runs of spaces and line breaks as added tokens, which every text may contain.
@@ -58,7 +59,7 @@ class ControlTokens:
         special = {added[i] for i, token in flags.items() if getattr(token, "special", True)}
         special = visible & (special | set(getattr(tokenizer, "all_special_tokens", ())))
         turns = set(structural) & visible
-        marks = {name for name in visible - turns if name in str(tokenizer.chat_template)}
+        marks = {name for name in visible - turns if name in str(tokenizer.chat_template) + written}
         return cls(
             tokenizer,
             everywhere=frozenset(special | turns),

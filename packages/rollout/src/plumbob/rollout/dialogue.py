@@ -113,7 +113,7 @@ class TokenDialogue:
             raise EngineError(
                 "the engine reported finish_reason 'stop', but the completion does not end with a stop token"
             )
-        reasoning, reply = chat.parse(completion.token_ids, self.box.schemas)
+        reasoning, reply = chat.parse(completion.token_ids, self.box.schemas, opens_thought=rendered.opens_thought)
         calls = _tool_calls(reply.calls, turn)
         message = adapter.assistant_message(reply.content, reasoning, list(calls))
         if turn:

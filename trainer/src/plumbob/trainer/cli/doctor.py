@@ -137,11 +137,9 @@ def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Findi
         import_transformers()
         from plumbob.trainer.diagnosis.findings import Finding
         from plumbob.trainer.distributed.world import join_world, leave_world
-        from plumbob.trainer.doctor.probes.tokens import TOOLS_NAMED
         from plumbob.trainer.doctor.run_probes import examine
         from plumbob.trainer.doctor.subject import load_subject
         from plumbob.trainer.inference.weight_sync import SyncError
-        from plumbob.trainer.rollouts.templates import ToolsNotInPrompt
         from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -154,10 +152,9 @@ def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Findi
             except SyncError as error:
                 yield "sync", Finding("the first weight sync succeeds", "fail", str(error), "weights-not-synced")
                 return
-            except ToolsNotInPrompt as error:
-                yield "tokens", Finding(TOOLS_NAMED, "fail", str(error), "tools-not-in-prompt")
-                return
             try:
+                for note in subject.run.tasks.notes:
+                    _print_status(note)
                 _print_status(f"sampling {subject.run.rollouts_per_step} rollouts")
                 yield from examine(subject, everything=everything)
             finally:

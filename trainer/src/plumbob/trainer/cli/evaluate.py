@@ -12,6 +12,7 @@ from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import as_command, resolve
@@ -113,6 +114,8 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
         check_by_source(env, config.settings_of(env))
     if config.engine == "transformers" and not config.oracle and config.replay is None:
         check_model_exists(config.model)
+    recorded = None if directory is None else directory / RECORDED
+    TemplateChoice(config.chat_template, config.chat_template_args, recorded).check()
     if directory is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)

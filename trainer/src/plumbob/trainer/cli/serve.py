@@ -16,6 +16,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.rollout_options import ToolFormatName
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ def serve(
             show_default="4096, or the model's maximum if that is smaller",
         ),
     ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template",
+            help="Jinja file with the chat template to use in place of the model's own.",
+            metavar="FILE",
+        ),
+    ] = None,
+    chat_template_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--chat-template-args",
+            help="Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text, such as "
+            "enable_thinking=false; may be repeated. A request's chat_template_kwargs come before it.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
     keep_control_tokens: Annotated[
         bool,
         typer.Option(
@@ -75,6 +93,8 @@ def serve(
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    template = TemplateChoice(chat_template, tuple(chat_template_args or ()))
+    template.check()
     with contextlib.suppress(KeyboardInterrupt):
         load = functools.partial(
             _load,
@@ -82,6 +102,7 @@ def serve(
             max_concurrent=max_concurrent,
             max_context=max_context,
             bf16=bf16,
+            template=template,
             keep_control_tokens=keep_control_tokens,
             tool_format=tool_format,
         )
@@ -99,6 +120,8 @@ async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -
     from plumbob.trainer.serving.server import running
 
     server = load()
+    if not server.chat.names_tools([{"role": "user", "content": "?"}]):
+        print(f"the chat template of {model} has no place for tools: they are described in text", file=sys.stderr)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

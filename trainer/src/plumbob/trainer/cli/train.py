@@ -17,6 +17,7 @@ from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.typer_command import command_class
+from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
 from plumbob.trainer.config.train import FIXED_ON_RESUME, PLACE, TrainConfig
@@ -79,6 +80,8 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
     check_by_source(config.env, settings)
     config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
     check_model_exists(config.model)
+    recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
+    TemplateChoice(config.chat_template, config.chat_template_args, recorded).check()
     if run_dir is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plumbob.trainer.config import rollout_options
+from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
-    "envs", "model", "engine", "env_args", "datasets", "rollouts_per_example", "seed", "temperature", "top_p", "top_k",
-    "min_p", "max_tokens", "max_turns", "max_context", "keep_control_tokens", "tool_format",
-    "explain_unread_calls", "oracle", "replay", "bf16",
+    "envs", "model", "engine", "chat_template", "chat_template_args", "env_args", "datasets", "rollouts_per_example",
+    "seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_turns", "max_context", "keep_control_tokens",
+    "tool_format", "explain_unread_calls", "oracle", "replay", "bf16",
 )  # fmt: skip
 """Settings that --resume cannot change: rollouts sampled under other values do not belong in the same table."""
 
@@ -75,6 +76,8 @@ class EvaluateConfig:
     max_tokens: int = option(512, "Maximum number of tokens in one assistant turn.", at_least=1)
     max_turns: int = rollout_options.max_turns()
     max_context: int = rollout_options.max_context()
+    chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")
+    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
     keep_control_tokens: bool = rollout_options.keep_control_tokens(
         " With --engine openai the server's own chat template decides."
     )
@@ -122,6 +125,11 @@ class EvaluateConfig:
         require(
             self.datasets is None or len(self.envs) == 1,
             "--datasets is for one environment; with several, give -a ENV.datasets=... instead",
+        )
+        read_values(self.chat_template_args)
+        require(
+            self.chat_template is None or self.engine != "openai",
+            "with --engine openai the server renders messages: give --chat-template to the server",
         )
         greedy = self.sampling_temperature == 0
         require(

@@ -210,7 +210,7 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, bool) and f.metadata.get("bare") is not None:
         return f.metadata["bare"] if value else f.metadata["off"]
-    if isinstance(value, dict) and f.name == "env_args":
+    if isinstance(value, dict) and f.name in ("env_args", "chat_template_args"):
         return tuple(f"{key}={as_text(v)}" for key, v in value.items())
     return value
 

@@ -27,6 +27,23 @@ def keep_control_tokens(exception: str = "") -> Any:
     )
 
 
+def chat_template(exception: str = "") -> Any:
+    """`exception`: a further sentence about where this does not hold."""
+    return option(
+        None,
+        "Jinja file with the chat template to use in place of the model's own. The directory of results keeps a copy, "
+        f"which --resume uses.{exception}",
+    )
+
+
+def chat_template_args() -> Any:
+    return option(
+        (),
+        "Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text; may be repeated. "
+        "Example: enable_thinking=false turns the thinking of Qwen3's hybrid models off.",
+    )
+
+
 def tool_format(exception: str = "") -> Any:
     """`exception`: a further sentence about where this does not hold."""
     return option(

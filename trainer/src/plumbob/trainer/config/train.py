@@ -12,6 +12,7 @@ from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.config import rollout_options
+from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
@@ -22,6 +23,8 @@ FIXED_ON_RESUME = (
     "eval_datasets",
     "task_order",
     "model",
+    "chat_template",
+    "chat_template_args",
     "peft",
     "lora_r",
     "lora_alpha",
@@ -288,6 +291,8 @@ class TrainConfig:
     )
     max_turns: int = rollout_options.max_turns()
     max_context: int = rollout_options.max_context()
+    chat_template: str | None = rollout_options.chat_template()
+    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
     keep_control_tokens: bool = rollout_options.keep_control_tokens()
     tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
     explain_unread_calls: bool = rollout_options.explain_unread_calls()
@@ -383,6 +388,7 @@ class TrainConfig:
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
         parse_kept_traces(self.keep_traces)
+        read_values(self.chat_template_args)
         self._check_clipping()
         self._check_vllm()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import INTERRUPTED, UserError
+from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import to_toml
 
@@ -82,7 +83,9 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                 (folder / "config.toml").write_text(own.to_toml(), encoding="utf-8")
                 if loaded != model:
                     open_engine.close()
-                    asked, loaded = open_engine.enter_context(closing(evaluation.ask(own))), model
+                    begun = (directory / _folder(*cell) / RECORDED for cell in cells if cell[0] == model)
+                    recorded = next((path for path in begun if path.is_file()), None)
+                    asked, loaded = open_engine.enter_context(closing(evaluation.ask(own, recorded))), model
                 try:
                     (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked, folder)
                 except (Interrupted, evaluation.EvaluationFailed) as error:

@@ -14,6 +14,7 @@ import verifiers.v1 as vf
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
+from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan
@@ -31,7 +32,8 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
     part = plan(config, env)
     if not hasattr(part.tasks[0], "prediction"):
         raise UserError(f"environment {env!r} has no submission format: its task has no method 'prediction'")
-    with closing(ask(config)) as asked:
+    recorded = None if resume_from is None else resume_from / RECORDED
+    with closing(ask(config, recorded)) as asked:
         directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
         (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         try:

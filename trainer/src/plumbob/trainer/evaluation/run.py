@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from plumbob.hub import find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
 from plumbob.rollout.environment_code import Caller
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
+from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
 from plumbob.trainer.reporting.progress_bar import Progress
@@ -96,7 +98,8 @@ class Plan:
 def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: bool = False) -> int:
     """Carry out an evaluation; returns the exit code. Raises UserError."""
     plans = [plan(config, env) for env in config.envs]
-    with closing(ask(config)) as asked:
+    recorded = None if resume_from is None else resume_from / RECORDED
+    with closing(ask(config, recorded)) as asked:
         return _run(config, plans, asked, resume_from, as_json)
 
 
@@ -133,8 +136,10 @@ def evaluate_plans(
     )
     reports = []
     if asked.chat is not None:
-        for part in plans:
-            check_template(asked.chat, part.loaded, config.model)
+        notes = [note for part in plans for note in check_template(asked.chat, part.loaded, config.model)]
+        for note in dict.fromkeys(notes):
+            print(note, file=sys.stderr, flush=True)
+        write_whole(directory / RECORDED, str(asked.chat.tokenizer.chat_template))
     with lock_directory(directory), Interruption() as interruption, asyncio.Runner() as loop:
         for part in plans:
             path = directory / f"{part.env}.jsonl"
@@ -187,8 +192,11 @@ def _stored_settings(path: Path, env: str) -> dict[str, str]:
     return {}
 
 
-def ask(config: EvaluateConfig) -> Asked:
-    """Load the model or connect to the server. Raises UserError."""
+def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
+    """Load the model or connect to the server. Raises UserError.
+
+    `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
+    """
     temperature = config.sampling_temperature
     sampling = Sampling(
         config.max_tokens, temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, seed=config.seed
@@ -201,7 +209,7 @@ def ask(config: EvaluateConfig) -> Asked:
         return Asked(None, None, sampling, unbounded, what)
     from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
-    loaded = load_engine(config)
+    loaded = load_engine(config, recorded)
     where = f"{config.model} on {loaded.where}, {how}"
     return Asked(loaded.engine, loaded.chat, sampling, limits, where, loaded.close)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plumbob.rollout import ChatReply, Sampling, read_arguments
@@ -17,9 +17,12 @@ class ChatServer:
     Sampling settings that equal OpenAI's defaults are left out of requests: not all servers know them.
     """
 
-    def __init__(self, http: HttpThread, url: str, model: str) -> None:
-        """`url`: the server's root URL, in the form that `root_url` returns."""
-        self.http, self.model = http, model
+    def __init__(self, http: HttpThread, url: str, model: str, template_args: Mapping[str, Any] | None = None) -> None:
+        """`url`: the server's root URL, in the form that `root_url` returns.
+
+        `template_args`: values of variables of the server's chat template, sent as vLLM's `chat_template_kwargs`.
+        """
+        self.http, self.model, self.template_args = http, model, template_args
         self.pool = ServerPool(http, [url])
 
     async def reply(
@@ -39,6 +42,8 @@ class ChatServer:
         body |= {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
         if tools:
             body["tools"] = list(tools)
+        if self.template_args:
+            body["chat_template_kwargs"] = dict(self.template_args)
 
         async def send(server: Server, seconds: float) -> ChatReply:
             return await self.http.request(

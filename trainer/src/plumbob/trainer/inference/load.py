@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatEngine, Engine
+from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
@@ -53,8 +55,12 @@ class LoadedChatEngine:
     """None, because the server applies the chat template."""
 
 
-def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
-    """Load the engine that `--engine` names. Raises UserError for a model or a server that cannot be used."""
+def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedEngine | LoadedChatEngine:
+    """Load the engine that `--engine` names. Raises UserError for a model or a server that cannot be used.
+
+    `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
+    """
+    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
     if config.engine == "transformers":
         return load_transformers_engine(
             config.model,
@@ -62,13 +68,14 @@ def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
             max_context=config.max_context,
             bf16=config.bf16,
             threads=config.threads,
+            template=template,
             keep_control_tokens=config.keep_control_tokens,
             tool_format=config.tool_format,
         )
     url = root_url(config.base_url, "--base-url")
     if config.engine == "vllm":
         generation_config = load_generation_config(config.model)
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_tokenizer(config.model, template)
         chat = load_chat(tokenizer, generation_config, config.keep_control_tokens, config.tool_format)
     http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
     try:
@@ -77,7 +84,8 @@ def load_engine(config: EvaluateConfig) -> LoadedEngine | LoadedChatEngine:
         http.close()
         raise
     if config.engine == "openai":
-        return LoadedChatEngine(ChatServer(http, url, config.model), config.base_url, http.close)
+        server = ChatServer(http, url, config.model, read_values(config.chat_template_args))
+        return LoadedChatEngine(server, config.base_url, http.close)
     return LoadedEngine(TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, http.close)
 
 
@@ -127,15 +135,17 @@ def load_transformers_engine(
     max_context: int | None = None,
     bf16: bool = False,
     threads: int = 0,
+    template: TemplateChoice = OWN,
     keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> LoadedEngine:
     """Load a model into this process, on the GPU if there is one.
 
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
-    `keep_control_tokens` and `tool_format`: see `load_chat`. Raises UserError for a model that cannot be loaded or used.
+    `template`: the chat template, by default the model's own. `keep_control_tokens` and `tool_format`: see `load_chat`.
+    Raises UserError for a model that cannot be loaded or used.
     """
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, template)
     loaded = load_model(model)
     positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     if max_context is None:

@@ -11,21 +11,24 @@ import torch
 from plumbob.console import UserError, first_line
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout.tool_formats import named
+from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 
-def load_tokenizer(name: str) -> Any:
-    """Load a model's tokenizer. Raises UserError if the model does not exist or has no chat template."""
+def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
+    """Load a model's tokenizer, with its own chat template or another.
+
+    Raises UserError if the model does not exist or has no chat template, or the chosen one cannot be used.
+    """
     check_model_exists(name)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the tokenizer of model {name!r}: {first_line(error).rstrip('.')}") from None
+    tokenizer.chat_template = template.text(tokenizer.chat_template or None)
     if not tokenizer.chat_template:
-        raise UserError(
-            f"model {name!r} has no chat template; use an instruct model or add chat_template.jinja to its folder"
-        )
+        raise UserError(f"model {name!r} has no chat template; use an instruct model, or give --chat-template FILE")
     return tokenizer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -11,9 +11,9 @@ from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.rollouts.tasks import EvaluationTasks, Tasks
 
-
-class ToolsNotInPrompt(UserError):
-    """The chat template leaves tools out, so the model would not know that it has any."""
+QUESTION = {"role": "user", "content": "?"}
+RESULT = {"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}
+"""What may come between two turns of the model."""
 
 
 def opening_messages(task: vf.Task) -> list[dict[str, Any]]:
@@ -23,30 +23,55 @@ def opening_messages(task: vf.Task) -> list[dict[str, Any]]:
     return [adapter.to_wire(message) for message in adapter.with_system_prompt(task, messages)]
 
 
-def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> None:
+def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> list[str]:
     """Raise UserError if the chat template cannot render what the environment's rollouts need.
 
     That is the first task's prompt, tool descriptions and tool results if there are tools, and user messages between
-    turns if the environment sends them. Raises ToolsNotInPrompt if the template leaves tools out.
+    turns if the environment sends them. Returns what the user should know about this template, one sentence each.
     """
     task = (tasks.train if isinstance(tasks, Tasks) else tasks.tasks)[0]
     messages = opening_messages(task)
+    between = [QUESTION] if tasks.driver is not None else []
+    tools = bool(tool_names(task, tasks.toolsets))
     try:
         chat.prompt(messages, tools=[])
-        if tasks.driver is not None:
-            chat.suffix([{"role": "user", "content": "?"}])
-        names = tool_names(task, tasks.toolsets)
-        if not names:
-            return
-        if not chat.names_tools(messages):
-            raise ToolsNotInPrompt(
-                f"the environment gives the model tools ({', '.join(names)}), but the chat template of {model!r} leaves "
-                "tools out of the prompt, so the model would not know of them; use a model whose template describes "
-                "tools, such as Qwen2.5 or Llama 3.1"
-            )
-        chat.suffix([{"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}])
+        between += [RESULT] if tools else []
+        for message in between:
+            chat.suffix([message])
+        notes = [*_gaps(chat, messages, tools), *_forgotten(chat, between)]
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None
+    return [f"the chat template of {model} {note}" for note in notes]
+
+
+def _gaps(chat: Chat, messages: list[dict[str, Any]], tools: bool) -> Iterator[str]:
+    """What the template has no place for, and where rollouts put it instead."""
+    opening = "the first user message" if chat.gaps.system else "the system message"
+    if tools and not chat.names_tools(messages):
+        results = ", and tool results are user messages" if chat.gaps.results else ""
+        yield (
+            f"has no place for tools: they are described in {opening}, with the form of a call "
+            f"(--tool-format {chat.tool_format.name}){results}"
+        )
+    elif tools and chat.gaps.results:
+        yield "has no place for tool results: they are user messages"
+    if chat.gaps.system and messages[0]["role"] == "system":
+        yield "has no place for a system message: the environment's opens the first user message"
+
+
+def _forgotten(chat: Chat, between: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What differs between a rollout and a chat server, which renders the whole conversation anew at each turn."""
+    found = {chat.forgets(message) for message in between}
+    if "thoughts" in found:
+        yield (
+            "leaves the thinking out of earlier turns: a chat server does not show it to the model again. In rollouts it "
+            "stays, so each turn is sampled and trained with the thinking of the turns before it in its context"
+        )
+    if "headers" in found:
+        yield (
+            "opens each turn with an empty thought and leaves it out of earlier turns: a chat server does not show it "
+            "again. In rollouts it stays before every turn"
+        )
 
 
 def tool_names(task: vf.Task, shared: Sequence[vf.Toolset]) -> list[str]:

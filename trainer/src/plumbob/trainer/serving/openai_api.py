@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from plumbob.rollout import Chat, Completion, MalformedCall, ParsedCall, Sampling, derive_seed
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from plumbob.rollout import Chat, Completion, MalformedCall, ParsedCall, Rendered, Sampling, derive_seed
+from plumbob.trainer.config.chat_template import RESERVED
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 MAX_CHOICES = 128
 """Most completions that one request may ask for (`n`)."""
@@ -134,6 +135,8 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] | None = None
     tool_choice: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Values of variables of the chat template (vLLM's extension)."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     stream: bool | None = None
@@ -141,6 +144,13 @@ class ChatRequest(SamplingFields):
 
     def model_post_init(self, _: Any) -> None:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _refuse_reserved(cls, values: dict[str, Any] | None) -> dict[str, Any] | None:
+        if taken := RESERVED.intersection(values or {}):
+            raise ValueError(f"{min(taken)} is not a variable that a request can set")
+        return values
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
@@ -231,10 +241,16 @@ def _verbatim(text: str, chat: Chat) -> str:
 
 
 def chat_choice(
-    index: int, completion: Completion, chat: Chat, *, tools: Sequence[dict[str, Any]], logprobs: bool
+    index: int,
+    completion: Completion,
+    chat: Chat,
+    prompt: Rendered,
+    *,
+    tools: Sequence[dict[str, Any]],
+    logprobs: bool,
 ) -> dict[str, Any]:
     """One choice of a chat completion: the completion, parsed into content, reasoning and calls of `tools`."""
-    reasoning, reply = chat.parse(completion.token_ids, tools)
+    reasoning, reply = chat.parse(completion.token_ids, tools, opens_thought=prompt.opens_thought)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning

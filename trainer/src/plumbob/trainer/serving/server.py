@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Sampling
+from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.inference.errors import PromptError
 from plumbob.trainer.inference.load import load_transformers_engine
 from plumbob.trainer.serving import openai_api as api
@@ -62,15 +63,16 @@ class Server:
         self._check_model(asked.model)
         tools = asked.offered_tools
         try:
-            prompt = self.chat.prompt(api.template_messages(asked.messages, self.chat), tools).token_ids
+            messages = api.template_messages(asked.messages, self.chat)
+            rendered = self.chat.prompt(messages, tools, asked.chat_template_kwargs)
         except ChatTemplateError as error:
             raise api.ApiError(400, str(error), param="messages") from None
-        completions = await self._sample(prompt, asked, self.chat.stop_token_ids)
+        completions = await self._sample(rendered.token_ids, asked, self.chat.stop_token_ids)
         choices = [
-            api.chat_choice(i, completion, self.chat, tools=tools, logprobs=bool(asked.logprobs))
+            api.chat_choice(i, completion, self.chat, rendered, tools=tools, logprobs=bool(asked.logprobs))
             for i, completion in enumerate(completions)
         ]
-        answer = api.chat_completion(self.model, choices, len(prompt), completions)
+        answer = api.chat_completion(self.model, choices, len(rendered.token_ids), completions)
         if not asked.stream:
             return web.json_response(answer)
         usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -156,20 +158,22 @@ def load_server(
     max_concurrent: int = 64,
     max_context: int | None = None,
     bf16: bool = False,
+    template: TemplateChoice = OWN,
     keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> Server:
     """Load a model, on the GPU if there is one, and make a server for it.
 
     `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. `keep_control_tokens` and `tool_format`: see `load_chat`. Raises UserError for a model
-    that cannot be loaded or used.
+    positions if that is smaller. `template`: the chat template, by default the model's own. `keep_control_tokens` and
+    `tool_format`: see `load_chat`. Raises UserError for a model that cannot be loaded or used.
     """
     loaded = load_transformers_engine(
         model,
         max_concurrent=max_concurrent,
         max_context=max_context,
         bf16=bf16,
+        template=template,
         keep_control_tokens=keep_control_tokens,
         tool_format=tool_format,
     )

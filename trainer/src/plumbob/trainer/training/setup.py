@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from plumbob.console import UserError
 from plumbob.rollout import Chat, Sampling
+from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
@@ -64,9 +65,12 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     lock, folder = _begin_resuming(config, world, resume_from, on_failure)
     config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
     rollouts = config.rollouts_per_step(world.size)
-    tokenizer = load_tokenizer(config.model)
+    recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
+    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    tokenizer = load_tokenizer(config.model, template)
     tasks = load_tasks(config)
-    check_template(load_chat(tokenizer, None), tasks, config.model)
+    notes = check_template(load_chat(tokenizer, None, tool_format=config.tool_format), tasks, config.model)
+    tasks = dataclasses.replace(tasks, notes=[*tasks.notes, *notes])
     model = load_model(config.model)
     _check_context(model, config)
     chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens, config.tool_format)
@@ -173,6 +177,7 @@ def _begin(run: Run, folder: Path | None, status: Status) -> None:
                 status(f"resuming from {folder.name}; checkpoints of later steps are now {', '.join(map(str, later))}")
             truncate_metrics(run.directory, run.state.step)
             write_whole(run.directory / "config.toml", run.config.to_toml())
+            write_whole(run.directory / RECORDED, run.tokenizer.chat_template)
         except OSError as error:
             raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
     run.engine.version = run.state.step  # the policy versions of a resumed run continue those of the interrupted one

@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 from peft.tuners.lora import Linear as LoraLinear
 from plumbob.rollout import Chat, Sample, to_sample
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.trainer.doctor.probes.tokens import header_text
+from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.inference.engine import WeightUpdate
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.weight_sync import sync_weights
@@ -64,7 +64,7 @@ def _select(sample: Sample, keep: Sequence[bool]) -> Sample:
 
 def without_headers(run: Run, trace: vf.Trace, sample: Sample) -> Sample:
     """The assistant header is missing before every turn but the first: verifiers' GRPOTrainer, July-October 2025."""
-    length = len(run.tokenizer.encode(header_text(run.tokenizer), add_special_tokens=False))
+    length = len(run.tokenizer.encode(assistant_header(run.tokenizer), add_special_tokens=False))
     mask = sample.loss_mask
     starts = [i for i in range(1, len(mask)) if mask[i] and not mask[i - 1]]
     dropped = {i for start in starts[1:] for i in range(start - length, start)}
@@ -141,10 +141,12 @@ class HeaderlessChat(Chat):
 
 
 class ToollessChat(Chat):
-    """A chat whose template ignores tools."""
+    """A chat that ignores tools."""
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
-        return super().prompt(messages, [])
+    def prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> Any:
+        return super().prompt(messages, [], variables)
 
 
 def chat_of(cls: type[Chat], **changes: Any) -> Inject:

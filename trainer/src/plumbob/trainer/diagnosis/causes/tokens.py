@@ -8,8 +8,8 @@ CAUSES = (
     Cause(
         "tools-not-in-prompt",
         "Tool descriptions are missing from the engine's prompt or from the prompt in the trained row.",
-        "Pass the same `tools` to `apply_chat_template` for sampling and for training, and use a chat template that "
-        "renders tools.",
+        "Describe the tools in the first prompt, and use the same prompt for sampling and for training: pass the same "
+        "`tools` to `apply_chat_template`, or put their descriptions into the system message.",
         ("H02", "H07"),
         "verifiers' GRPOTrainer, July-October 2025",
     ),

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from plumbob.rollout import Sample
+from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
 
 ORDER = 30
-
-TOOLS_NAMED = "prompts name the environment's tools"
-"""The name of the check that finds prompts without tool descriptions."""
-QUESTION = [{"role": "user", "content": "?"}]
-"""A dialogue by which the chat template's assistant header is found."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -43,7 +38,7 @@ def _tools(subject: Subject) -> Finding:
     if absent:
         evidence = f"the engine's prompts do not name {', '.join(sorted(absent))}"
     return Finding(
-        TOOLS_NAMED,
+        "prompts name the environment's tools",
         "fail" if absent else "pass",
         evidence,
         "tools-not-in-prompt" if absent else None,
@@ -52,7 +47,7 @@ def _tools(subject: Subject) -> Finding:
 
 def _headers(subject: Subject) -> Finding:
     """Each prompt must end with the chat template's header of an assistant turn."""
-    header, tokenizer = header_text(subject.run.tokenizer), subject.run.tokenizer
+    header, tokenizer = assistant_header(subject.run.tokenizer), subject.run.tokenizer
     calls = [call for turns in subject.drawn.calls for call in turns]
     tails = {tuple(call.prompt_ids[-64:]) for call in calls}
     bare = {tail for tail in tails if not tokenizer.decode(list(tail)).rstrip().endswith(header.rstrip())}
@@ -116,7 +111,7 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     opening = row[: len(row) - (len(truth) - len(calls[0].prompt_ids))]
     if any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names):
         return "tools-not-in-prompt"
-    header = header_text(tokenizer).strip()
+    header = assistant_header(tokenizer).strip()
     if text.count(header) < true_text.count(header):
         return "assistant-header-missing"
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
@@ -150,13 +145,6 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
     cause = "context-tokens-trained" if extra else "sampled-tokens-masked" if missing else None
     cause = cause or ("row-not-what-was-sampled" if wrong else None)
     return Finding(check, "fail" if cause else "pass", evidence, cause)
-
-
-def header_text(tokenizer: Any) -> str:
-    """The text that the chat template adds to open an assistant turn."""
-    closed = tokenizer.apply_chat_template(QUESTION, tokenize=False)
-    opened = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    return opened.removeprefix(closed)
 
 
 def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:

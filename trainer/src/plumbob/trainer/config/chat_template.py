@@ -1,0 +1,103 @@
+"""--chat-template and --chat-template-args: another template than the model's, and values of its variables.
+
+Both become the text of one template, which the tokenizer then has: the values are set in its first line, unless a
+caller sets them. So whatever renders with this tokenizer renders alike, and so does a model folder saved with it.
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.trainer.config.options import require
+
+RECORDED = "chat_template.jinja"
+"""Name of the file in a run or evaluation directory that holds the chat template in use."""
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"})
+"""Variables that are set for every conversation anew."""
+
+
+def read_values(pairs: Sequence[str]) -> dict[str, Any]:
+    """The values of template variables, given as NAME=VALUE: JSON if it can be read as JSON, else text.
+
+    Example: read_values(["enable_thinking=false", "date_string=1 Jan 2025"]). Raises UserError.
+    """
+    values = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        require(bool(equals) and name.isidentifier(), f"--chat-template-args needs NAME=VALUE, not {pair!r}")
+        require(name not in RESERVED, f"--chat-template-args cannot set {name}, which each conversation sets itself")
+        try:
+            values[name] = json.loads(text, parse_constant=lambda constant: constant)
+        except (ValueError, RecursionError):
+            values[name] = text
+    return values
+
+
+def with_values(template: str, values: dict[str, Any]) -> str:
+    """The template with defaults for some of its variables: what a caller of the template sets comes before them."""
+    lines = [f"{{%- if {n} is not defined %}}{{%- set {n} = {v!r} %}}{{%- endif %}}" for n, v in values.items()]
+    # The empty expression keeps a line break at the template's beginning, which a block in front of it would remove.
+    return "".join([*lines, '{{ "" }}' if lines else "", template])
+
+
+def read_template(file: str) -> str:
+    """The text of a chat template. Raises UserError if it cannot be read or is not valid Jinja."""
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file} (--chat-template)") from None
+    except OSError as error:
+        raise UserError(f"cannot read {file} (--chat-template): {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file} (--chat-template) is not a text in UTF-8") from None
+    require(bool(text.strip()), f"{file} (--chat-template) is empty")
+    from jinja2 import Environment, TemplateSyntaxError
+
+    # transformers knows a further tag that marks what the model generates, and which changes nothing of the text.
+    known = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)
+    except TemplateSyntaxError as error:
+        raise UserError(f"{file} (--chat-template) is not a Jinja template: line {error.lineno}: {error}") from None
+    return text
+
+
+@dataclass(frozen=True)
+class TemplateChoice:
+    """Which chat template a model gets. Example: `TemplateChoice(args=("enable_thinking=false",)).text(own)`."""
+
+    file: str | None = None
+    """A Jinja file; None: the model's own template."""
+    args: tuple[str, ...] = ()
+    """Values of the template's variables, as NAME=VALUE."""
+    recorded: Path | None = None
+    """The template that a resumed run has recorded, which is used as it is if the file exists."""
+
+    def check(self) -> None:
+        """Raise UserError for a file or an argument that cannot be used."""
+        if not self._is_recorded:
+            read_values(self.args)
+            if self.file is not None:
+                read_template(self.file)
+
+    def text(self, own: str | None) -> str | None:
+        """The template's text. `own`: the model's own template, None if it has none. Raises UserError."""
+        if self._is_recorded and self.recorded is not None:
+            return read_template(str(self.recorded))
+        template = read_template(self.file) if self.file is not None else own
+        return None if template is None else with_values(template, read_values(self.args))
+
+    @property
+    def _is_recorded(self) -> bool:
+        return self.recorded is not None and self.recorded.is_file()
+
+
+OWN = TemplateChoice()
+"""The model's own template."""

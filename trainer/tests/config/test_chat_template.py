@@ -1,0 +1,296 @@
+"""--chat-template and --chat-template-args: from the command line to every rendering, and into the run's files."""
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+
+import openai
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+from plumbob.rollout import Chat
+from plumbob.testing.vllm_double import Double, serving
+from plumbob.trainer.cli import doctor as doctor_cli
+from plumbob.trainer.cli import evaluate as evaluate_cli
+from plumbob.trainer.cli import serve as serve_cli
+from plumbob.trainer.cli import train as train_cli
+from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice, read_values, with_values
+from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.evaluation.run import run as evaluate
+from plumbob.trainer.inference.load import load_engine
+from plumbob.trainer.inference.vllm import vf_vllm
+from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
+from plumbob.trainer.rollouts.templates import check_template
+from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.serving.server import load_server, running
+from plumbob.trainer.training.train import run as train
+
+HELLO = [{"role": "user", "content": "Hello."}]
+PLAIN = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if mood is defined %}({{ mood }}) {% endif %}{% endif %}"
+)
+"""ChatML without tools, as SmolLM2's, and with a variable in the assistant header."""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    file = tmp_path / "plain.jinja"
+    file.write_text(PLAIN)
+    return file
+
+
+def rendered(template, **variables):
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = template
+    return tokenizer.apply_chat_template(HELLO, tokenize=False, **variables)
+
+
+# --- values of variables --------------------------------------------------------------------------------------------
+
+
+def test_values_are_json_or_text():
+    pairs = ["a=false", "b=1.5", 'c=["x", null]', "d=1 Jan 2025", "e=", 'f="quoted"', "g=NaN", "h=k=v"]
+    expected = {
+        "a": False,
+        "b": 1.5,
+        "c": ["x", None],
+        "d": "1 Jan 2025",
+        "e": "",
+        "f": "quoted",
+        "g": "NaN",
+        "h": "k=v",
+    }
+    assert read_values(pairs) == expected
+
+
+@pytest.mark.parametrize("pair", ["enable_thinking", "=1", "a b=1", "messages=[]", "tools=[]"])
+def test_what_is_no_variable_is_refused(pair):
+    with pytest.raises(UserError, match="--chat-template-args"):
+        TrainConfig(chat_template_args=(pair,))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=JSON, start=st.sampled_from(["", "\n", "  \n ", "{#- -#} ", "{%- set x = 1 %}"]))
+def test_a_template_with_values_renders_as_if_a_caller_gave_them(value, start):
+    template = start + "{{ value is defined }} {{ value | tojson }}\n{% for m in messages %}{{ m.content }}{% endfor %}"
+    asked = with_values(template, read_values([f"value={json.dumps(value)}"]))
+    assert rendered(asked) == rendered(template, value=value)
+    assert rendered(asked, value="mine") == rendered(template, value="mine")  # a caller comes first
+    assert rendered(with_values(asked, {"value": 7})) == rendered(template, value=7)  # and so does a later choice
+
+
+# --- the option -----------------------------------------------------------------------------------------------------
+
+
+def test_the_options_reach_every_chat(tmp_path, plain):
+    options = {"chat_template": str(plain), "chat_template_args": ("mood=calm",)}
+    template = TemplateChoice(*options.values())
+    chats = [load_server("tiny", template=template).chat]
+    with serving(Double()) as url:
+        for engine in ("transformers", "vllm"):
+            loaded = load_engine(EvaluateConfig(envs=("lookup",), engine=engine, base_url=url, **options))
+            chats.append(loaded.chat)
+            if engine == "vllm":
+                loaded.close()
+    config = TrainConfig(eval_examples=4, num_generations=4, **options)
+    subject = load_subject(config, join_world(torch.device("cpu")), tmp_path, lambda _: None, 1)
+    chats.append(subject.run.sampler.chat)
+    assert any("has no place for tools" in note for note in subject.run.tasks.notes)
+    subject.close()
+    result = {"role": "tool", "content": "7", "name": "t", "tool_call_id": "c"}
+    for chat in chats:
+        for ids in (chat.prompt(HELLO, []).token_ids, chat.suffix([result]).token_ids):
+            assert chat.tokenizer.decode(ids).endswith("<|im_end|>\n<|im_start|>assistant\n(calm) ")
+
+
+@pytest.mark.parametrize(
+    ("name", "app"),
+    [
+        ("train", train_cli.app),
+        ("doctor", doctor_cli.app),
+        ("evaluate", evaluate_cli.evaluate_app),
+        ("serve", serve_cli.app),
+    ],
+)
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "there is no file"),
+        ("", "is empty"),
+        ("{% if %}", "is not a Jinja template: line 1"),
+        (b"\xff", "is not a text in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, name, app, content, why):
+    file = tmp_path / "t.jinja"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit) as exit_:
+        run_app(name, app, [*([] if name == "serve" else ["lookup"]), "--chat-template", str(file)])
+    message = capsys.readouterr().err.strip()
+    assert exit_.value.code == 2 and why in message and str(file) in message and "\n" not in message
+
+
+@pytest.mark.slow
+def test_a_bad_file_is_found_before_torch_is_loaded(tmp_path):
+    program = """
+import sys
+from plumbob.console import UserError
+from plumbob.trainer.cli.train import check_before_loading, configure
+try:
+    check_before_loading(*configure({"env": "lookup", "chat_template": "nowhere.jinja"}))
+except UserError as error:
+    print(error, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "there is no file nowhere.jinja (--chat-template) False"
+
+
+def test_a_template_that_cannot_hold_a_conversation_is_one_sentence(tmp_path):
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }}")
+    with pytest.raises(UserError, match="chat template cannot be used: .*drops an assistant message"):
+        load_server("tiny", template=TemplateChoice(str(file)))
+
+
+def test_a_chat_server_gets_values_and_no_template():
+    with pytest.raises(UserError, match="give --chat-template to the server"):
+        EvaluateConfig(envs=("lookup",), engine="openai", chat_template="x.jinja")
+
+
+def test_a_request_may_set_variables_of_the_template(plain):
+    server = load_server("tiny", template=TemplateChoice(str(plain), ("mood=calm",)))
+    ask = {"model": "tiny", "messages": HELLO, "max_tokens": 1}
+
+    async def main():
+        async with (
+            running(server) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+        ):
+            create = client.chat.completions.create
+            usual = await create(**ask)
+            other = await create(**ask, extra_body={"chat_template_kwargs": {"mood": "very very calm"}})
+            with pytest.raises(openai.BadRequestError, match="chat_template_kwargs.*messages"):
+                await create(**ask, extra_body={"chat_template_kwargs": {"messages": []}})
+            return usual.usage.prompt_tokens, other.usage.prompt_tokens
+
+    usual, other = asyncio.run(main())
+    assert usual == len(server.chat.prompt(HELLO, []).token_ids)
+    assert other == len(server.chat.prompt(HELLO, [], {"mood": "very very calm"}).token_ids) > usual
+
+
+def test_vf_vllm_passes_both_on(plain):
+    def planned(text, known=None):
+        return shlex.join(vf_vllm.plan(shlex.split(text), {}, known).argv)
+
+    command = planned(
+        f"-m tiny --chat-template {plain} --chat-template-args enable_thinking=false --chat-template-args n=2"
+    )
+    assert '--default-chat-template-kwargs \'{"enable_thinking": false, "n": 2}\'' in command
+    assert f"--chat-template {plain}" in command and "--chat-template-args" not in command
+    assert "--default-chat-template-kwargs" not in planned("-m tiny --chat-template '{{ messages }}'")
+    with pytest.raises(UserError, match="there is no file nowhere"):
+        planned("-m tiny --chat-template nowhere.jinja")
+    with pytest.raises(UserError, match="install a newer vLLM"):
+        planned("-m tiny --chat-template-args a=1", known="enable_scale_out")
+    assert "default-chat" in planned("-m tiny --chat-template-args a=1", known="default_chat_template_kwargs")
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+def noted(template, env="lookup", **settings):
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return check_template(Chat.of(tokenizer), load_evaluation_tasks(env, settings, 1), "M")
+
+
+THINKS = "{% set thoughts = '</think>' %}"
+EMPTY = PLAIN.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n")
+REFUSING = PLAIN.replace(
+    "%}<|im_start|>{{", "%}{{ raise_exception('no') if message.role in ('system', 'tool') }}<|im_start|>{{", 1
+)
+
+
+def test_a_template_without_a_place_for_tools_is_used_and_said():
+    assert noted(None) == []
+    assert noted(PLAIN, "gsm8k", datasets="synthetic") == []
+    (note,) = noted(PLAIN)
+    assert note.startswith(
+        "the chat template of M has no place for tools: they are described in the system message, with"
+    )
+    assert "--tool-format " in note and "user messages" not in note
+    tools, system = noted(REFUSING)
+    assert "described in the first user message" in tools and tools.endswith("and tool results are user messages")
+    assert "no place for a system message" in system
+
+
+def test_thinking_that_a_chat_server_would_drop_is_said():
+    """Contents are printed as they are, so thoughts stay if they are content, and are lost if they are kept apart."""
+    kept = PLAIN.replace("{{ message.content }}", "{{ message.reasoning_content }}{{ message.content }}")
+    dropping = PLAIN.replace("{{ message.content }}", "{{ message.content.split('</think>')[-1] }}")
+    assert not any("thinking" in note for template in (PLAIN, THINKS + kept) for note in noted(template))
+    assert any("leaves the thinking out of earlier turns" in note for note in noted(dropping))
+    assert any("opens each turn with an empty thought" in note for note in noted(EMPTY))
+
+
+# --- the record -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_template_whatever_becomes_of_the_file(tmp_path, plain, capsys):
+    config = TrainConfig(
+        chat_template=str(plain), chat_template_args=("mood=calm",), max_steps=1, batch_size=8, num_generations=4,
+        gradient_accumulation_steps=1, max_tokens=8, max_turns=2, eval_examples=0, output_dir=str(tmp_path), run_name="r",
+    )  # fmt: skip
+    assert train(config) == 0
+    shown = " ".join(" ".join(capsys.readouterr()).split())
+    assert "the chat template of tiny has no place for tools: they are described in the system message" in shown
+    run = tmp_path / "r"
+    used = (run / RECORDED).read_text()
+    assert used.endswith(PLAIN) and "mood" in used.removesuffix(PLAIN)
+    plain.write_text(PLAIN.replace("<|im_end|>", "!<|im_end|>"))
+    resumed, folder = train_cli.configure({"resume": str(run), "max_steps": "2"})
+    train_cli.check_before_loading(resumed, folder)
+    assert train(resumed, folder) == 0
+    assert (run / RECORDED).read_text() == used
+    plain.unlink()
+    train_cli.check_before_loading(resumed, folder)
+    for model in (run, run / "model"):
+        assert load_tokenizer(str(model)).chat_template == used
+    records = [json.loads(line) for line in trace_files.read(trace_files.stored_steps(run)[2]).splitlines()]
+    rows = [load_tokenizer("tiny").decode([i for node in r["nodes"] for i in node["token_ids"]]) for r in records]
+    assert all("<|im_start|>assistant\n(calm) " in row and "!<|im_end|>" not in row for row in rows)
+    with pytest.raises(UserError, match="keeps the run's own --chat-template"):
+        train_cli.configure({"resume": str(run), "chat_template": "other.jinja"})
+
+
+def test_an_evaluation_keeps_its_template(tmp_path, plain, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = EvaluateConfig(
+        envs=("lookup",), num_examples=2, max_tokens=8, chat_template=str(plain), output_dir=str(tmp_path), run_name="e"
+    )
+    assert evaluate(config) == 0
+    assert capsys.readouterr().err.count("has no place for tools") == 1
+    directory = tmp_path / "e"
+    plain.unlink()
+    assert evaluate(config, directory) == 0
+    assert (directory / RECORDED).read_text() == PLAIN

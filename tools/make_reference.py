@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import choices_of, flag, without_none
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES, engine, reward, rollouts, tokens, update
 from plumbob.trainer.diagnosis.thresholds import THRESHOLDS
@@ -30,8 +31,11 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *cells]]
 
 
-def options_of(cls: Any) -> list[str]:
-    """Lines with one heading and one table per group of options of the settings dataclass `cls`."""
+def options_of(cls: Any, names: Collection[str] | None = None) -> list[str]:
+    """Lines with one heading and one table per group of options of the settings dataclass `cls`.
+
+    `names`: the fields to list; None: all.
+    """
     hints, lines, rows, group = get_type_hints(cls), [], [], "The run"
 
     def close() -> None:
@@ -45,15 +49,17 @@ def options_of(cls: Any) -> list[str]:
         if field.metadata["group"]:
             close()
             group = field.metadata["group"]
-        names = [name for name in field.metadata["names"] if field.name == "env_args" or name]
-        names = names if field.name == "env_args" else [flag(field.name), *names]
+        if names is not None and field.name not in names:
+            continue
+        spelled = [name for name in field.metadata["names"] if field.name == "env_args" or name]
+        spelled = spelled if field.name == "env_args" else [flag(field.name), *spelled]
         hint = without_none(hints[field.name])
         default = (
             "" if field.default in (None, ()) else f"`{str(field.default).lower() if hint is bool else field.default}`"
         )
         rows.append(
             [
-                ", ".join(f"`{name}`" for name in names),
+                ", ".join(f"`{name}`" for name in spelled),
                 values(hint, choices_of(field, hint)),
                 default,
                 field.metadata["help"],
@@ -82,9 +88,20 @@ def options_page() -> list[str]:
         "## `train` and `doctor`",
         *options_of(TrainConfig),
         "",
+        "## `sft`",
+        "",
+        "The options of `train`, without those of GRPO's rollouts and objective:",
+        f"{', '.join(f'`{flag(name)}`' for name in sft_lacks())}. These options are new or have other defaults:",
+        *options_of(SftConfig, set(vars(SftConfig)["__annotations__"])),
+        "",
         "## `evaluate`, `predict` and `benchmark`",
         *options_of(EvaluateConfig),
     ]
+
+
+def sft_lacks() -> list[str]:
+    """The options of `train` that `sft` does not have."""
+    return [f.name for f in dataclasses.fields(SftConfig) if not f.init]
 
 
 def metrics_page() -> list[str]:

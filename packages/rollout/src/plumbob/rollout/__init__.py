@@ -4,7 +4,7 @@ from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
 from plumbob.rollout.dialogue import EndOfScript, derive_seed
 from plumbob.rollout.rows import to_sample
 from plumbob.rollout.runner import engine_failed, run_group, run_rollout
-from plumbob.rollout.scripted import ScriptedChat
+from plumbob.rollout.scripted import ScriptedChat, ScriptedEngine
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, read_arguments
 from plumbob.rollout.types import (
     ChatEngine,
@@ -36,6 +36,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "ScriptedChat",
+    "ScriptedEngine",
     "StopReason",
     "Tokenizer",
     "derive_seed",

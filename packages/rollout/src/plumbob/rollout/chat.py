@@ -194,6 +194,19 @@ class Chat:
         texts = whole(said("!", calls, reasoning_content=SENTINEL), said(f"<think>\n{SENTINEL}\n</think>\n\n!", calls))
         return "" if any(SENTINEL in text for text in texts) else "thoughts"
 
+    def turn(self, message: dict[str, Any]) -> str | None:
+        """The text of an assistant's message as the template itself writes it, between header and end token.
+
+        None if the template refuses the message, or writes another header before it than before a model's turn.
+        """
+        try:
+            header = render(self.tokenizer, [QUESTION], add_generation_prompt=True)
+            text, end, _ = render(self.tokenizer, [QUESTION, message]).rpartition(self.closer)
+        except ChatTemplateError:
+            return None
+        # Some templates put a space between a reply and its end token, which a model does not sample.
+        return text[len(header) :].rstrip() if end and text.startswith(header) else None
+
     def _rendered_once(
         self, kind: str, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> Rendered:

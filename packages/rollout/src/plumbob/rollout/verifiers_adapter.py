@@ -14,9 +14,9 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
@@ -32,7 +32,7 @@ from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 from verifiers.v1.mcp.server import _call_state
 from verifiers.v1.session import hook_boundary
 from verifiers.v1.state import state_cls
-from verifiers.v1.trace import AgentInfo, ModelCall, TimeSpan, Trace, TraceTask
+from verifiers.v1.trace import AgentInfo, ModelCall, TimeSpan, Trace, TraceTask, WireTrace
 from verifiers.v1.types import AssistantMessage, SystemMessage, Tool, ToolCall, ToolMessage, Usage, UserMessage
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
@@ -94,13 +94,15 @@ class ToolBox:
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as OpenAI function declarations, which chat templates and endpoints take."""
-        return [
-            {
-                "type": "function",
-                "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
-            }
-            for t in self.declared
-        ]
+        return schemas_of(self.declared)
+
+
+def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as OpenAI function declarations."""
+    return [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in tools
+    ]
 
 
 _specs: dict[tuple[type, str], ToolSpec] = {}
@@ -152,6 +154,11 @@ def new_trace(task: vf.Task) -> Trace:
         agent=_AGENT,
         state=state_cls(type(task))(),
     )
+
+
+def read_trace(record: Mapping[str, Any]) -> Trace:
+    """The trace of a stored record. Its task has data only. Raises ValueError if it is not a trace."""
+    return cast(Trace, WireTrace.model_validate(record))
 
 
 async def open_tools(

@@ -50,6 +50,9 @@ def doctor(**given: Any) -> int:
         others = [flag(name) for name, value in given.items() if name != "env" and value not in (None, [])]
         if others:
             raise UserError(f"doctor reads the settings of {target} from its config.toml; leave {others[0]} out")
+        from plumbob.trainer.watch.watch import run_config
+
+        config = run_config(Path(target).expanduser())
         found, title = _watched(Path(target)), f"doctor {target}"
         everything = True
     else:
@@ -69,7 +72,7 @@ def doctor(**given: Any) -> int:
     if as_json:
         print(json.dumps(_report(title, findings), indent=2))
     else:
-        print(_conclusion([f for _, f in findings], bool(everything)))
+        print(_conclusion([f for _, f in findings], bool(everything), config))
     if page is not None:
         from plumbob.trainer.doctor.page import render
 
@@ -173,7 +176,7 @@ def _line(finding: Finding) -> str:
     return f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
 
 
-def _conclusion(findings: list[Finding], everything: bool) -> str:
+def _conclusion(findings: list[Finding], everything: bool, config: TrainConfig) -> str:
     from plumbob.trainer.diagnosis.causes import CAUSES
 
     causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
@@ -183,7 +186,7 @@ def _conclusion(findings: list[Finding], everything: bool) -> str:
             return f"\nNo cause found, but {broken} of {len(findings)} checks could not be completed (ERROR)."
         return f"\nNo cause found: {len(findings)} checks, {unsure} of them inconclusive (unsure)."
     first = CAUSES[causes[0]]
-    lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.fix}"]
+    lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.advice(config.env, config.model)}"]
     about = [", ".join(first.hypotheses), first.source and f"reported in {first.source}"]
     if any(about):
         lines.append(f"  ({'; '.join(part for part in about if part)})")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from plumbob.console import UserError
@@ -20,7 +20,7 @@ from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
-from plumbob.trainer.config.train import FIXED_ON_RESUME, PLACE, TrainConfig
+from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of
 
@@ -48,8 +48,19 @@ def train(**given: Any) -> int:
     return run(config, run_dir)
 
 
+Settings = TypeVar("Settings", bound=TrainConfig)
+
+
 def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
-    """Resolve the options to (settings, run directory or checkpoint to resume from, or None). Raises UserError."""
+    """`configure_as` for the settings of `train`."""
+    return configure_as(TrainConfig, given)
+
+
+def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Settings, Path | None]:
+    """Resolve the options to (settings of the class `cls`, run directory or checkpoint to resume from, or None).
+
+    Raises UserError.
+    """
     given = dict(given)
     named = {given.pop(name, None) for name in ("env", "env_option")} - {None}
     if len({find(name).name for name in named}) > 1:
@@ -59,13 +70,13 @@ def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
     resumed = Path(given["resume"]) if given.get("resume") is not None else None
     if resumed is not None:
         given["resume"] = str(run_directory_of(resumed))
-    own_names = [name for name in spellings(TrainConfig) if name != "env_args"]
+    own_names = [name for name in spellings(cls) if name != "env_args"]
 
     def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
         return settle(env, unknown_options, file, own_names, lru_cache(lambda: announce(f"the environment {env}")))
 
-    fixed = (*FIXED_ON_RESUME, *PLACE)
-    config, _ = resolve(TrainConfig, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)
+    fixed = (*cls().fixed_on_resume, *PLACE)
+    config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)
     return config, resumed
 
 
@@ -94,7 +105,7 @@ ENV_OPTION = Annotated[
 UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)]
 """Options that no setting has: settings of the environment, or typing errors."""
 
-_ARGUMENTS: dict[str, Any] = {
+ARGUMENTS: dict[str, Any] = {
     "env": Annotated[
         str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")
     ],
@@ -118,8 +129,9 @@ _ARGUMENTS: dict[str, Any] = {
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }
+"""The arguments of `train` and `sft` that are no settings."""
 app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_content_width": 110})(
-    as_command(train, _ARGUMENTS, TrainConfig)
+    as_command(train, ARGUMENTS, TrainConfig)
 )
 
 

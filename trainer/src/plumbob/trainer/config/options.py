@@ -64,6 +64,11 @@ def option(
     return field(default=default, metadata={**about, "choices": choices, "bounds": bounds})
 
 
+def fixed(default: Any) -> Any:
+    """A field of a subclass that takes an option of its base class away: it always has this value."""
+    return field(default=default, init=False)
+
+
 def choices_of(f: dataclasses.Field[Any], hint: Any) -> tuple[str, ...]:
     """The allowed texts of a field that is a choice; () for any other field."""
     kind = without_none(hint)
@@ -157,8 +162,9 @@ def _read_text(name: str, text: str, hint: Any) -> Any:
 
 def spellings(cls: Any) -> dict[str, str]:
     """Every spelling of every setting of `cls`, with underscores -> its field. Example: {"beta": "kl_beta", ...}"""
-    names = {f.name: f.name for f in dataclasses.fields(cls)}
-    for f in dataclasses.fields(cls):
+    settable = [f for f in dataclasses.fields(cls) if f.init]
+    names = {f.name: f.name for f in settable}
+    for f in settable:
         others = [name for name in f.metadata.get("names", ()) if name.startswith("--")]
         names |= {name.removeprefix("--").replace("-", "_"): f.name for name in others}
     return names
@@ -189,6 +195,8 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    if hasattr(cls, "COMMAND"):
+        _check_command(path, content.pop("command", cls.COMMAND), cls.COMMAND)
     known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     unknown_options: dict[str, Any] = {}
@@ -205,6 +213,23 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         values[name] = _from_file(fields[name], value)
     return values, unknown_options
+
+
+def command_of(path: Path) -> str:
+    """The command whose run saved this config.toml; "train" if it does not say, or cannot be read."""
+    try:
+        return str(tomllib.loads(path.read_text(encoding="utf-8")).get("command", "train"))
+    except (OSError, ValueError):
+        return "train"
+
+
+def _check_command(path: Path, command: object, own: str) -> None:
+    """Raise UserError if a file of settings was saved by a run of another command than `own`."""
+    if command != own:
+        raise UserError(
+            f"{path} holds the settings of a run of `{command}`, not of `{own}`; to go on with that run:  {command} "
+            f"--resume {path.parent}"
+        )
 
 
 def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, Aggregation, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
@@ -45,6 +45,11 @@ LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run. Example: `TrainConfig(env="lookup", model="tiny", max_steps=30, seed=0)`."""
+
+    COMMAND: ClassVar[str] = "train"
+    """The command whose run has these settings; config.toml states it."""
+    DEFAULT_EPOCHS: ClassVar[float] = 1.0
+    """Number of passes over the data with --max-steps -1."""
 
     env: str = "lookup"
 
@@ -383,16 +388,16 @@ class TrainConfig:
             self.num_epochs is None or self.max_steps == -1,
             f"--num-epochs has no effect with --max-steps {self.max_steps}; give --max-steps -1",
         )
-        require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
         parse_kept_traces(self.keep_traces)
         read_values(self.chat_template_args)
-        self._check_clipping()
+        self._check_objective()
         self._check_vllm()
 
-    def _check_clipping(self) -> None:
+    def _check_objective(self) -> None:
+        require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
         above = 1 + self.clip_bounds()[1]
         require(
             self.delta is None or LOSSES[self.loss_type].bound == "clip",
@@ -495,6 +500,17 @@ class TrainConfig:
         shared = not self.vllm_url and self.vllm_gpus is None
         return "disk" if not on_gpu else "ipc" if shared else "nccl"
 
+    @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """Names of the settings that --resume cannot change."""
+        return FIXED_ON_RESUME
+
+    @property
+    def tasks_per_epoch(self) -> bool:
+        """Whether the number of steps is that of a pass over the tasks, which must then have an end."""
+        return self.max_steps == -1
+
     def to_toml(self) -> str:
         # run_name is left out, so that another run started from this file gets a name of its own.
-        return to_toml({**dataclasses.asdict(self), "run_name": None})
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return to_toml({"command": self.COMMAND, **values, "run_name": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,11 @@ class Cause:
     """
     source: str = ""
     """Where the cause was reported: an arXiv number, or owner/repository#issue on GitHub."""
+
+    def advice(self, env: str, model: str) -> str:
+        """What to do, with the environment and the model of a run in the commands, in place of ENV and MODEL."""
+        names = {"ENV": env, "MODEL": model}
+        return re.sub(r"\b(ENV|MODEL)\b", lambda found: names[found[1]], self.fix)
 
 
 @dataclass(frozen=True)

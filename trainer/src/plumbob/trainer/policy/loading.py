@@ -132,10 +132,12 @@ def default_threads(model: PreTrainedModel) -> int:
     return 1 if model.num_parameters() < TINY else os.cpu_count() or 1
 
 
-def default_learning_rate(model: PreTrainedModel, peft: bool) -> float:
+def default_learning_rate(model: PreTrainedModel, peft: bool, *, imitates: bool = False) -> float:
     """Default learning rate. LoRA needs about ten times that of full training, and a tiny model a far higher one.
 
-    The factor of LoRA is from Schulman et al., "LoRA Without Regret", 2025.
+    The factor of LoRA is from Schulman et al., "LoRA Without Regret", 2025. `imitates`: for supervised fine-tuning,
+    whose 2e-5 is that of Llama 2's chat models (arXiv:2307.09288, sec. 3.1), and the default of TRL's SFTTrainer.
     """
-    base = 3e-4 if model.num_parameters() < TINY else 1e-6
+    tiny = model.num_parameters() < TINY
+    base = (1e-3 if tiny else 2e-5) if imitates else (3e-4 if tiny else 1e-6)
     return base * (10 if peft else 1)

@@ -33,8 +33,24 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Heading of a column -> (name of its metric, format of its numbers)."""
 
+SFT_COLUMNS: dict[str, tuple[str, str]] = {
+    "step": ("step", "{:.0f}"),
+    "loss": ("sft/loss", "{:.4f}"),
+    "epoch": ("sft/epoch", "{:.2f}"),
+    "tokens": ("train/tokens", "{:,.0f}"),
+    "entropy": ("policy/entropy", "{:.3f}"),
+    "grad": ("optimizer/grad_norm", "{:.2g}"),
+    "rate": ("optimizer/learning_rate", "{:.1e}"),
+    "train s": ("time/train", "{:.1f}"),
+    "tok/s": ("time/train_tokens_per_second", "{:,.0f}"),
+}
+"""The same for a run of `sft`."""
+
 PRIORITY = ("step", "reward", "no signal", "grad", "turns", "entropy", "cut", "roll s", "train s", "gap", "tok/s")
 """Headings by importance: a live table that is wider than the terminal leaves out the last ones."""
+
+SFT_PRIORITY = ("step", "loss", "epoch", "grad", "tokens", "rate", "train s", "entropy", "tok/s")
+"""The same for a run of `sft`."""
 
 GAP = 2
 """Blanks between two columns of the live table."""
@@ -54,7 +70,7 @@ class Board:
 
     `quiet`: print nothing, for processes other than rank 0. `every`: number of steps per row; the last step always has
     a row.
-    `completions`: number of rollouts that are printed with each row.
+    `completions`: number of rollouts that are printed with each row. `imitates`: the run is one of `sft`.
     """
 
     def __init__(
@@ -65,11 +81,13 @@ class Board:
         quiet: bool = False,
         every: int = 1,
         completions: int = 0,
+        imitates: bool = False,
         file: IO[str] | None = None,
     ) -> None:
         self.total_steps = total_steps
         self.finished = first_step
         self.every, self.completions = every, completions
+        self.columns, self.priority = (SFT_COLUMNS, SFT_PRIORITY) if imitates else (COLUMNS, PRIORITY)
         self.quiet = quiet
         self.console = Console(stderr=file is None, file=file, quiet=quiet)
         self.rows: list[list[str]] = []
@@ -106,13 +124,15 @@ class Board:
         self.finished = int(metrics.get("step", self.finished + 1))
         if self.finished % self.every and self.finished != self.total_steps:
             return
-        self.rows.append([form.format(metrics[name]) if name in metrics else "-" for name, form in COLUMNS.values()])
+        self.rows.append(
+            [form.format(metrics[name]) if name in metrics else "-" for name, form in self.columns.values()]
+        )
         self._last_plain = time.monotonic()
         if not self.console.is_terminal:
-            widths = [max(len(heading), 6) for heading in COLUMNS]
+            widths = [max(len(heading), 6) for heading in self.columns]
             if not self._header_printed:
                 self._header_printed = True
-                self._print("  ".join(h.rjust(w) for h, w in zip(COLUMNS, widths, strict=True)))
+                self._print("  ".join(h.rjust(w) for h, w in zip(self.columns, widths, strict=True)))
             self._print("  ".join(c.rjust(w) for c, w in zip(self.rows[-1], widths, strict=True)))
         shown = min(self.completions, len(traces))
         for i in range(shown):  # evenly spaced, so that they come from different groups
@@ -124,22 +144,23 @@ class Board:
 
     def _render(self) -> Group:
         rows = self.rows[-MAX_ROWS:]
-        shown = columns_that_fit(rows, self.console.width)
+        shown = columns_that_fit(list(self.columns), self.priority, rows, self.console.width)
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
         for i in shown:
-            table.add_column(list(COLUMNS)[i], justify="right", no_wrap=True)
+            table.add_column(list(self.columns)[i], justify="right", no_wrap=True)
         for row in rows:
             table.add_row(*(row[i] for i in shown))
         heading = Text(f"step {self.finished}/{self.total_steps}", "italic", no_wrap=True, overflow="crop")
         return Group(heading, table, Text(self._status, "dim", no_wrap=True, overflow="crop"))
 
 
-def columns_that_fit(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def columns_that_fit(
+    headings: Sequence[str], priority: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> list[int]:
     """Indices of the most important columns that fit side by side into `width` characters, in the table's order."""
-    headings = list(COLUMNS)
     shown: list[int] = []
     used = 0
-    for heading in PRIORITY:
+    for heading in priority:
         i = headings.index(heading)
         used += max(len(heading), *(len(row[i]) for row in rows), 0) + (GAP if shown else 0)
         if used > width:

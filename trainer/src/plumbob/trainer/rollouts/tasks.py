@@ -112,7 +112,7 @@ def load_tasks(config: TrainConfig) -> Tasks:
             settings["datasets"] = config.eval_datasets
         held_settings = source.on_split(settings, HELD_OUT_SPLITS)
     if not opened.taskset.bounded:
-        if config.max_steps == -1:
+        if config.tasks_per_epoch:
             raise UserError(f"{config.env} generates tasks without end, so give --max-steps instead of --num-epochs")
         if config.task_order not in ("auto", "as-given"):
             raise UserError(f"{config.env} generates tasks without end, so --task-order can only be as-given")

@@ -143,6 +143,14 @@ METRICS = (
     Metric("eval/greedy", "reward", "Held-out reward at temperature 0, in steps with an evaluation."),
     Metric("eval/sampled", "reward", "Held-out reward at the training temperature, in steps with an evaluation."),
     Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
+    # Supervised fine-tuning
+    Metric(
+        "sft/loss",
+        "nats/token",
+        "Mean cross-entropy of the trained tokens of the step's demonstrations, before the step's update. Only in runs "
+        "of `sft`.",
+    ),
+    Metric("sft/epoch", "epochs", "Number of passes over the demonstrations up to the end of the step."),
     # The policy
     Metric("loss", "-", "Loss of the step: a sum over sampled tokens, whose weights are computed from the whole step."),
     Metric(

@@ -34,6 +34,8 @@ class DiskNeeds:
     """The final model."""
     free: int
     """Free bytes of the file system, those included that a resumed run's old checkpoints will free."""
+    command: str = "train"
+    """The command that resumes the run."""
 
     @property
     def total(self) -> int:
@@ -45,15 +47,15 @@ class DiskNeeds:
         if self.free < least:
             raise UserError(
                 f"the disk of {directory} has {size(self.free)} free, and this run needs at least {size(least)} for "
-                f"one checkpoint and the final model; free some space, then:  train --resume {directory}"
+                f"one checkpoint and the final model; free some space, then:  {self.command} --resume {directory}"
             )
 
     def lines(self, directory: Path) -> list[str]:
         """What the run will need, as lines for the screen: the second one warns if the disk has less."""
+        traces = f"up to {size(self.traces)} of traces, " if self.traces else ""
         told = (
-            f"Disk: up to {size(self.traces)} of traces, {size(self.checkpoints * self.checkpoint)} of checkpoints "
-            f"({self.checkpoints} of {size(self.checkpoint)}) and {size(self.model)} for the final model; "
-            f"{size(self.free)} are free"
+            f"Disk: {traces}{size(self.checkpoints * self.checkpoint)} of checkpoints ({self.checkpoints} of "
+            f"{size(self.checkpoint)}) and {size(self.model)} for the final model; {size(self.free)} are free"
         )
         if self.free >= self.total:
             return [told]
@@ -79,6 +81,7 @@ def disk_needs(run: Run) -> DiskNeeds:
         checkpoints=config.save_total_limit + 1,
         model=whole,  # with LoRA, num_parameters counts the adapter too, which is saved beside the merged model
         free=shutil.disk_usage(directory).free + _size_of(old) + _size_of(directory / "model"),
+        command=config.COMMAND,
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from plumbob.console import UserError
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -15,6 +16,7 @@ from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import write_whole
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.run import Run
 
 
@@ -28,7 +30,7 @@ def finish(run: Run, seconds: float) -> int:
         run.world.barrier()  # rank 0 may still be renaming the last checkpoint
     if checkpoint.latest(directory) != directory / f"checkpoints/step_{run.num_steps}":
         print(
-            f"The last step has no checkpoint. Free some space, then:  train --resume {directory}",
+            f"The last step has no checkpoint. Free some space, then:  {run.config.COMMAND} --resume {directory}",
             file=sys.stderr,
         )
         return 1
@@ -40,7 +42,7 @@ def finish(run: Run, seconds: float) -> int:
         _write_summary(run, seconds)
     except checkpoint.WRITE_ERRORS as error:
         print(
-            f"The final model could not be written: {error}. Free some space, then:  train --resume {directory}",
+            f"The final model could not be written: {error}. Free some space, then:  {run.config.COMMAND} --resume {directory}",
             file=sys.stderr,
         )
         return 1
@@ -52,22 +54,26 @@ def _write_summary(run: Run, seconds: float) -> None:
     evaluations = {
         when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
     }
-    summary = {"seconds": seconds, "evaluations": evaluations}
+    summary: dict[str, Any] = {"seconds": seconds, "evaluations": evaluations}
+    if run.demonstrations:
+        summary["imitated"] = counts(run.demonstrations)
     write_whole(run.directory / "summary.json", json.dumps(summary, indent=2))
 
 
 def _print_result(run: Run, seconds: float) -> None:
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
-    rewards = [row["reward/mean"] for row in rows]
+    imitates = any("sft/loss" in row for row in rows)
+    name, what = ("sft/loss", "training loss") if imitates else ("reward/mean", "training reward")
+    values = [row[name] for row in rows]
     columns = shutil.get_terminal_size().columns
     print()
     _print_evaluations(run.state.evaluations, len(run.tasks.held_out), columns)
-    for line in _warnings(rows):
+    for line in () if imitates else _warnings(rows):
         print(textwrap.fill(line, max(columns, 20)))
-    if rewards:
-        ends = f"training reward  {rewards[0]:.3f} ", f" {rewards[-1]:.3f}"
+    if values:
+        ends = f"{what:<16} {values[0]:.3f} ", f" {values[-1]:.3f}"
         width = max(min(60, columns - sum(map(len, ends))), 1)
-        print(sparkline(rewards, width, bars_for(sys.stdout)).join(ends))
+        print(sparkline(values, width, bars_for(sys.stdout)).join(ends))
     print(f"time             {seconds:.0f} s")
     print(f"run directory    {run.directory}")
 

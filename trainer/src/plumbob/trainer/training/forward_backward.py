@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from plumbob.trainer.algorithm.importance_weights import importance_corrections
@@ -16,14 +16,19 @@ from plumbob.trainer.training.metrics import MicrobatchSums, Tally
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
 
+MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
+"""(run, minibatch, indices of a microbatch's rows) -> (the microbatch's loss, what it adds to the step's measurements)."""
 
-def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None) -> Tally:
+
+def accumulate(
+    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss | None = None
+) -> Tally:
     """Compute the gradient of this process's rows of the minibatch, and leave it in the trained weights.
 
-    Returns what was measured. The loss is a plain sum over tokens, so its gradient is the same however the rows are
-    divided into microbatches. If a microbatch runs out of memory, some of its gradient may have been added already, so
-    the whole minibatch begins again with half as many tokens in a microbatch; the lower limit holds for the rest of the
-    run. Raises RunFailed if a single row does not fit.
+    Returns what was measured. `loss`: `grpo_loss` by default. A loss is a plain sum over tokens, so its gradient is the
+    same however the rows are divided into microbatches. If a microbatch runs out of memory, some of its gradient may
+    have been added already, so the whole minibatch begins again with half as many tokens in a microbatch; the lower
+    limit holds for the rest of the run. Raises RunFailed if a single row does not fit.
     """
     policy, state = run.policy, run.state
     while True:
@@ -38,7 +43,10 @@ def accumulate(run: Run, minibatch: Minibatch, interruption: Interruption | None
                         interruption.check()
                     last = k == len(microbatches) - 1
                     if indices:
-                        sums.append(_backward(run, minibatch, indices, last=last))
+                        value, measured = (loss or grpo_loss)(run, minibatch, indices)
+                        if value.requires_grad:
+                            policy.sharding.backward(value, last=last)
+                        sums.append(measured)
                     else:
                         _empty_microbatch(run, minibatch, last=last)
             except torch.OutOfMemoryError as error:
@@ -82,8 +90,8 @@ def _empty_microbatch(run: Run, minibatch: Minibatch, *, last: bool) -> None:
         run.policy.sharding.backward((logprobs * 0).sum(), last=last)
 
 
-def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int], *, last: bool) -> MicrobatchSums:
-    """Add the gradient of one microbatch of N sampled tokens to the weights', or only measure if gradients are off."""
+def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[torch.Tensor, MicrobatchSums]:
+    """The policy loss of one microbatch of N sampled tokens, and what it adds to the step's measurements."""
     config, policy = run.config, run.policy
     device = policy.device
     rows = [minibatch.rows[i] for i in indices]
@@ -124,9 +132,7 @@ def _backward(run: Run, minibatch: Minibatch, indices: Sequence[int], *, last: b
         ),
         run.objective,
     )
-    if outputs.loss.requires_grad:
-        policy.sharding.backward(outputs.loss, last=last)
-    return MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+    return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
 
 
 def score_old_policy(run: Run, minibatch: Minibatch) -> None:

@@ -150,7 +150,6 @@ class Tally:
     def metrics(self) -> dict[str, float]:
         """The tally as metrics: most are means over sampled tokens, optimizer steps or sampled weights."""
         n = max(self.tokens, 1)
-        applied = self.updates - self.skipped
         return {
             "loss": self.loss,
             "policy/entropy": self.entropy / n,
@@ -164,6 +163,13 @@ class Tally:
             "sync/sampling_gap": self.gap / n,
             "sync/largest_gap": self.largest_gap,
             "sync/mismatch_kl": self.mismatch_kl / n,
+            **self.optimizer_metrics(),
+        }
+
+    def optimizer_metrics(self) -> dict[str, float]:
+        """The part of the metrics that is the same for every loss: optimizer steps, and what they were computed on."""
+        applied = self.updates - self.skipped
+        return {
             "optimizer/grad_norm": self.grad_norm / max(applied, 1),
             "optimizer/updates": applied,
             "optimizer/skipped": self.skipped,

@@ -55,12 +55,19 @@ class RunRecorder(Recorder):
         config = run.config
         self.config, self.directory = config, run.directory
         self.board = Board(
-            run.num_steps, run.state.first_step, every=config.logging_steps, completions=config.log_completions
+            run.num_steps,
+            run.state.first_step,
+            every=config.logging_steps,
+            completions=config.log_completions,
+            imitates=bool(run.demonstrations),
         )
         self.log = MetricsLog(run.directory)
         self.reporter = make_reporter(config, run.directory)
         before = means(run.state.evaluations.get("before", {}))
-        self.warner = Warner(run.directory, config, run.state.first_step, self.note, before)
+        # The watch's rules are about rollouts and their rewards, which a run of `sft` does not have.
+        self.warner = (
+            None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
+        )
         self._seen_failures: set[str] = set()
 
     def __enter__(self) -> RunRecorder:
@@ -95,7 +102,8 @@ class RunRecorder(Recorder):
             self.note(f"The metrics of step {step} could not be written; a later step tries again: {error}")
         self.board.step(metrics, batch.traces)
         self.reporter.log(step, metrics)
-        self.warner.step(metrics)
+        if self.warner is not None:
+            self.warner.step(metrics)
 
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
         values = means(evaluation)
@@ -108,7 +116,7 @@ class RunRecorder(Recorder):
                     f"but the next checkpoint will hold it: {error}"
                 )
             self.reporter.log(step, values)
-        if values or not step:
+        if self.warner is not None and (values or not step):
             self.warner.evaluated(step, values)
 
     def failed(self, step: int, error: Exception) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from plumbob.console import UserError, first_line
 from plumbob.trainer.config.options import flag
-from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
@@ -26,7 +26,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     """The checkpoint to resume from: `path` itself, or the last one of the run directory `path`; None without any.
 
     Every file is compared with the manifest. Raises UserError if the checkpoint is damaged, was saved with other
-    settings of `FIXED_ON_RESUME`, or has more steps than --max-steps; apart from what a killed save left behind,
+    settings of `config.fixed_on_resume`, or has more steps than --max-steps; apart from what a killed save left behind,
     which is tidied up, nothing has been changed then.
     """
     run_dir = run_directory_of(path)
@@ -35,7 +35,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     if folder is None:
         return None
     if (wrong := damage(folder)) is not None:
-        raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder)}")
+        raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder, config.COMMAND)}")
     if not (folder / "trainer.pt").is_file():
         raise UserError(
             f"{folder} was saved with --save-only-model, so it has no optimizer state to resume with; "
@@ -43,7 +43,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
         )
     try:
         state = json.loads((folder / "state.json").read_text())
-        saved = TrainConfig(**tomllib.loads(state["config"]))
+        saved = type(config)(**{k: v for k, v in tomllib.loads(state["config"]).items() if k != "command"})
         finished = int(state["step"])
     except (ValueError, LookupError, TypeError, UserError) as error:
         raise UserError(f"cannot resume from {folder}: another version of plumbob wrote it ({error})") from None
@@ -52,14 +52,14 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     return folder
 
 
-def _intact_before(path: Path) -> str:
+def _intact_before(path: Path, command: str) -> str:
     """The end of a sentence about a damaged checkpoint: how to resume from the newest older one that is intact."""
     everything = saved_checkpoints(run_directory_of(path))
     older = everything[: everything.index(path)]
     intact = next((p for p in reversed(older) if damage(p) is None), None)
     if intact is None:
         return "; the run has no older checkpoint that is intact"
-    return f"; {intact.name} is intact, and this resumes from it:  train --resume {intact}"
+    return f"; {intact.name} is intact, and this resumes from it:  {command} --resume {intact}"
 
 
 def _check_settings(folder: Path, saved: TrainConfig, config: TrainConfig) -> None:
@@ -67,7 +67,7 @@ def _check_settings(folder: Path, saved: TrainConfig, config: TrainConfig) -> No
 
     The command line was compared with config.toml already, but that file can be edited.
     """
-    for name in FIXED_ON_RESUME:
+    for name in config.fixed_on_resume:
         if getattr(saved, name) != getattr(config, name):
             raise UserError(
                 f"{folder} was saved with {flag(name)} {getattr(saved, name)}, and this run has "
@@ -158,6 +158,11 @@ def _check_tasks(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any])
         raise UserError(
             f"the training tasks are not those of the run ({saved['train'][0]} tasks then, {now['train'][0]} now): "
             f"{remedy}"
+        )
+    if saved.get("demonstrations") != now.get("demonstrations"):
+        raise UserError(
+            "the run's demonstrations.jsonl.gz has changed since the checkpoint was saved; restore it, or start a new "
+            f"run with --model {folder / 'model'}"
         )
 
 

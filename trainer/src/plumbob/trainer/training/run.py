@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +64,8 @@ class Run:
     task_fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """On rank 0, `Tasks.fingerprint()` of the run's tasks."""
     state: TrainState = field(default_factory=TrainState)
+    demonstrations: Sequence[Sample] = ()
+    """The rows that a run of `sft` trains on; empty in a run of `train`."""
 
     @property
     def engine(self) -> TrainingEngine:

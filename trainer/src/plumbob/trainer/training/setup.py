@@ -15,6 +15,7 @@ import torch
 from plumbob.console import UserError
 from plumbob.rollout import Chat, Sampling
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
@@ -41,6 +42,7 @@ from plumbob.trainer.run_files.run_directory import (
     truncate_metrics,
     write_whole,
 )
+from plumbob.trainer.training.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
 from transformers import PreTrainedModel
@@ -78,7 +80,12 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     if config.max_prompt_length is not None:
         needed = config.max_steps * rollouts // config.num_generations
         tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed))
-    config = _resolved(config, model, len(tasks.train), rollouts)
+    demonstrations = Demonstrations()
+    if isinstance(config, SftConfig):
+        demonstrations = _demonstrations(config, tasks, chat, world, resume_from, status)
+        tasks = dataclasses.replace(tasks, notes=(*tasks.notes, *demonstrations.notes()))
+        rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
+    config = _resolved(config, model, len(demonstrations.rows) or len(tasks.train), rollouts)
 
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
     torch.manual_seed(config.seed)
@@ -118,10 +125,21 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
         parity_row=parity_row(fixed_ids),
         state=TrainState(microbatch_tokens=config.microbatch_tokens),
         lock=lock,
-        task_fingerprint=tasks.fingerprint() if world.is_main else {},
+        task_fingerprint={**tasks.fingerprint(), **demonstrations.fingerprint()} if world.is_main else {},
+        demonstrations=demonstrations.rows,
     )
-    _begin(run, folder, status)
+    _begin(run, folder, demonstrations, status)
     return run
+
+
+def _demonstrations(
+    config: SftConfig, tasks: Tasks, chat: Chat, world: World, resume_from: Path | None, status: Status
+) -> Demonstrations:
+    """What the run trains on: what it has stored if it is resumed, else what its settings ask for. Collective."""
+    stored = None
+    if resume_from is not None:
+        stored = world.from_main(read_stored(run_directory_of(resume_from)) if world.is_main else None)
+    return stored or make_demonstrations(config, tasks, chat, world, status)
 
 
 def _positions(model: PreTrainedModel) -> int | None:
@@ -166,8 +184,8 @@ def _begin_resuming(
     return lock, Path(chosen) if chosen else None
 
 
-def _begin(run: Run, folder: Path | None, status: Status) -> None:
-    """Restore the checkpoint `folder`, if any, write config.toml, and sync the weights to the engine."""
+def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status: Status) -> None:
+    """Restore the checkpoint `folder`, if any, write config.toml and what is imitated, and sync the weights."""
     world = run.world
     if folder is not None:
         restore(folder, run)
@@ -178,6 +196,8 @@ def _begin(run: Run, folder: Path | None, status: Status) -> None:
             truncate_metrics(run.directory, run.state.step)
             write_whole(run.directory / "config.toml", run.config.to_toml())
             write_whole(run.directory / RECORDED, run.tokenizer.chat_template)
+            if demonstrations.records:
+                store(run.directory, demonstrations)
         except OSError as error:
             raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
     run.engine.version = run.state.step  # the policy versions of a resumed run continue those of the interrupted one
@@ -199,12 +219,13 @@ def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) ->
     """Fill in the settings whose defaults depend on the model or the data. config.toml holds the result."""
     steps = config.max_steps
     if steps == -1:
-        steps = math.ceil((config.num_epochs or 1.0) * num_tasks * config.num_generations / rollouts)
+        steps = math.ceil((config.num_epochs or config.DEFAULT_EPOCHS) * num_tasks * config.num_generations / rollouts)
     return dataclasses.replace(
         config,
         max_steps=steps,
         num_epochs=None,  # it has become a number of steps
-        learning_rate=config.learning_rate or default_learning_rate(model, config.peft),
+        learning_rate=config.learning_rate
+        or default_learning_rate(model, config.peft, imitates=isinstance(config, SftConfig)),
     )
 
 

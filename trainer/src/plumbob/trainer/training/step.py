@@ -22,7 +22,12 @@ from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import Batch, RolloutSource, RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
-from plumbob.trainer.training.forward_backward import accumulate, score_old_policy
+from plumbob.trainer.training.forward_backward import (
+    MicrobatchLoss,
+    accumulate,
+    grpo_loss,
+    score_old_policy,
+)
 from plumbob.trainer.training.metrics import Tally, step_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
@@ -102,14 +107,16 @@ def train_step(
     return metrics, batch
 
 
-def optimizer_step(run: Run, minibatch: Minibatch, interruption: Interruption | None) -> Tally:
+def optimizer_step(
+    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss = grpo_loss
+) -> Tally:
     """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
 
     If no row of the minibatch is trained, nothing is updated, but a few rows are scored for metrics. Raises RunFailed
     if `max_skipped_steps` updates in a row were skipped.
     """
     state, sharding = run.state, run.policy.sharding
-    tally = accumulate(run, minibatch, interruption)
+    tally = accumulate(run, minibatch, interruption, loss)
     if minibatch.trained:
         norm = sharding.update()
         finite = math.isfinite(norm)

@@ -1,4 +1,6 @@
-"""A GRPO run from its first step to its last. One step is in step.py, set-up in setup.py, the result in finish.py."""
+"""A run from its first step to its last, of GRPO or of imitation. One step is in step.py or sft_step.py, set-up in
+setup.py, the result in finish.py.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from pathlib import Path
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.rollout import blocking
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
 from plumbob.trainer.distributed.world import join_world, leave_world
@@ -22,16 +25,17 @@ from plumbob.trainer.evaluation.held_out import evaluate
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
-from plumbob.trainer.rollouts.collect import RolloutSource, RunFailed
+from plumbob.trainer.rollouts.collect import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish
 from plumbob.trainer.training.record import Recorder, open_recorder
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sampling_warnings import sampling_warnings
 from plumbob.trainer.training.setup import set_up
-from plumbob.trainer.training.step import train_step
+from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
 
 
@@ -81,23 +85,25 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
     """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
     config, state, world = run_.config, run_.state, run_.world
     schedule = checkpoint.Schedule(config.save_steps)
-    for text in (_banner(run_), *run_.tasks.notes, *_disk_lines(run_), *sampling_warnings(config)):
+    for text in (_banner(run_), *run_.tasks.notes, *_disk_lines(run_), *_own_lines(run_)):
         recorder.note(text)
 
-    def evaluate_now(when: str) -> None:
+    def evaluate_now(when: str, steps: Steps) -> None:
+        if run_.tasks.held_out:
+            steps.before_evaluation()
         state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
         recorder.evaluated(state.step, state.evaluations[when])
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
-    with closing(RolloutSource(run_.sampler, world, runner, interruption)) as source:
+    with closing(open_steps(run_, runner, interruption)) as steps:
         try:
             for when in _evaluations_missing_at_start(run_):
-                evaluate_now(when)
+                evaluate_now(when, steps)
             while state.step < run_.num_steps:
                 if world.any(interruption.requested):
                     raise Interrupted
                 with checkpoint.undone_if_interrupted(state):
-                    metrics, batch = train_step(run_, source, interruption, _status(run_, recorder))
+                    metrics, batch = steps.take(_status(run_, recorder))
                 state.step += 1
                 if state.step == state.first_step + 1:
                     _note_microbatch_size(run_, recorder)
@@ -105,7 +111,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.
                 if (when := _evaluation_due(run_)) is not None:
-                    evaluate_now(when)
+                    evaluate_now(when, steps)
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
                 if world.from_main(state.step == run_.num_steps or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
@@ -114,16 +120,30 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             # If the rollouts are the reason, the weights are those after the last finished step.
             kept = isinstance(error, RunFailed) and error.cause and state.step > state.first_step
             if kept and (saved := _save(run_, recorder, schedule)):
-                recorder.note(f"Saved {saved}. Resume with:  train --resume {run_.directory}")
+                recorder.note(f"Saved {saved}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}")
             return 1
         except Interrupted:
             saved = _save(run_, recorder, schedule)
             kept = (
                 f"saved {saved}" if saved else f"the last checkpoint is {checkpoint.latest(run_.directory) or 'none'}"
             )
-            recorder.note(f"Interrupted after step {state.step}; {kept}. Resume with:  train --resume {run_.directory}")
+            recorder.note(
+                f"Interrupted after step {state.step}; {kept}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}"
+            )
             return INTERRUPTED
     return 0
+
+
+def _own_lines(run_: Run) -> list[str]:
+    """What is said before the first step of this kind of run: biases of sampling, or some demonstrations."""
+    if isinstance(run_.config, SftConfig):
+        return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[: _asked_for(run_)]]
+    return sampling_warnings(run_.config)
+
+
+def _asked_for(run_: Run) -> int:
+    """How many demonstrations to show: none of a resumed run, which has shown them."""
+    return 0 if run_.state.first_step else run_.config.log_completions
 
 
 def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> None:
@@ -136,7 +156,9 @@ def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> Non
         with suppress(Exception):  # a full disk must not keep the process
             checkpoint.save(run_)
     kept = checkpoint.latest(run_.directory)
-    recorder.note(f"The last checkpoint is {kept or 'none'}. Resume with:  train --resume {run_.directory}")
+    recorder.note(
+        f"The last checkpoint is {kept or 'none'}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}"
+    )
 
 
 def _status(run_: Run, recorder: Recorder) -> Callable[[str], None]:
@@ -242,10 +264,12 @@ def _banner(run_: Run) -> str:
     orders = {"shuffle": "", "as-given": " in the environment's order", "curriculum": ", easiest first"}
     order = orders[run_.tasks.order]
     processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
+    count = run_.sampler.groups_per_step
+    each = f"{count} demonstrations" if run_.demonstrations else f"{count} tasks x {c.num_generations} rollouts"
     return (
         f"{c.env}: {run_.tasks.number} training tasks{order}, {len(run_.tasks.held_out)} held out | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
         f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
-        f"{run_.num_steps} steps of {run_.sampler.groups_per_step} tasks x {c.num_generations} rollouts, "
+        f"{run_.num_steps} steps of {each}, "
         f"learning rate {c.learning_rate:g} | {run_.directory}"
     )

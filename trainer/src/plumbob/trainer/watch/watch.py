@@ -3,7 +3,7 @@
 watch = Watch(config)
 for row in rows:                       # of metrics.jsonl
     for finding in watch.update(row):  # what is wrong, each once
-        print(warning(finding))
+        print(warning(finding, config))
 
 findings = examine(Path("runs/NAME"))
 """
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.trainer.config.options import read_toml
+from plumbob.trainer.config.options import command_of, read_toml
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
@@ -101,7 +102,7 @@ class Warner:
         """`steps`: number of steps that a resumed run has finished already, whose warnings are not printed again.
         `tell`: prints one message. `before`: metrics of the evaluation before the first step, if there was one.
         """
-        self.path, self.tell = run_dir / WARNINGS, tell
+        self.path, self.tell, self.config = run_dir / WARNINGS, tell, config
         self.watch: Watch | None = Watch(config)
         self._guarded(lambda watch: self._catch_up(watch, run_dir, steps, before or {}))
 
@@ -125,7 +126,7 @@ class Warner:
 
     def _say(self, findings: list[Finding]) -> None:
         for finding in findings:
-            self.tell(warning(finding))
+            self.tell(warning(finding, self.config))
         if findings:
             with self.path.open("a") as file:
                 file.writelines(json.dumps(dataclasses.asdict(finding)) + "\n" for finding in findings)
@@ -142,11 +143,12 @@ class Warner:
             self.tell(f"The run continues, but its metrics are no longer checked: {type(error).__name__}: {error}")
 
 
-def warning(finding: Finding) -> str:
-    """A failure as two lines for the progress table."""
+def warning(finding: Finding, config: TrainConfig) -> str:
+    """A failure as two lines for the progress table. `config`: settings of the run, for the commands of its remedy."""
     assert finding.cause is not None
     cause = CAUSES[finding.cause]
-    return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {cause.fix}"
+    remedy = cause.advice(config.env, config.model)
+    return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {remedy}"
 
 
 def examine(run_dir: Path) -> list[Finding]:
@@ -154,7 +156,7 @@ def examine(run_dir: Path) -> list[Finding]:
 
     The first failure is the one to look at first. Raises UserError without a run directory or a finished step.
     """
-    config = _config(run_dir)
+    config = run_config(run_dir)
     rows = read_metrics(run_dir)
     if not rows:
         raise UserError(f"{run_dir} has no finished training step yet, so there is nothing to examine")
@@ -209,10 +211,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _config(run_dir: Path) -> TrainConfig:
+def run_config(run_dir: Path) -> TrainConfig:
+    """The settings of a run of `train`. Raises UserError for any other folder."""
     path = run_dir / "config.toml"
     if not path.is_file():
         raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
+    if command_of(path) == SftConfig.COMMAND:
+        raise UserError(
+            f"{run_dir} is a run of `sft`, which has no rollouts whose rewards could be examined: its loss is sft/loss in "
+            f"metrics.jsonl; to examine the model that it trained:  doctor ENV --model {run_dir}"
+        )
     return TrainConfig(**read_toml(path, TrainConfig))
 
 

@@ -51,7 +51,8 @@ CAUSES = (
         "The model never succeeds: all rollouts of a group earn the lowest reward, so no rollout is better than "
         "another.",
         "Make the tasks easier with the environment's settings (`train ENV --help` lists them), use a stronger "
-        "--model, or fine-tune the model on demonstrations first.",
+        "--model, or teach the model to start, by imitation of the environment's own transcripts (`sft ENV --model "
+        "MODEL --demonstrations oracle`), and then train the run directory of `sft` (`train ENV --model runs/NAME`).",
         ("H05",),
         "arXiv:2503.14476, sec. 3.2",
     ),

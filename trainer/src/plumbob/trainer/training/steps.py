@@ -1,0 +1,57 @@
+"""What differs between a run of `train` (GRPO) and one of `sft`: how a step is taken. All else is shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from plumbob.trainer.config.sft import SftConfig
+from plumbob.trainer.rollouts.collect import Batch, RolloutSource
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.sft_step import SftSteps
+from plumbob.trainer.training.step import train_step
+
+
+class Steps(Protocol):
+    """How the steps of a run are taken. Methods are collective: every process calls them."""
+
+    def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
+        """Take step number `run.state.step` (from 0): (its metrics, its rollouts). `status` shows what it is doing.
+
+        Raises RunFailed, SyncError and Interrupted; the step then does not count as finished.
+        """
+        ...
+
+    def before_evaluation(self) -> None:
+        """Make the engine sample from the current weights. Raises SyncError."""
+        ...
+
+    def close(self) -> None:
+        """End what is under way."""
+        ...
+
+
+class GrpoSteps:
+    """The steps of a run of `train`: the engine has the current weights after each step."""
+
+    def __init__(self, run: Run, runner: asyncio.Runner, interruption: Interruption) -> None:
+        self.run, self.interruption = run, interruption
+        self.source = RolloutSource(run.sampler, run.world, runner, interruption)
+
+    def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
+        return train_step(self.run, self.source, self.interruption, status)
+
+    def before_evaluation(self) -> None:
+        """The step's own weight sync has done it."""
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption) -> Steps:
+    """The steps that the run's settings ask for."""
+    if isinstance(run.config, SftConfig):
+        return SftSteps(run, interruption)
+    return GrpoSteps(run, runner, interruption)

@@ -7,11 +7,13 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting import progress_table
 from plumbob.trainer.reporting.progress_bar import Progress
 from plumbob.trainer.reporting.progress_table import COLUMNS, PLAIN_SPARKS, PRIORITY, SPARKS, Board, bars_for, sparkline
 from plumbob.trainer.training import finish
+from plumbob.trainer.training.run import TrainState
 from rich.console import Console
 
 numbers = st.floats(0, 1e6, allow_nan=False)
@@ -74,8 +76,9 @@ def test_the_result_fits_the_terminal(columns, monkeypatch, capsys, tmp_path):
     both = {"greedy": Estimate(0.617, 0.556, 0.675, 256), "sampled": Estimate(0.609, 0.548, 0.667, 256)}
     rows = [{"reward/mean": i / 200, "groups/zero_signal": 0, "groups/count": 16} for i in range(200)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n".replace("'", '"') for row in rows))
-    state = type("State", (), {"evaluations": {"before": both, "after": both}})
-    run = type("Run", (), {"directory": tmp_path, "state": state, "tasks": type("Tasks", (), {"held_out": [0] * 256})})
+    state = TrainState(evaluations={"before": both, "after": both})
+    sampler = type("Sampler", (), {"num_held_out": 256})
+    run = type("Run", (), {"directory": tmp_path, "state": state, "sampler": sampler, "config": TrainConfig()})
     finish._print_result(run, 31)  # ty: ignore[invalid-argument-type]
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("run directory")]
     assert max(map(len, lines)) <= columns

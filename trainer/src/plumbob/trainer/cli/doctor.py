@@ -43,7 +43,8 @@ complete some checks.
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     everything, as_json, page = (given.pop(name) for name in ("everything", "as_json", "html"))
-    target = given.get("env")
+    named = given.get("env") or []
+    target = named[0] if len(named) == 1 else None
     if page is not None:
         _check_page(Path(page).absolute())
     if target is not None and _is_run_directory(target):
@@ -57,6 +58,9 @@ def doctor(**given: Any) -> int:
         everything = True
     else:
         config, _ = configure(given)
+        if config.mixture:
+            names = [env for env, _ in config.members]
+            raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
         check_before_loading(config, None)
         found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
@@ -211,8 +215,12 @@ def _report(title: str, findings: list[tuple[str, Finding]]) -> dict[str, Any]:
 
 _ARGUMENTS: dict[str, Any] = {
     "env": Annotated[
-        str | None,
-        typer.Argument(help="An installed environment (see `hub list`), or a run directory.", show_default="lookup"),
+        list[str] | None,
+        typer.Argument(
+            help="An installed environment (see `hub list`), or a run directory.",
+            show_default="lookup",
+            metavar="[ENV]",
+        ),
     ],
     "everything": Annotated[bool | None, typer.Option("--all", help="Run all probes, also those after a failure.")],
     "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],

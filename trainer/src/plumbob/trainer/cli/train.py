@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +17,12 @@ from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
 from plumbob.trainer.cli.typer_command import command_class
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
-from plumbob.trainer.config.environment import check_by_source, settle
-from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, resolve, spellings
+from plumbob.trainer.config.environment import check_by_source, known_settings, settle
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, read_toml, resolve, spellings
 from plumbob.trainer.config.train import PLACE, TrainConfig
+from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of
 
@@ -40,7 +42,8 @@ def train(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     config, run_dir = configure(given)
     check_before_loading(config, run_dir)
-    announce(f"torch, verifiers and the environment {config.env}")
+    named = " and ".join(env for env, _ in config.members)
+    announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
     with fast_imports():
         import_transformers()
         from plumbob.trainer.training.train import run
@@ -62,22 +65,67 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
     Raises UserError.
     """
     given = dict(given)
-    named = {given.pop(name, None) for name in ("env", "env_option")} - {None}
-    if len({find(name).name for name in named}) > 1:
-        raise UserError(f"a run has one environment, but two are named: {' and '.join(sorted(named))}")
-    # Settings hold one name per environment, because `vf-musique` and `musique` are the same when a run is resumed.
-    given["env"] = find(named.pop()).name if named else None
+    given["env"] = _environments(given.pop("env", None), given.pop("env_option", None))
     resumed = Path(given["resume"]) if given.get("resume") is not None else None
     if resumed is not None:
         given["resume"] = str(run_directory_of(resumed))
+        _check_mixture(cls, Path(given["resume"]), given["env"])
     own_names = [name for name in spellings(cls) if name != "env_args"]
 
-    def settle_here(env: str, unknown_options: Mapping[str, Any], file: Path | None) -> dict[str, str]:
-        return settle(env, unknown_options, file, own_names, lru_cache(lambda: announce(f"the environment {env}")))
+    def settle_here(envs: Sequence[str], unknown: Mapping[str, Any], file: Path | None) -> dict[str, str]:
+        names = [mixture.parse(env)[0] for env in envs]
+        by_env = {names[0]: dict(unknown)} if len(names) == 1 else _by_environment(names, unknown)
+        settings: dict[str, str] = {}
+        for env, own in by_env.items():
+            tell = lru_cache(lambda env=env: announce(f"the environment {env}"))
+            prefix = f"{env}." if len(names) > 1 else ""
+            settings |= {prefix + key: value for key, value in settle(env, own, file, own_names, tell).items()}
+        return settings
 
     fixed = (*cls().fixed_on_resume, *PLACE)
     config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settle_here)
     return config, resumed
+
+
+def _environments(positional: Sequence[str] | str | None, option: str | None) -> list[str] | None:
+    """The environments of the command line, "NAME:WEIGHT" where there are several; None if none is named.
+
+    Settings hold one name per environment, because `vf-musique` and `musique` are the same when a run is resumed.
+    """
+    written = [mixture.parse(text) for text in ([positional] if isinstance(positional, str) else positional or ())]
+    found = [(find(name).name, weight) for name, weight in written]
+    if option is not None and [find(option).name] != [name for name, _ in found]:
+        if found:
+            named = sorted({option, *(name for name, _ in written)})
+            raise UserError(f"--env names one environment, but two are named: {' and '.join(named)}")
+        found = [(find(option).name, 1)]
+    if len(found) < 2:
+        return [name for name, _ in found] or None
+    return [f"{name}:{weight}" for name, weight in found]
+
+
+def _check_mixture(cls: type[TrainConfig], run_dir: Path, envs: Sequence[str] | None) -> None:
+    """Raise UserError if a run of several environments is resumed with other environments or weights than its own."""
+    path = run_dir / "config.toml"
+    if envs is None or not path.is_file():
+        return
+    saved = read_toml(path, cls)
+    own = list(saved.get("mixture") or [saved.get("env", cls.env)])
+    if list(envs) != own and max(len(envs), len(own)) > 1:
+        raise UserError(
+            f"--resume keeps the run's own environments and weights, {' '.join(own)}, so they cannot become "
+            f"{' '.join(envs)}; start a new run to change them"
+        )
+
+
+def _by_environment(names: Sequence[str], unknown: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Environment -> the options among `unknown` that are its settings, without its name."""
+    known = {env: list(known_settings(env)) for env in names}
+    result: dict[str, dict[str, Any]] = {}
+    for written, value in unknown.items():
+        env, name = mixture.owner_of(written, known)
+        result.setdefault(env, {})[name] = value
+    return result
 
 
 def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
@@ -85,10 +133,12 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
 
     `run_dir`: the run directory, or a checkpoint in it, to resume from; None for a new run.
     """
-    settings = dict(pair.split("=", 1) for pair in config.env_args)
-    for datasets in {config.datasets, config.eval_datasets} - {None}:
-        check_by_source(config.env, {**settings, "datasets": str(datasets)})
-    check_by_source(config.env, settings)
+    for own in mixture.for_each(config):
+        settings = own.settings_of(own.env)
+        for datasets in {own.datasets, own.eval_datasets} - {None}:
+            check_by_source(own.env, {**settings, "datasets": str(datasets)})
+        check_by_source(own.env, settings)
+    check_metric(config.keep_best, "--keep-best")
     config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
     check_model_exists(config.model)
     recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
@@ -107,7 +157,13 @@ UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden
 
 ARGUMENTS: dict[str, Any] = {
     "env": Annotated[
-        str | None, typer.Argument(help="An installed environment: see `hub list`.", show_default="lookup")
+        list[str] | None,
+        typer.Argument(
+            help="An installed environment: see `hub list`. Several, as in gsm8k:2 musique:1, share the groups of the "
+            "run by their weights.",
+            show_default="lookup",
+            metavar="[ENV]...",
+        ),
     ],
     "env_option": ENV_OPTION,
     "config_file": Annotated[

@@ -150,7 +150,8 @@ def command_class(cls: Any) -> type[Command]:
                 if row is not None:
                     where = "Help" if param.name in _HELP else heading
                     sections.setdefault(where, []).append(row)
-            for env in ctx.meta.get("positional", [])[:1]:
+            for named in ctx.meta.get("positional", []):
+                env = named.partition(":")[0]
                 sections[f"Settings of {env}"] = describe(env, spellings(cls))
             for title, rows in sections.items():
                 with formatter.section(title):

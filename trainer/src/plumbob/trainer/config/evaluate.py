@@ -57,7 +57,7 @@ class EvaluateConfig:
         "-n",
     )
     rollouts_per_example: int = option(1, "Number of rollouts of each task.", "-r", at_least=1)
-    pass_threshold: float = option(1.0, "Smallest reward with which a rollout counts as passed in pass@k.")
+    pass_threshold: float = rollout_options.pass_threshold()
     seed: int = option(0, "Seed of sampling.")
 
     temperature: float | None = option(

@@ -26,8 +26,8 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 UNKNOWN_OPTIONS = "unknown_options"
 """Key under which `resolve` gets the command-line options that no field has, each as "name=value" or "name"."""
 
-Settle = Callable[[str, Mapping[str, Any], "Path | None"], dict[str, str]]
-"""(environment, options or keys that no field has, their file or None) -> settings of the environment.
+Settle = Callable[[Sequence[str], Mapping[str, Any], "Path | None"], dict[str, str]]
+"""(environments, options or keys that no field has, their file or None) -> settings of the environment.
 
 Raises UserError.
 """
@@ -287,9 +287,10 @@ def resolve(
     elif path is not None:
         saved, unknown_keys = read_file(path, cls)
     if settle is not None and (unknown_options or unknown_keys):
-        env = str(values.get("env", saved.get("env", cls.env)))
-        _add_env_args(saved, settle(env, unknown_keys, path))
-        _add_env_args(values, settle(env, unknown_options, None))
+        named = values.get("env") or saved.get("mixture") or saved.get("env", cls.env)
+        envs = [named] if isinstance(named, str) else list(named)
+        _add_env_args(saved, settle(envs, unknown_keys, path))
+        _add_env_args(values, settle(envs, unknown_options, None))
     if "env_args" in saved and "env_args" in values:
         values["env_args"] = _merged(saved["env_args"], values["env_args"])
     now = cls(**{**saved, **values})

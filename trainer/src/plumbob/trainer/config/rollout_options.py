@@ -81,5 +81,10 @@ def max_tool_seconds() -> Any:
     )
 
 
+def pass_threshold(more: str = "") -> Any:
+    """`more`: what else the threshold decides."""
+    return option(1.0, f"Smallest reward with which a rollout counts as passed in pass@k{more}.")
+
+
 def threads() -> Any:
     return option(0, "Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs.", at_least=0)

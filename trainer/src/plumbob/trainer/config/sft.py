@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from plumbob.trainer.algorithm.advantages import Aggregation, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
-from plumbob.trainer.config.options import fixed, option
+from plumbob.trainer.config.options import fixed, option, require
 from plumbob.trainer.config.train import FIXED_ON_RESUME, TaskOrder, TrainConfig
 
 ORACLE = "oracle"
@@ -115,6 +115,7 @@ class SftConfig(TrainConfig):
 
     # Options of `train` that have no meaning here. (noqa: ruff does not see that the types are aliases.)
     task_order: TaskOrder = fixed("auto")  # noqa: RUF009
+    task_pools: bool = fixed(False)
     num_generations: int = fixed(1)
     num_minibatches: int = fixed(1)
     num_iterations: int = fixed(1)
@@ -142,7 +143,9 @@ class SftConfig(TrainConfig):
     keep_traces: str = fixed("none")
 
     def _check_objective(self) -> None:
-        """Nothing can be wrong: the loss is the cross-entropy of the demonstrations' own tokens."""
+        require(
+            not self.mixture, f"sft imitates demonstrations of one environment, not of {len(self.mixture)}; name one"
+        )
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

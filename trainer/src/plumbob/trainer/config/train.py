@@ -11,17 +11,19 @@ from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
-from plumbob.trainer.config import rollout_options
+from plumbob.trainer.config import best_metric, mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
 FIXED_ON_RESUME = (
     "env",
+    "mixture",
     "env_args",
     "datasets",
     "eval_datasets",
     "task_order",
+    "task_pools",
     "model",
     "chat_template",
     "chat_template_args",
@@ -52,6 +54,9 @@ class TrainConfig:
     """Number of passes over the data with --max-steps -1."""
 
     env: str = "lookup"
+    """The environment; in Python and in a file also several, as in ("gsm8k:2", "musique:1"), each with its weight."""
+    mixture: tuple[str, ...] = ()
+    """With several environments, all of them with their weights; empty with one."""
 
     model: str = option(
         "tiny",
@@ -66,13 +71,22 @@ class TrainConfig:
         None, "Held-out data, written like --datasets. Default: the environment's held-out split."
     )
     env_args: tuple[str, ...] = option(
-        (), "A setting of the environment, as key=value; may be repeated.", "--env-arg", "-a"
+        (),
+        "A setting of the environment, as key=value, or of one of several, as ENV.key=value; may be repeated.",
+        "--env-arg",
+        "-a",
     )
     task_order: TaskOrder = option(  # noqa: RUF009 - ruff does not see the alias
         "auto",
         "Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their "
         "difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or "
         "curriculum=true is given, else shuffled.",
+    )
+    task_pools: bool = option(
+        False,
+        "Set tasks aside that teach nothing at the moment: those whose whole group passed (--pass-threshold), or whose "
+        "rewards were all equal without passing. They return after one epoch, and after 2, 4 and at most 8 epochs if "
+        "they end alike again.",
     )
     seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
 
@@ -332,6 +346,24 @@ class TrainConfig:
         0, "Evaluate held-out tasks every this many steps as well; 0: only before and after training.", at_least=0
     )
     eval_on_start: bool = option(True, "Evaluate held-out tasks before the first step.")
+    eval_rollouts: int = option(
+        1,
+        "Number of rollouts of each held-out task that an evaluation samples at the training temperature. Above 1, "
+        "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number.",
+        at_least=1,
+    )
+    pass_threshold: float = rollout_options.pass_threshold(" and for --task-pools")
+    keep_best: str | None = option(
+        None,
+        "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
+        "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean.",
+    )
+    stop_when_flat: int | None = option(
+        None,
+        "End the run after this many evaluations in a row without a new best of the metric of --keep-best (default: "
+        "eval/greedy). A metric of every step is judged at every step.",
+        at_least=1,
+    )
     per_device_eval_batch_size: int | None = option(
         None,
         "Maximum number of held-out rollouts that each process samples at the same time. Default: the value of "
@@ -379,7 +411,11 @@ class TrainConfig:
     threads: int = rollout_options.threads()
 
     def __post_init__(self) -> None:
+        if isinstance(self.env, list | tuple):
+            object.__setattr__(self, "mixture", tuple(self.env) if len(self.env) > 1 else ())
+            object.__setattr__(self, "env", mixture.parse(self.env[0])[0] if self.env else "")
         check_values(self)
+        mixture.check(self)
         check_run_name(self.run_name)
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
@@ -395,6 +431,7 @@ class TrainConfig:
         read_values(self.chat_template_args)
         self._check_objective()
         self._check_vllm()
+        best_metric.check(self)
 
     def _check_objective(self) -> None:
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
@@ -440,6 +477,24 @@ class TrainConfig:
             "lower --num-minibatches or raise --batch-size",
         )
         return count
+
+    @property
+    def members(self) -> list[tuple[str, int]]:
+        """(name, weight) of each environment."""
+        return [mixture.parse(written) for written in self.mixture] or [(self.env, 1)]
+
+    def settings_of(self, env: str) -> dict[str, str]:
+        """Settings that were given for this environment: name -> text. `ENV.key=value` overrides `key=value`."""
+        pairs = dict(pair.split("=", 1) for pair in self.env_args)
+        if not self.mixture:
+            return pairs
+        common = {key: value for key, value in pairs.items() if "." not in key}
+        return common | {k.removeprefix(f"{env}."): v for k, v in pairs.items() if k.startswith(f"{env}.")}
+
+    @property
+    def judged_metric(self) -> str | None:
+        """The metric of --keep-best and --stop-when-flat; None without these options."""
+        return self.keep_best or (best_metric.DEFAULT if self.stop_when_flat is not None else None)
 
     @property
     def kl_in_loss(self) -> bool:

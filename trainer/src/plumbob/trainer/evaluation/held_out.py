@@ -3,38 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from plumbob.rollout import derive_seed, run_rollout
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.evaluation.statistics import Estimate, estimate
+from plumbob.trainer.evaluation.statistics import Estimate, estimate, passes
 from plumbob.trainer.rollouts.collect import Sampler, failure
 
 
-async def evaluate(sampler: Sampler, world: World, *, temperature: float) -> tuple[Estimate, list[str]]:
-    """Sample one rollout of each held-out task: (mean reward with its 95% interval, reasons of failed rollouts).
+@dataclass(frozen=True)
+class HeldOut:
+    """The result of an evaluation on held-out tasks."""
 
-    A failed rollout counts as reward 0. Rollout i is seeded by (seed, i) and sampled by process i mod world size; every
-    process returns the same result. Collective.
+    estimates: dict[str, Estimate]
+    """`how` -> mean over tasks of their mean reward; "pass@K" -> pass@K, with several rollouts per task.
+
+    In a run of several environments also "NAME/ENV" of each environment, and NAME is over the tasks of all.
     """
-    config, tasks = sampler.config, sampler.tasks
+    failures: list[str]
+    """Reason of each rollout that failed, in one line."""
+
+
+async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: float, rollouts: int = 1) -> HeldOut:
+    """Sample `rollouts` rollouts of each held-out task, the tasks of each environment in turn. Collective.
+
+    `how`: name of the mean reward in the result. A failed rollout counts as reward 0. The first rollout of task i is
+    seeded by (seed, i), and the further ones by their number as well. Rollouts are divided among the processes, and
+    every process returns the same result.
+    """
+    config, environments = sampler.config, sampler.environments
+    held_out = [(tasks, task) for tasks in environments for task in tasks.held_out]
     sampling = replace(sampler.sampling, temperature=temperature)
     slots = asyncio.Semaphore(config.per_device_eval_batch_size or config.max_concurrent)
 
-    async def one(i: int) -> tuple[int, float, str]:
-        seeded = replace(sampling, seed=derive_seed(config.seed, i))
+    async def one(number: int) -> tuple[int, float, str]:
+        i, again = divmod(number, rollouts)
+        seed = derive_seed(config.seed, i) if not again else derive_seed(config.seed, i, again)
+        tasks, task = held_out[i]
         trace = await run_rollout(
-            tasks.held_out[i],
+            task,
             sampler.engine,
             sampler.chat,
-            seeded,
+            replace(sampling, seed=seed),
             sampler.limits,
             shared_toolsets=tasks.toolsets,
             driver=tasks.driver,
             slots=slots,
         )
-        return (i, trace.reward, "") if trace.ok else (i, 0.0, failure(trace))
+        return (number, trace.reward, "") if trace.ok else (number, 0.0, failure(trace))
 
-    mine = await asyncio.gather(*(one(i) for i in range(world.rank, len(tasks.held_out), world.size)))
+    numbers = range(world.rank, len(held_out) * rollouts, world.size)
+    mine = await asyncio.gather(*(one(number) for number in numbers))
     results = sorted(result for part in world.gather(mine) for result in part)
-    return estimate([reward for _, reward, _ in results]), [reason for _, _, reason in results if reason]
+    rewards = [reward for _, reward, _ in results]
+    by_task = [rewards[i : i + rollouts] for i in range(0, len(rewards), rollouts)]
+    estimates = _estimates(how, by_task, config.pass_threshold)
+    for env in environments if len(environments) > 1 else ():
+        own = [rewards for (tasks, _), rewards in zip(held_out, by_task, strict=True) if tasks is env]
+        found = _estimates(how, own, config.pass_threshold)
+        estimates |= {f"{name}/{env.name}": value for name, value in found.items() if own}
+    return HeldOut(estimates, [reason for _, _, reason in results if reason])
+
+
+def _estimates(how: str, by_task: list[list[float]], threshold: float) -> dict[str, Estimate]:
+    """The mean reward, and with several rollouts per task pass@k. `by_task[i]`: rewards of the rollouts of task i."""
+    several = bool(by_task) and len(by_task[0]) > 1
+    reward = estimate([math.fsum(rewards) / len(rewards) for rewards in by_task])
+    return {how: reward, **{f"pass@{k}": e for k, e in (passes(by_task, threshold) if several else {}).items()}}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.trainer.evaluation.statistics import Estimate, estimate, estimate_count, pass_at_k
+from plumbob.trainer.evaluation.statistics import Estimate, estimate, estimate_count, passes
 from plumbob.trainer.run_files import trace_files
 
 
@@ -175,9 +175,6 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
     # Counts of the rollout come after the scores of the environment. A component named "reward" is not the total
     # reward.
     names = ["reward", *sorted((n for n in found if n != "reward"), key=lambda name: name.startswith("rollout/"))]
-    passed = by_task(rows, lambda row: float(row.reward >= pass_threshold - 1e-9))
-    fewest = min((len(values) for values in passed.values()), default=0)
-    ks = sorted({2**i for i in range(fewest.bit_length()) if 2**i <= fewest} | ({fewest} if fewest else set()))
     # A failed rollout reports no hops, so the number comes from another rollout of its task, or from the task's data.
     hops_of = {row.key: row.hops for row in rows if row.hops is not None}
     groups: dict[int, list[Row]] = defaultdict(list)
@@ -196,9 +193,7 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
         truncated_share=sum(row.truncated for row in rows) / n,
         output_tokens=sum(row.output_tokens for row in rows) / n,
         scores=_means(rows, names),
-        pass_at={
-            k: estimate([pass_at_k(len(values), round(sum(values)), k) for values in passed.values()]) for k in ks
-        },
+        pass_at=passes(list(by_task(rows, value_of("reward")).values()), pass_threshold),
         hops={h: _means(groups[h], [name for name in names if name != "hops"]) for h in sorted(groups)},
         failures=dict(failures),
     )

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plumbob.trainer.algorithm.pass_at_k import ks_of, pass_at_k, passed
+
 Z95 = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution: half the width of a 95% interval, in standard errors."""
 
@@ -65,14 +67,15 @@ def estimate(rewards: Sequence[float]) -> Estimate:
     return Estimate(mean, low, high, n)
 
 
-def pass_at_k(num_rollouts: int, num_passed: int, k: int) -> float:
-    """Unbiased estimate of the probability that at least one of k rollouts passes, from n >= k rollouts.
+def passes(rollout_rewards: Sequence[Sequence[float]], threshold: float) -> dict[int, Estimate]:
+    """k -> pass@k, its mean over tasks with an interval, for k = 1, 2, 4, ... and the number of rollouts of a task.
 
-    1 - C(n - c, k) / C(n, k), if c of the n rollouts passed (Chen et al. 2021, arXiv:2107.03374, equation 1).
+    `rollout_rewards[i]`: rewards of the rollouts of task i; if tasks have different numbers, the smallest counts. A
+    rollout passes if its reward is at least `threshold`. The unit is the task: its rollouts are not independent.
     """
-    if not 0 <= num_passed <= num_rollouts or not 1 <= k <= num_rollouts:
-        raise ValueError(f"pass@{k} needs k <= n and 0 <= passed <= n, not {num_passed} of {num_rollouts}")
-    return 1.0 - math.comb(num_rollouts - num_passed, k) / math.comb(num_rollouts, k)
+    counts = [(len(rewards), sum(passed(reward, threshold) for reward in rewards)) for rewards in rollout_rewards]
+    fewest = min((n for n, _ in counts), default=0)
+    return {k: estimate([pass_at_k(n, c, k) for n, c in counts]) for k in ks_of(fewest)}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -33,6 +33,7 @@ from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
 
 
@@ -91,6 +92,10 @@ class Batch:
     """Seconds that sampling took on this process."""
     cursor: int = 0
     """Number of tasks that the run has taken up to the end of this step, over all epochs."""
+    taken: list[Taken] = field(default_factory=list)
+    """The task of each group of the step, replaced groups included."""
+    pools: tuple[Pools, ...] = ()
+    """With --task-pools, which tasks of each environment are set aside after this step."""
 
     @property
     def errored(self) -> int:
@@ -110,6 +115,18 @@ class Sampler:
     limits: Limits
     groups_per_step: int
     """Number of groups of a training step, on all processes together."""
+    others: tuple[Tasks, ...] = ()
+    """In a run of several environments: the tasks of those after the first, which `tasks` is."""
+
+    @property
+    def environments(self) -> tuple[Tasks, ...]:
+        """The tasks of each environment of the run."""
+        return (self.tasks, *self.others)
+
+    @property
+    def num_held_out(self) -> int:
+        """Number of held-out tasks of all environments."""
+        return sum(len(tasks.held_out) for tasks in self.environments)
 
 
 class RolloutSource:
@@ -132,13 +149,13 @@ class RolloutSource:
         """Whether the engine is sampling the next step's rollouts."""
         return self._ahead is not None
 
-    def take(self, step: int, cursor: int) -> Batch:
-        """The batch of `step` (from 0), with tasks from number `cursor` on. Collective.
+    def take(self, step: int, cursor: int, pools: tuple[Pools, ...] = ()) -> Batch:
+        """The batch of `step` (from 0), with tasks from number `cursor` on that `pools` do not set aside. Collective.
 
         Raises RunFailed if all rollouts failed, and Interrupted.
         """
         if self._ahead is None:
-            collecting = collect(self.sampler, step, cursor, self.world)
+            collecting = collect(self.sampler, step, cursor, self.world, pools)
             batch: Batch = self.interruption.run(self.runner, collecting)
         else:
             while not self._ahead.done():
@@ -160,12 +177,12 @@ class RolloutSource:
             )
         return batch
 
-    def begin(self, step: int, cursor: int) -> None:
+    def begin(self, step: int, cursor: int, pools: tuple[Pools, ...] = ()) -> None:
         """With --max-staleness, start sampling the batch of `step` in the background; otherwise `take` samples it."""
         if self._thread is None or step >= self.sampler.config.max_steps:
             return
         loop = asyncio.new_event_loop()
-        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world))
+        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world, pools))
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         self._ahead = self._thread.submit(_run_to_end, loop, task)
 
@@ -199,21 +216,22 @@ def discard_stale(batch: Batch, oldest: int) -> None:
     batch.samples = [s for s in batch.samples if s.group not in too_old]
 
 
-async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Batch:
+async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools: tuple[Pools, ...] = ()) -> Batch:
     """Roll out a step's tasks; with `--zero-signal refill` also further tasks, in place of groups without a signal.
 
     Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `max_refills` further
     rounds the step is filled up with zero-signal groups, so that its number of groups, and with it every token's
     weight, does not change. Collective. Raises RunFailed if no rollout can be used.
     """
-    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor)
+    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor, pools=pools)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
     missing, num_groups = wanted, 0
     with_signal: frozenset[str] = frozenset()
     while missing > 0:
-        tasks = sampler.tasks.take(batch.cursor, missing)
+        taken, batch.pools = next_groups(sampler.environments, batch.cursor, missing, batch.pools)
         batch.cursor += missing
-        await _add_round(sampler, world, step, num_groups, tasks, batch)
+        batch.taken += taken
+        await _add_round(sampler, world, step, num_groups, taken, batch)
         num_groups += missing
         batch.rounds += 1
         with_signal = step_advantages(batch.drawn, config.advantages()).with_signal
@@ -226,6 +244,12 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Bat
     kept = set(names)
     batch.samples = [s for s in batch.drawn if s.group in kept]
     batch.groups_replaced = num_groups - wanted
+    if pools:
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for sample in batch.drawn:
+            rewards[sample.group].append(sample.reward)
+        groups = [(taken, rewards[group_name(step, i)]) for i, taken in enumerate(batch.taken)]
+        batch.pools = learned(batch.pools, groups, config.pass_threshold)
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
     if not batch.drawn:
@@ -278,27 +302,27 @@ class _Unusable:
 
 
 async def _add_round(
-    sampler: Sampler, world: World, step: int, first_group: int, tasks: Sequence[vf.Task], batch: Batch
+    sampler: Sampler, world: World, step: int, first_group: int, taken: Sequence[Taken], batch: Batch
 ) -> None:
     """Roll out one group per task, and add the results of all processes to the batch. Collective.
 
-    Task i of `tasks` is for process i mod size. A group's seed depends on the run's seed, the step and the group's
+    Task i of `taken` is for process i mod size. A group's seed depends on the run's seed, the step and the group's
     index.
     """
     config = sampler.config
-    mine = range(world.rank, len(tasks), world.size)
+    mine = range(world.rank, len(taken), world.size)
     slots = asyncio.Semaphore(config.max_concurrent)
     groups = await asyncio.gather(
         *(
             run_group(
-                tasks[i],
+                taken[i].task,
                 sampler.engine,
                 sampler.chat,
                 dataclasses.replace(sampler.sampling, seed=derive_seed(config.seed, step, first_group + i)),
                 sampler.limits,
                 config.num_generations,
-                shared_toolsets=sampler.tasks.toolsets,
-                driver=sampler.tasks.driver,
+                shared_toolsets=sampler.environments[taken[i].env].toolsets,
+                driver=sampler.environments[taken[i].env].driver,
                 slots=slots,
             )
             for i in mine

@@ -20,8 +20,10 @@ from plumbob.hub import find
 from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout, tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
+from plumbob.trainer.rollouts.selection import Taken
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order
 
@@ -44,6 +46,10 @@ class Tasks:
     """How each epoch orders the training tasks."""
     driver: vf.Env | None = None
     """The environment's own `Env`, if it drives the conversation, as a user simulator does."""
+    name: str = ""
+    """The environment."""
+    weight: int = 1
+    """In a run of several environments: its share of the groups is this number, over the sum of all weights."""
     notes: Sequence[str] = ()
     """What the user should know about these tasks, one sentence each."""
 
@@ -64,17 +70,26 @@ class Tasks:
 
         Tasks without end are taken in the environment's order, so that no more of them are read than needed.
         """
+        return [taken.task for taken in self.next_tasks(cursor, count)]
+
+    def next_tasks(self, cursor: int, count: int) -> list[Taken]:
+        """As `take`, with the place of each task among the training tasks."""
         n = len(self.train)
         if isinstance(self.train, TaskStream):
-            return [self.train[position % n] for position in range(cursor, cursor + count)]
+            return [Taken(self.train[at % n], at % n, at // n) for at in range(cursor, cursor + count)]
         picked = []
         orders: dict[int, list[int]] = {}
         for position in range(cursor, cursor + count):
             epoch = position // n
             if epoch not in orders:
-                orders[epoch] = epoch_order(self.order, self.seed, epoch, n, self._difficulties)
-            picked.append(self.train[orders[epoch][position % n]])
+                orders[epoch] = self.order_of(epoch)
+            index = orders[epoch][position % n]
+            picked.append(Taken(self.train[index], index, epoch))
         return picked
+
+    def order_of(self, epoch: int) -> list[int]:
+        """The places of the training tasks in the order of this epoch (from 0). Not for tasks without end."""
+        return epoch_order(self.order, self.seed, epoch, len(self.train), self._difficulties)
 
     @cached_property
     def _difficulties(self) -> list[float]:
@@ -116,6 +131,10 @@ def load_tasks(config: TrainConfig) -> Tasks:
             raise UserError(f"{config.env} generates tasks without end, so give --max-steps instead of --num-epochs")
         if config.task_order not in ("auto", "as-given"):
             raise UserError(f"{config.env} generates tasks without end, so --task-order can only be as-given")
+        if config.task_pools:
+            raise UserError(
+                f"{config.env} generates tasks without end, so no task would return to training; leave --task-pools out"
+            )
         tasks, held_out = _stream(opened, train_settings, held_settings, config)
         notes.append(
             f"{config.env} generates tasks without end: training reads them as it needs them, in the environment's "
@@ -137,7 +156,25 @@ def load_tasks(config: TrainConfig) -> Tasks:
     opened.check(tasks[0], held_out, toolsets)
     endless = isinstance(tasks, TaskStream)
     order = "as-given" if endless else choose_order(config.task_order, config.env, opened.taskset.config, tasks)
-    return Tasks(tasks, held_out, toolsets, config.seed, order, opened.driver, notes)
+    return Tasks(tasks, held_out, toolsets, config.seed, order, opened.driver, config.env, notes=notes)
+
+
+def load_environments(config: TrainConfig) -> tuple[Tasks, ...]:
+    """The tasks of each environment of a run. Raises UserError like `load_tasks`."""
+    weights = [weight for _, weight in config.members]
+    loaded = [load_tasks(own) for own in mixture.for_each(config)]
+    return tuple(replace(tasks, weight=weight) for tasks, weight in zip(loaded, weights, strict=True))
+
+
+def fingerprint_of(environments: Sequence[Tasks]) -> dict[str, Any]:
+    """What a checkpoint keeps of all tasks of a run, like `Tasks.fingerprint`."""
+    if len(environments) == 1:
+        return environments[0].fingerprint()
+    own = [(tasks.name, tasks.fingerprint()) for tasks in environments]
+    return {
+        "held_out": [[f"{name} {task}", mark] for name, found in own for task, mark in found["held_out"]],
+        "train": [sum(found["train"][0] for _, found in own), " ".join(str(found["train"][1]) for _, found in own)],
+    }
 
 
 def _divide(

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from plumbob.console import UserError
+from plumbob.trainer.config.options import did_you_mean
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -66,6 +69,18 @@ METRICS = (
     ),
     Metric("groups/rounds", "rounds", "Number of sampling rounds; with --zero-signal refill it can be more than 1."),
     Metric("groups/replaced", "groups", "Number of groups without a signal that --zero-signal refill replaced."),
+    Metric(
+        "tasks/set_aside_solved",
+        "tasks",
+        "Number of training tasks that --task-pools sets aside after the step because every rollout of their last group "
+        "passed. Absent without --task-pools.",
+    ),
+    Metric(
+        "tasks/set_aside_hopeless",
+        "tasks",
+        "Number of training tasks that --task-pools sets aside after the step because no rollout of their last group "
+        "passed and all rewards were equal. Absent without --task-pools.",
+    ),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
     Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
     # Rollouts
@@ -142,7 +157,37 @@ METRICS = (
     Metric("env/NAME", "-", "Mean of this metric of the environment over the rollouts that report it."),
     Metric("eval/greedy", "reward", "Held-out reward at temperature 0, in steps with an evaluation."),
     Metric("eval/sampled", "reward", "Held-out reward at the training temperature, in steps with an evaluation."),
+    Metric(
+        "eval/pass@K",
+        "share",
+        "Estimated probability that at least one of K rollouts of a held-out task passes (--pass-threshold), with "
+        "--eval-rollouts above 1, in steps with an evaluation.",
+    ),
     Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
+    # Of each environment, in a run of several
+    Metric(
+        "reward/mean/ENV", "reward", "Mean reward of the rollouts of this environment. Only with several environments."
+    ),
+    Metric("groups/count/ENV", "groups", "Number of groups of this environment. Only with several environments."),
+    Metric(
+        "groups/zero_signal/ENV",
+        "groups",
+        "Number of groups of this environment whose rewards are all equal. Only with several environments.",
+    ),
+    Metric("rollout/turns/ENV", "turns", "As rollout/turns, of this environment. Only with several environments."),
+    Metric(
+        "rollout/sampled_tokens/ENV",
+        "tokens",
+        "As rollout/sampled_tokens, of this environment. Only with several environments.",
+    ),
+    Metric(
+        "rollout/truncated_share/ENV",
+        "share",
+        "As rollout/truncated_share, of this environment. Only with several environments.",
+    ),
+    Metric("eval/greedy/ENV", "reward", "As eval/greedy, of this environment. Only with several environments."),
+    Metric("eval/sampled/ENV", "reward", "As eval/sampled, of this environment. Only with several environments."),
+    Metric("eval/pass@K/ENV", "share", "As eval/pass@K, of this environment. Only with several environments."),
     # Supervised fine-tuning
     Metric(
         "sft/loss",
@@ -284,3 +329,10 @@ def describe(name: str) -> Metric | None:
     """
     exact = next((metric for metric in METRICS if metric.name == name), None)
     return exact or next((metric for metric in reversed(METRICS) if metric.matches(name)), None)
+
+
+def check_metric(name: str | None, option: str) -> None:
+    """Raise UserError if no run writes a metric of this name, which was given for `option`."""
+    if name is not None and describe(name) is None:
+        known = [metric.name for metric in METRICS if not re.search("[A-Z]", metric.name)]
+        raise UserError(f"{option} {name}: there is no such metric{did_you_mean(name, known)}")

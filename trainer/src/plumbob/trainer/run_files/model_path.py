@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 from plumbob.console import UserError
@@ -14,15 +16,25 @@ ADAPTER_CONFIG = "adapter_config.json"
 def model_path(name: str) -> str:
     """What to load for a model's name: a bundled model's folder, the model of a checkpoint, or else the name itself.
 
-    A run directory means the model of its last checkpoint.
+    A run directory means the model of its last checkpoint, or of its best one if the run has --keep-best.
     """
     if (bundled := bundled_folder(name)) is not None:
         return str(bundled)
     folder = Path(name).expanduser()
-    for candidate in (*saved_checkpoints(folder)[-1:], folder):
+    for candidate in (*best_checkpoint(folder), *saved_checkpoints(folder)[-1:], folder):
         if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
             return str(candidate / "model")
     return str(folder) if folder.exists() else name
+
+
+def best_checkpoint(run_dir: Path) -> list[Path]:
+    """The checkpoint that --keep-best kept, as the run's last checkpoint names it; none without the option."""
+    found: list[Path] = []
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        last = saved_checkpoints(run_dir)[-1]
+        step = json.loads((last / "state.json").read_text())["best"]["kept"]["step"]
+        found = [path for path in saved_checkpoints(run_dir) if path.name == f"step_{step}"]
+    return found
 
 
 def check_model_exists(name: str) -> None:

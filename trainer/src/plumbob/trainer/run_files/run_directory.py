@@ -24,7 +24,8 @@ LOCK = ".lock"
 def new_directory(config: TrainConfig) -> Path:
     """Make the directory of a new training run. Raises UserError like `make_directory`."""
     model = Path(config.model).name
-    name = config.run_name or f"{config.env}-{model}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    envs = "+".join(env for env, _ in config.members)
+    name = config.run_name or f"{envs}-{model}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     return make_directory(config.output_dir, name)
 
 

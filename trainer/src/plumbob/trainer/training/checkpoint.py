@@ -16,6 +16,7 @@ import torch
 from plumbob.console import first_line
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
+from plumbob.trainer.training.best import kept_step
 from plumbob.trainer.training.manifest import write_manifest
 from safetensors import SafetensorError
 
@@ -90,7 +91,10 @@ def _make_empty(folder: Path) -> None:
 
 
 def _put_in_place(run: Run, partial: Path, final: Path) -> None:
-    """Rename a complete checkpoint to its final name, and delete the oldest ones beyond --save-total-limit."""
+    """Rename a complete checkpoint to its final name, and delete the oldest ones beyond --save-total-limit.
+
+    The best one of --keep-best is kept besides them.
+    """
     root = final.parent
     old = root / f".{final.name}.old"
     shutil.rmtree(old, ignore_errors=True)
@@ -100,7 +104,8 @@ def _put_in_place(run: Run, partial: Path, final: Path) -> None:
         os.replace(final, old)
     os.replace(partial, final)
     shutil.rmtree(old, ignore_errors=True)
-    for folder in saved_checkpoints(run.directory)[: -run.config.save_total_limit]:
+    others = [folder for folder in saved_checkpoints(run.directory) if folder.name != f"step_{kept_step(run)}"]
+    for folder in others[: -run.config.save_total_limit]:
         # Rename before deleting: a kill in between must not leave an incomplete checkpoint with a final name.
         discarded = root / f".{folder.name}.partial"
         shutil.rmtree(discarded, ignore_errors=True)
@@ -139,6 +144,7 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
     saved_state = {
         "step": state.step,
         "cursor": state.cursor,
+        "pools": [pools.to_json() for pools in state.pools],
         "skipped_in_a_row": state.skipped_in_a_row,
         # A resumed run uses the same limit, because sums over other microbatches would round differently.
         "microbatch_tokens": {"asked": run.config.microbatch_tokens, "held": state.microbatch_tokens},
@@ -147,6 +153,7 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
         "evaluations": {
             when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in state.evaluations.items()
         },
+        "best": None if state.best is None else state.best.to_json(),
     }
     (folder / "state.json").write_text(json.dumps(saved_state))
 
@@ -169,15 +176,15 @@ def latest(run_dir: Path) -> Path | None:
 
 @contextmanager
 def undone_if_interrupted(state: TrainState) -> Generator[None]:
-    """Restore the task cursor and the random state if the training step inside is interrupted.
+    """Restore the task cursor, the pools and the random state if the training step inside is interrupted.
 
     The step will be taken again, and must then have the same tasks and the same random numbers for dropout.
     """
-    cursor, random_state = state.cursor, _random_state()
+    cursor, pools, random_state = state.cursor, state.pools, _random_state()
     try:
         yield
     except Interrupted:
-        state.cursor = cursor
+        state.cursor, state.pools = cursor, pools
         set_random_state(random_state)
         raise
 

@@ -29,7 +29,8 @@ class DiskNeeds:
     checkpoint: int
     """One checkpoint."""
     checkpoints: int
-    """Number of checkpoints that are on disk at once: --save-total-limit, and the one that is being written."""
+    """Number of checkpoints that are on disk at once: --save-total-limit, the one of --keep-best, and the one that is
+    being written."""
     model: int
     """The final model."""
     free: int
@@ -78,7 +79,7 @@ def disk_needs(run: Run) -> DiskNeeds:
     return DiskNeeds(
         traces=_traces(config, run.rollouts_per_step, run.num_steps - run.state.step),
         checkpoint=weights + state + moved,
-        checkpoints=config.save_total_limit + 1,
+        checkpoints=config.save_total_limit + (config.keep_best is not None) + 1,
         model=whole,  # with LoRA, num_parameters counts the adapter too, which is saved beside the merged model
         free=shutil.disk_usage(directory).free + _size_of(old) + _size_of(directory / "model"),
         command=config.COMMAND,

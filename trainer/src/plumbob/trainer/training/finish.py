@@ -16,25 +16,29 @@ from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import write_whole
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.best import kept_step, why_it_stopped
 from plumbob.trainer.training.demonstrations import counts
+from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
 
 
 def finish(run: Run, seconds: float) -> int:
     """Write the final model and the summary, print the result, upload the model if asked. Returns the exit code.
 
-    Only rank 0 calls it, or every process where weights are divided.
+    The final model is that of the last step, or with --keep-best that of the best one. Only rank 0 calls this, or every
+    process where weights are divided.
     """
     directory = run.directory
     if run.policy.sharding.collective_forward:
         run.world.barrier()  # rank 0 may still be renaming the last checkpoint
-    if checkpoint.latest(directory) != directory / f"checkpoints/step_{run.num_steps}":
+    if checkpoint.latest(directory) != directory / f"checkpoints/step_{run.state.step}":
         print(
             f"The last step has no checkpoint. Free some space, then:  {run.config.COMMAND} --resume {directory}",
             file=sys.stderr,
         )
         return 1
     try:
+        _load_best(run)
         run.policy.save_final(directory / "model")
         if not run.world.is_main:
             return 0
@@ -50,6 +54,17 @@ def finish(run: Run, seconds: float) -> int:
     return _upload(run) if run.config.push_to_hub else 0
 
 
+def _load_best(run: Run) -> None:
+    """With --keep-best, load the weights of the best step's checkpoint. Raises OSError if it is damaged."""
+    step = kept_step(run)
+    if step is None or step == run.state.step:
+        return
+    folder = run.directory / "checkpoints" / f"step_{step}"
+    if (wrong := damage(folder)) is not None:
+        raise OSError(f"the best checkpoint {folder} is damaged: {wrong}")
+    run.policy.restore(folder / "model")
+
+
 def _write_summary(run: Run, seconds: float) -> None:
     evaluations = {
         when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
@@ -57,6 +72,9 @@ def _write_summary(run: Run, seconds: float) -> None:
     summary: dict[str, Any] = {"seconds": seconds, "evaluations": evaluations}
     if run.demonstrations:
         summary["imitated"] = counts(run.demonstrations)
+    if run.state.best is not None:
+        model_step = kept_step(run) or run.state.step
+        summary |= {"model_step": model_step, "best": run.state.best.to_json(), "stopped": why_it_stopped(run)}
     write_whole(run.directory / "summary.json", json.dumps(summary, indent=2))
 
 
@@ -67,8 +85,8 @@ def _print_result(run: Run, seconds: float) -> None:
     values = [row[name] for row in rows]
     columns = shutil.get_terminal_size().columns
     print()
-    _print_evaluations(run.state.evaluations, len(run.tasks.held_out), columns)
-    for line in () if imitates else _warnings(rows):
+    _print_evaluations(run.state.evaluations, run.sampler.num_held_out, columns)
+    for line in (*_best_lines(run), *(() if imitates else _warnings(rows))):
         print(textwrap.fill(line, max(columns, 20)))
     if values:
         ends = f"{what:<16} {values[0]:.3f} ", f" {values[-1]:.3f}"
@@ -76,6 +94,19 @@ def _print_result(run: Run, seconds: float) -> None:
         print(sparkline(values, width, bars_for(sys.stdout)).join(ends))
     print(f"time             {seconds:.0f} s")
     print(f"run directory    {run.directory}")
+
+
+def _best_lines(run: Run) -> Iterator[str]:
+    """Why the run ended early, and which step's policy the final model is, if --keep-best chose it."""
+    if (stopped := why_it_stopped(run)) is not None:
+        yield stopped
+    best, step = run.state.best, kept_step(run)
+    if best is None or step is None or best.kept is None or best.highest is None or best.last is None:
+        return
+    chosen = f"model/ holds the policy of step {step}, the best of {best.count} by {best.metric} ({best.kept.value:.3f}"
+    yield chosen + (")." if step == best.last.step else f"; step {best.last.step}: {best.last.value:.3f}).")
+    if best.highest.step == 0:
+        yield f"Before training, {best.metric} was as high or higher: {best.highest.value:.3f}."
 
 
 def _warnings(rows: Sequence[Mapping[str, float]]) -> Iterator[str]:
@@ -109,14 +140,15 @@ def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_ta
     if not after:
         return
     print(f"held-out reward, {num_tasks} tasks, 95% intervals:")
-    for how in after:
+    width = max(8, *map(len, after))
+    for how in sorted(after, key=lambda how: how.partition("/")[2]):  # those of all environments, then of each
         if how in before:
             lift = after[how].mean - before[how].mean
-            line = f"  {how:<8} {before[how]} -> {after[how]}   ({lift:+.3f})"
-            narrow = f"  {how:<8} {before[how]} ->\n           {after[how]}   ({lift:+.3f})"
+            line = f"  {how:<{width}} {before[how]} -> {after[how]}   ({lift:+.3f})"
+            narrow = f"  {how:<{width}} {before[how]} ->\n{'':{width + 3}}{after[how]}   ({lift:+.3f})"
             print(line if len(line) <= columns else narrow)
         else:
-            print(f"  {how:<8} {after[how]}")
+            print(f"  {how:<{width}} {after[how]}")
 
 
 def _upload(run: Run) -> int:

@@ -18,6 +18,8 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.selection import KINDS, Pools
+from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training.run import Run
 
 
@@ -307,6 +309,33 @@ def advantage_metrics(advantages: Advantages) -> dict[str, float]:
         "advantage/mean_abs": mean_of([abs(value) for value in advantages.values]),
         "advantage/largest": max(map(abs, advantages.values), default=0.0),
     }
+
+
+def environment_metrics(environments: Sequence[Tasks], batch: Batch) -> dict[str, float]:
+    """Metrics of each environment of a run of several: "NAME/ENV" -> number; empty for a run of one."""
+    result: dict[str, float] = {}
+    for env, tasks in enumerate(environments if len(environments) > 1 else ()):
+        own = [s for s in batch.drawn if batch.taken[int(s.group.split("/")[1])].env == env]
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for sample in own:
+            rewards[sample.group].append(sample.reward)
+        result |= {
+            f"reward/mean/{tasks.name}": mean_of([s.reward for s in own]),
+            f"groups/count/{tasks.name}": len(rewards),
+            f"groups/zero_signal/{tasks.name}": sum(min(r) == max(r) for r in rewards.values()),
+            f"rollout/turns/{tasks.name}": mean_of([s.metrics["rollout/turns"] for s in own]),
+            f"rollout/sampled_tokens/{tasks.name}": mean_of([s.num_sampled for s in own]),
+            f"rollout/truncated_share/{tasks.name}": sum(s.truncated for s in own) / max(len(own), 1),
+        }
+    return result
+
+
+def pool_metrics(environments: Sequence[Tasks], pools: Sequence[Pools]) -> dict[str, float]:
+    """Number of tasks that --task-pools sets aside at the moment, in all environments together; empty without pools."""
+    if not pools:
+        return {}
+    both = list(zip(pools, environments, strict=True))
+    return {f"tasks/set_aside_{kind}": sum(p.count(kind, len(t.train)) for p, t in both) for kind in KINDS}
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:

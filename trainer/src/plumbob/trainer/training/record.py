@@ -143,5 +143,6 @@ class RunRecorder(Recorder):
 
 def means(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
     """An evaluation as metrics, with the number of tasks as `eval/count`; empty if nothing was evaluated."""
-    count = {"eval/count": min(e.n for e in evaluation.values())} if evaluation else {}
+    whole = [e.n for how, e in evaluation.items() if "/" not in how]  # not of one of several environments
+    count = {"eval/count": min(whole)} if whole else {}
     return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()} | count

@@ -15,7 +15,9 @@ from plumbob.console import UserError, first_line
 from plumbob.trainer.config.options import flag
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
+from plumbob.trainer.training.best import restored
 from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
 from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
@@ -132,12 +134,15 @@ def _restore_state(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     state.step = state.first_step = saved["step"]
     state.cursor, state.skipped_in_a_row = saved["cursor"], saved["skipped_in_a_row"]
+    if state.pools:
+        state.pools = tuple(Pools.from_json(pools) for pools in saved["pools"])
     limit = saved["microbatch_tokens"]
     if limit["asked"] == run.config.microbatch_tokens:
         state.microbatch_tokens, state.microbatch_tokens_fitted = int(limit["held"]), True
     state.evaluations = {
         when: {how: Estimate(**values) for how, values in both.items()} for when, both in saved["evaluations"].items()
     }
+    state.best = restored(saved.get("best"), run)
 
 
 def _check_tasks(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

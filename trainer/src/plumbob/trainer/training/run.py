@@ -17,7 +17,9 @@ from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
+from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.training.best import Best, is_flat
 
 
 @dataclass
@@ -30,6 +32,8 @@ class TrainState:
     """Number of finished steps when this process began: more than 0 in a resumed run."""
     cursor: int = 0
     """Number of tasks that have been taken, over all epochs."""
+    pools: tuple[Pools, ...] = ()
+    """With --task-pools, which tasks of each environment are set aside."""
     microbatch_tokens: int = 0
     """Most tokens of one microbatch; halved when a microbatch runs out of memory."""
     microbatch_tokens_fitted: bool = False
@@ -41,7 +45,9 @@ class TrainState:
     skipped_in_a_row: int = 0
     """Number of optimizer steps skipped since the last applied one, each because its gradient was not finite."""
     evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
-    """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward."""
+    """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward; "pass@K" -> pass@K."""
+    best: Best | None = None
+    """With --keep-best or --stop-when-flat: the best value so far; None before the first one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,11 @@ class Run:
     @property
     def num_steps(self) -> int:
         return self.config.max_steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has taken all its steps, or --stop-when-flat ends it."""
+        return self.state.step >= self.num_steps or is_flat(self)
 
     @property
     def rollouts_per_step(self) -> int:

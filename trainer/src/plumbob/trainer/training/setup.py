@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from plumbob.trainer.policy.loading import (
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.limits import limits_of
-from plumbob.trainer.rollouts.tasks import Tasks, leave_out_long_prompts, load_tasks
+from plumbob.trainer.rollouts.selection import Pools
+from plumbob.trainer.rollouts.tasks import Tasks, fingerprint_of, leave_out_long_prompts, load_environments
 from plumbob.trainer.rollouts.templates import check_template, opening_messages
 from plumbob.trainer.run_files.run_directory import (
     lock_directory,
@@ -70,22 +71,27 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
     template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
     tokenizer = load_tokenizer(config.model, template)
-    tasks = load_tasks(config)
-    notes = check_template(load_chat(tokenizer, None, tool_format=config.tool_format), tasks, config.model)
-    tasks = dataclasses.replace(tasks, notes=[*tasks.notes, *notes])
+    chat = load_chat(tokenizer, None, tool_format=config.tool_format)
+    environments = tuple(
+        dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
+        for tasks in load_environments(config)
+    )
     model = load_model(config.model)
     _check_context(model, config)
     chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens, config.tool_format)
-    fixed_ids = _first_prompt(chat, tasks)[:256]
+    fixed_ids = _first_prompt(chat, environments[0])[:256]
     if config.max_prompt_length is not None:
         needed = config.max_steps * rollouts // config.num_generations
-        tasks = asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed))
+        environments = tuple(
+            asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed)) for tasks in environments
+        )
     demonstrations = Demonstrations()
     if isinstance(config, SftConfig):
+        (tasks,) = environments
         demonstrations = _demonstrations(config, tasks, chat, world, resume_from, status)
-        tasks = dataclasses.replace(tasks, notes=(*tasks.notes, *demonstrations.notes()))
+        environments = (dataclasses.replace(tasks, notes=(*tasks.notes, *demonstrations.notes())),)
         rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
-    config = _resolved(config, model, len(demonstrations.rows) or len(tasks.train), rollouts)
+    config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
 
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
     torch.manual_seed(config.seed)
@@ -107,25 +113,28 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
         tokenizer=tokenizer,
         vocab_size=model.config.get_text_config().vocab_size,
         positions=_positions(model),
-        at_once=max(rollouts // world.size, len(tasks.held_out), 1),
+        at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
         model=engine_model,
         status=status,
     )
     engine = engines.open_engine(parts)
     on_failure.callback(engine.close)
+    state = TrainState(
+        microbatch_tokens=config.microbatch_tokens, pools=tuple(Pools() for _ in environments if config.task_pools)
+    )
     run = Run(
         config=config,
         world=world,
         directory=directory,
         tokenizer=tokenizer,
         policy=policy,
-        sampler=_sampler(config, tasks, engine, chat, rollouts // config.num_generations),
+        sampler=_sampler(config, environments, engine, chat, rollouts // config.num_generations),
         optimizer=optimizer,
         objective=config.objective(),
         parity_row=parity_row(fixed_ids),
-        state=TrainState(microbatch_tokens=config.microbatch_tokens),
+        state=state,
         lock=lock,
-        task_fingerprint={**tasks.fingerprint(), **demonstrations.fingerprint()} if world.is_main else {},
+        task_fingerprint={**fingerprint_of(environments), **demonstrations.fingerprint()} if world.is_main else {},
         demonstrations=demonstrations.rows,
     )
     _begin(run, folder, demonstrations, status)
@@ -157,7 +166,9 @@ def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
     check_supported(model, config.max_context)
 
 
-def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Chat, groups_per_step: int) -> Sampler:
+def _sampler(
+    config: TrainConfig, environments: Sequence[Tasks], engine: TrainingEngine, chat: Chat, groups_per_step: int
+) -> Sampler:
     sampling = Sampling(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
@@ -165,8 +176,8 @@ def _sampler(config: TrainConfig, tasks: Tasks, engine: TrainingEngine, chat: Ch
         top_k=config.top_k,
         min_p=config.min_p,
     )
-    limits = limits_of(config)
-    return Sampler(config, tasks, engine, chat, sampling, limits, groups_per_step)
+    tasks, *others = environments
+    return Sampler(config, tasks, engine, chat, sampling, limits_of(config), groups_per_step, tuple(others))
 
 
 def _begin_resuming(

@@ -28,7 +28,7 @@ from plumbob.trainer.training.forward_backward import (
     grpo_loss,
     score_old_policy,
 )
-from plumbob.trainer.training.metrics import Tally, step_metrics
+from plumbob.trainer.training.metrics import Tally, environment_metrics, pool_metrics, step_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
 from plumbob.trainer.training.run import Run
@@ -48,10 +48,11 @@ def train_step(
     # 1. Rollouts. The engine samples P x G rollouts with the weights of the last sync (with --max-staleness, perhaps of
     #    an earlier sync).
     status("rollouts")
-    batch = source.take(step, state.cursor)
-    state.cursor = batch.cursor
+    batch = source.take(step, state.cursor, state.pools)
+    state.cursor, state.pools = batch.cursor, batch.pools
     clock.lap("rollout")
-    source.begin(step + 1, state.cursor)  # with --max-staleness only: samples the next rollouts while this step trains
+    # With --max-staleness only: samples the next rollouts while this step trains.
+    source.begin(step + 1, state.cursor, state.pools)
 
     # 2. Advantages [B]: each reward compared with its group's rewards. Every process has all samples, so every process
     #    computes the same advantages.
@@ -96,6 +97,8 @@ def train_step(
     metrics = {
         "step": step + 1,
         **step_metrics(run, batch, advantages, tally, report, kl_sums),
+        **environment_metrics(run.sampler.environments, batch),
+        **pool_metrics(run.sampler.environments, batch.pools),
         **({} if moved is None else {"policy/step_kl": moved}),
         "optimizer/learning_rate": learning_rate,
         "train/rows": num_trained,

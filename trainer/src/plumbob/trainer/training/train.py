@@ -27,11 +27,11 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.collect import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
-from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish
-from plumbob.trainer.training.record import Recorder, open_recorder
+from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sampling_warnings import sampling_warnings
 from plumbob.trainer.training.setup import set_up
@@ -85,7 +85,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
     """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
     config, state, world = run_.config, run_.state, run_.world
     schedule = checkpoint.Schedule(config.save_steps)
-    for text in (_banner(run_), *run_.tasks.notes, *_disk_lines(run_), *_own_lines(run_)):
+    for text in _opening_lines(run_):
         recorder.note(text)
 
     def evaluate_now(when: str, steps: Steps) -> None:
@@ -93,13 +93,18 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             steps.before_evaluation()
         state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
         recorder.evaluated(state.step, state.evaluations[when])
+        best.judge(run_, state.step, means(state.evaluations[when]))
+        if run_.is_over:  # an evaluation can be what ends the run
+            state.evaluations["after"] = state.evaluations[when]
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
     with closing(open_steps(run_, runner, interruption)) as steps:
         try:
             for when in _evaluations_missing_at_start(run_):
                 evaluate_now(when, steps)
-            while state.step < run_.num_steps:
+                if best.is_new(run_):
+                    _save(run_, recorder, schedule)
+            while not run_.is_over:
                 if world.any(interruption.requested):
                     raise Interrupted
                 with checkpoint.undone_if_interrupted(state):
@@ -108,13 +113,16 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 if state.step == state.first_step + 1:
                     _note_microbatch_size(run_, recorder)
                 recorder.step(metrics, batch)
+                best.judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.
                 if (when := _evaluation_due(run_)) is not None:
                     evaluate_now(when, steps)
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
-                if world.from_main(state.step == run_.num_steps or schedule.is_due(state.step)):
+                if world.from_main(run_.is_over or best.is_new(run_) or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
+            if (stopped := best.why_it_stopped(run_)) is not None:
+                recorder.note(stopped)
         except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
             # If the rollouts are the reason, the weights are those after the last finished step.
@@ -170,7 +178,7 @@ def _status(run_: Run, recorder: Recorder) -> Callable[[str], None]:
 def _evaluations_missing_at_start(run_: Run) -> list[str]:
     """Names of evaluations to run before the next step: the one before the first step, or one that was interrupted."""
     state = run_.state
-    if state.step < run_.num_steps:  # a finished run is resumed with more steps: "after" is not its end any more
+    if not run_.is_over:  # a finished run is resumed with more steps: "after" is not its end any more
         state.evaluations.pop("after", None)
     due = _evaluation_due(run_) if state.step else "before" if run_.config.eval_on_start else None
     return [due] if due is not None and due not in state.evaluations else []
@@ -179,23 +187,26 @@ def _evaluations_missing_at_start(run_: Run) -> list[str]:
 def _evaluation_due(run_: Run) -> str | None:
     """The name of the evaluation that follows the last finished step; None if none does."""
     step = run_.state.step
-    if step == run_.num_steps:
+    if run_.is_over:
         return "after"
     return str(step) if run_.config.eval_steps and step % run_.config.eval_steps == 0 else None
 
 
 def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption) -> dict:
-    """Held-out reward, greedy and at the training temperature: "greedy" and "sampled" -> Estimate."""
-    num_tasks = len(run_.tasks.held_out)
+    """Held-out reward, greedy and at the training temperature: "greedy", "sampled" and "pass@K" -> Estimate."""
+    num_tasks, config = run_.sampler.num_held_out, run_.config
     if not num_tasks:
         return {}
     result = {}
-    for how, temperature in (("greedy", 0.0), ("sampled", run_.config.temperature)):
+    for how, temperature, rollouts in (("greedy", 0.0, 1), ("sampled", config.temperature, config.eval_rollouts)):
         recorder.status(f"evaluating {num_tasks} held-out tasks, {how}")
-        result[how], failures = interruption.run(runner, evaluate(run_.sampler, run_.world, temperature=temperature))
-        if failures:
+        evaluating = evaluate(run_.sampler, run_.world, how, temperature=temperature, rollouts=rollouts)
+        found = interruption.run(runner, evaluating)
+        result |= found.estimates
+        if found.failures:
             recorder.note(
-                f"{len(failures)} of {num_tasks} held-out rollouts failed and count as reward 0: {failures[0]}"
+                f"{len(found.failures)} of {num_tasks * rollouts} held-out rollouts failed and count as reward 0: "
+                f"{found.failures[0]}"
             )
     run_.engine.forget()  # a run that is resumed after this evaluation has an empty cache, and must sample the same
     return result
@@ -210,6 +221,8 @@ def _save(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule) -> Path 
         recorder.note(
             f"The checkpoint of step {run_.state.step} could not be saved: {error}. Later steps will try again."
         )
+        if run_.state.best is not None:
+            run_.state.best = run_.state.best.without(run_.state.step)
         return None
     finally:
         schedule.saved(time.monotonic() - start)
@@ -258,16 +271,28 @@ def _disk_lines(run_: Run) -> list[str]:
     return needs.lines(run_.directory)
 
 
+def _opening_lines(run_: Run) -> list[str]:
+    """What is printed before the first step."""
+    notes = [note for tasks in run_.sampler.environments for note in tasks.notes]
+    return [_banner(run_), *notes, *_disk_lines(run_), *_own_lines(run_)]
+
+
 def _banner(run_: Run) -> str:
     """What is about to be trained, in one line."""
     c, policy, world = run_.config, run_.policy, run_.world
     orders = {"shuffle": "", "as-given": " in the environment's order", "curriculum": ", easiest first"}
-    order = orders[run_.tasks.order]
+    environments = run_.sampler.environments
+    total = sum(tasks.weight for tasks in environments)
+    told = "; ".join(
+        f"{tasks.name or c.env}: {tasks.number} training tasks{orders[tasks.order]}, {len(tasks.held_out)} held out"
+        + (f", {tasks.weight}/{total} of the groups" if len(environments) > 1 else "")
+        for tasks in environments
+    )
     processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
     count = run_.sampler.groups_per_step
     each = f"{count} demonstrations" if run_.demonstrations else f"{count} tasks x {c.num_generations} rollouts"
     return (
-        f"{c.env}: {run_.tasks.number} training tasks{order}, {len(run_.tasks.held_out)} held out | {c.model}: "
+        f"{told} | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
         f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
         f"{run_.num_steps} steps of {each}, "

@@ -101,6 +101,16 @@ def test_a_wrong_model_fails_at_load_and_not_in_every_rollout(tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_wrong_reranker_fails_at_load_and_not_in_every_rollout(tmp_path):
+    for model, reason in (
+        (f"{tmp_path}/no-model", "there is no directory"),
+        (str(tmp_path), "does not load as a cross-"),
+    ):
+        with pytest.raises(ValueError, match=reason) as error:
+            list(make(datasets="synthetic", rerank_model=model))
+        assert "\n" not in str(error.value)
+
+
 # --- order ----------------------------------------------------------------------------------------------------------
 
 

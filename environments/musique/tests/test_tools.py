@@ -355,3 +355,29 @@ def test_a_reranker_that_refuses_fails_the_rollout_and_is_no_observation(kit):
 
     trace = asyncio.run(main())
     assert not trace.ok and "refused the request with status 400" in trace.errors[-1].message
+
+
+def test_a_reranker_in_this_process_orders_what_was_found(kit, monkeypatch, tmp_path):
+    """`rerank_model` without `rerank_url` is a cross-encoder, loaded with the taskset and shared by all rollouts."""
+    from plumbob.retrieval import cross_encoder as rerankers
+
+    (task,) = kit.tasks(num_examples=1)
+    wanted = task.data.documents[7]
+    (tmp_path / "model").mkdir()
+    asked = []
+
+    class Model:
+        """Stands in for the model, which plumbob-retrieval's own tests load."""
+
+        def predict(self, pairs, **options):
+            asked.append(pairs)
+            return [float(wanted.title in text and wanted.text in text) for _, text in pairs]
+
+    loaded = []
+    monkeypatch.setattr(rerankers, "load_cross_encoder", lambda model: loaded.append(model) or Model())
+    (task,) = kit.tasks(num_examples=1, rerank_model=str(tmp_path / "model"))
+    assert loaded == [str(tmp_path / "model")]
+    for _ in range(2):
+        trace = kit.play(task, [kit.say("", kit.search("anything", top_k=1))] * 2 + [kit.final("x")])
+        assert [use["found"] for use in trace.info["musique"]["uses"]] == [[wanted.id]] * 2
+    assert len(loaded) == 1 and [len(pairs) for pairs in asked] == [20]  # later searches were remembered

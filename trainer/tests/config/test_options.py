@@ -109,8 +109,21 @@ ORIGINAL = {
     "--no-log-on-each-node": {},
     "--save-only-model --no-eval-on-start": {"save_only_model": True, "eval_on_start": False},
     "--seed 42": {"seed": 42},
+    "--model_name_or_path tiny-gsm8k --dataset_name a,b": {"model": "tiny-gsm8k", "datasets": "a,b"},
+    "--per_device_train_batch_size 8 --num_train_epochs 2 --max_steps -1": {
+        "batch_size": 8,
+        "num_epochs": 2.0,
+        "max_steps": -1,
+    },
+    "--use_peft --lora_target_modules all-linear": {"peft": True, "lora_targets": "all-linear"},
+    "--use_peft True --use_peft=false": {},
+    "--vllm_server_base_url http://a:1 --vllm_gpu_memory_utilization 0.3 --vllm_enable_sleep_mode true": {
+        "vllm_url": ("http://a:1",),
+        "vllm_memory": 0.3,
+        "vllm_sleep": True,
+    },
 }
-"""Every flag of the original training scripts, and its older names -> what it is here."""
+"""Every flag of the original training scripts with its older names, and spellings of TRL -> what it is here."""
 
 
 @pytest.mark.parametrize("line", ORIGINAL)

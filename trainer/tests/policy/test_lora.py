@@ -93,3 +93,10 @@ def test_targets_that_do_not_exist_or_are_the_output_embedding_are_refused(qwen2
     for names, message in (("q_proj,nope", "no module of this model: nope"), ("lm_head", "lm_head"), (" ", "nothing")):
         with pytest.raises(UserError, match=message):
             add_lora(qwen2, TrainConfig(peft=True, lora_targets=names))
+
+
+def test_all_linear_means_every_linear_layer_but_the_head(qwen2):
+    names = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    add_lora(qwen2, TrainConfig(peft=True, lora_targets="all-linear"))
+    adapted = {name.rsplit(".", 1)[-1] for name, module in qwen2.named_modules() if hasattr(module, "lora_A")}
+    assert adapted == set(names.split(","))

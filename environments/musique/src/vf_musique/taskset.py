@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Annotated, Any, Literal, cast
 
 import verifiers.v1 as vf
-from plumbob.retrieval import check_name
+from plumbob.retrieval import check_name, check_reranker
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from vf_musique.complete import MusiqueCompleteToolset
@@ -83,7 +83,8 @@ class MusiqueConfig(vf.TasksetConfig):
     rerank_url: str | None = None
     """URL of a Cohere-style rerank service that reorders the retriever's results; $RERANK_API_KEY holds its token."""
     rerank_model: str | None = None
-    """Model of the rerank service, if it has several."""
+    """With `rerank_url`: model of the service, if it has several. Without: folder or hub name of a cross-encoder that
+    reorders the retriever's results in this process."""
     answer_style: AnswerStyle = "tags"
     """How the model submits its answer: "tags" in its last message, or "complete" by calling that tool."""
     reward: RewardName = "shaped"
@@ -312,6 +313,8 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):  # ty: ignore[inva
         """
         config = self.config
         check_name(config.retriever, load_model=True)
+        if config.rerank_model is not None and config.rerank_url is None:
+            check_reranker(config.rerank_model, load_model=True)
         records = select_records(config)
         task_config = make_task_config(config)
         return (MusiqueTask(make_data(record, config), task_config) for record in records)

@@ -8,7 +8,17 @@ from functools import cache
 from typing import Annotated, Any
 
 import verifiers.v1 as vf
-from plumbob.retrieval import Document, ModelError, RerankClient, Reranked, RerankError, Retriever, build
+from plumbob.retrieval import (
+    Document,
+    ModelError,
+    RerankClient,
+    Reranked,
+    Reranker,
+    RerankError,
+    Retriever,
+    build,
+    cross_encoder_for,
+)
 from pydantic import BaseModel, BeforeValidator, Field
 
 from vf_musique.submission import parse_ids
@@ -75,9 +85,11 @@ class MusiqueToolsetConfig(vf.ToolsetConfig):
 
 
 @cache
-def _rerank_client(url: str, model: str | None) -> RerankClient:
-    """Return the client that all rollouts share, with its connections and its cache of scores."""
-    return RerankClient(url, model=model)
+def _reranker(url: str | None, model: str | None) -> Reranker | None:
+    """Return the reranker that all rollouts share, with its cache of scores; None without `url` and `model`."""
+    if url is not None:
+        return RerankClient(url, model=model)
+    return cross_encoder_for(model) if model is not None else None
 
 
 class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
@@ -88,8 +100,9 @@ class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
         self.documents = {document.id: document for document in documents}
         # `build` returns the same retriever for all rollouts of a question; it builds its index at the first search.
         self.retriever: Retriever = build(self.config.retriever, documents, golden=task.supporting)
-        if self.config.rerank_url is not None:
-            self.retriever = Reranked(self.retriever, _rerank_client(self.config.rerank_url, self.config.rerank_model))
+        reranker = _reranker(self.config.rerank_url, self.config.rerank_model)
+        if reranker is not None:
+            self.retriever = Reranked(self.retriever, reranker)
         # One instance serves one rollout, so its own record is complete. The state may not be: verifiers' MCP server
         # gives concurrent calls a copy of the state each, and the last one to end would overwrite what the others
         # recorded.

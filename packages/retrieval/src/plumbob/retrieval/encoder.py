@@ -1,17 +1,14 @@
 """One worker thread per model, which loads the model, embeds documents and queries, and scores.
 
-Queries that arrive while the thread is busy are encoded together as the next batch. There is no timer, so an idle
-thread encodes a query without delay.
+Queries that arrive while the thread is busy are encoded together as the next batch.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from typing import Any
 import numpy as np
 from plumbob.retrieval.models import load
 from plumbob.retrieval.store import VectorStore, cache_directory, key_of
+from plumbob.retrieval.worker import Job, Worker
 
 QUERY_BATCH = 64
 """Most jobs whose queries are encoded together."""
@@ -28,14 +26,13 @@ QUERIES_KEPT = 4096
 """Number of query vectors that an encoder remembers."""
 
 
-@dataclass
-class _Job:
-    """A job of the worker thread: call `prepare`, encode `query` unless it is None, and pass its vector to `finish`."""
+@dataclass(frozen=True)
+class _Task:
+    """Work of the thread: call `prepare`, encode `query` unless it is None, and pass its vector to `finish`."""
 
     query: str | None
     prepare: Callable[[], object]
     finish: Callable[[np.ndarray], Any]
-    future: Future = field(default_factory=Future)
 
 
 class Encoder:
@@ -44,9 +41,7 @@ class Encoder:
     def __init__(self, model: str, cache: Path) -> None:
         self.model = model
         self._cache = cache
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._worker: Worker[_Task] = Worker(f"encoder {model}", self._run, QUERY_BATCH)
         self._loaded: Any = None
         self._store: VectorStore | None = None
         self._queries: OrderedDict[str, np.ndarray] = OrderedDict()
@@ -56,13 +51,7 @@ class Encoder:
         self, query: str | None, finish: Callable[[np.ndarray], Any], prepare: Callable[[], object] = lambda: None
     ) -> Future:
         """Have the worker thread run `prepare()` and then `finish(vector of query)`, whose result the future gets."""
-        with self._starting:
-            if self._thread is None or not self._thread.is_alive():  # a fork does not copy the thread
-                self._thread = threading.Thread(target=self._serve, name=f"encoder {self.model}", daemon=True)
-                self._thread.start()
-        job = _Job(query, prepare, finish)
-        self._jobs.put(job)
-        return job.future
+        return self._worker.submit(_Task(query, prepare, finish))
 
     def load(self) -> VectorStore:
         """Load the model if it is not loaded yet; returns the store of its vectors. Raises ModelError."""
@@ -91,30 +80,24 @@ class Encoder:
             texts, batch_size=TEXT_BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
         )
 
-    def _serve(self) -> None:
-        while True:
-            jobs = [self._jobs.get()]
-            while len(jobs) < QUERY_BATCH and not self._jobs.empty():
-                jobs.append(self._jobs.get())
-            self._run([job for job in jobs if job.future.set_running_or_notify_cancel()])
-
-    def _run(self, jobs: list[_Job]) -> None:
+    def _run(self, jobs: list[Job[_Task]]) -> None:
         ready = []
         for job in jobs:
             try:
-                job.prepare()
+                job.work.prepare()
                 ready.append(job)
             except BaseException as error:
                 job.future.set_exception(error)
         try:
-            vectors = self._query_vectors([job.query for job in ready if job.query is not None])
+            vectors = self._query_vectors([job.work.query for job in ready if job.work.query is not None])
         except BaseException as error:
             for job in ready:
                 job.future.set_exception(error)
             return
         for job in ready:
+            task = job.work
             try:
-                job.future.set_result(job.finish(np.empty(0) if job.query is None else vectors[job.query]))
+                job.future.set_result(task.finish(np.empty(0) if task.query is None else vectors[task.query]))
             except BaseException as error:
                 job.future.set_exception(error)
 

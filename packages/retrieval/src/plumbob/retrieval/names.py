@@ -45,7 +45,7 @@ def parse_name(name: str) -> Spec:
     variant, rest = _variant(name, kind, rest, syntax)
     if not kind.takes_model:
         return Spec(kind.name, variant)
-    return Spec(kind.name, variant, _checked_model(name, rest) if rest else DEFAULT_MODEL)
+    return Spec(kind.name, variant, checked_model(f"retriever {name!r}", rest) if rest else DEFAULT_MODEL)
 
 
 def _variant(name: str, kind: Kind, rest: str, syntax: str) -> tuple[str | None, str]:
@@ -65,15 +65,13 @@ def _variant(name: str, kind: Kind, rest: str, syntax: str) -> tuple[str | None,
     return kind.variants[0], rest
 
 
-def _checked_model(name: str, model: str) -> str:
-    """The model's full id, or its absolute directory. Raises ValueError."""
+def checked_model(what: str, model: str) -> str:
+    """The model's full id, or its absolute directory. `what` names it in the message. Raises ValueError."""
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.absolute())
     if model.startswith(("/", "~", ".")):
-        raise ValueError(f"retriever {name!r}: there is no directory {model}")
+        raise ValueError(f"{what}: there is no directory {model}")
     if not _HUB_ID.fullmatch(model):
-        raise ValueError(
-            f"retriever {name!r}: {model!r} is neither a directory nor a model id such as {DEFAULT_MODEL!r}"
-        )
+        raise ValueError(f"{what}: {model!r} is neither a directory nor a model id such as {DEFAULT_MODEL!r}")
     return DEFAULT_MODEL if model == DEFAULT_MODEL.partition("/")[2] else model

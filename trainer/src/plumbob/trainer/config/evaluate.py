@@ -73,7 +73,13 @@ class EvaluateConfig:
     min_p: float = option(
         0.0, "Exclude tokens less likely than this fraction of the likeliest token's probability.", at_least=0, below=1
     )
-    max_tokens: int = option(512, "Maximum number of tokens in one assistant turn.", at_least=1)
+    max_tokens: int = option(
+        512,
+        "Maximum number of tokens in one assistant turn.",
+        "--max-new-tokens",
+        "--max-completion-length",
+        at_least=1,
+    )
     max_turns: int = rollout_options.max_turns()
     max_context: int = rollout_options.max_context()
     chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")

@@ -63,9 +63,12 @@ class TrainConfig:
         "Model to train, with a chat template: a folder, a Hugging Face hub name, or a bundled model (tiny, "
         "tiny-gsm8k, tiny-musique).",
         "-m",
+        "--model-name-or-path",
     )
     datasets: str | None = option(
-        None, "Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."
+        None,
+        "Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated).",
+        "--dataset-name",
     )
     eval_datasets: str | None = option(
         None, "Held-out data, written like --datasets. Default: the environment's held-out split."
@@ -96,11 +99,17 @@ class TrainConfig:
         group="The schedule",
     )
     num_epochs: float | None = option(
-        None, "Number of passes over the training tasks, with --max-steps -1, which makes 1 the default.", above=0
+        None,
+        "Number of passes over the training tasks, with --max-steps -1, which makes 1 the default.",
+        "--num-train-epochs",
+        above=0,
     )
     num_generations: int = option(8, "Group size: number of rollouts sampled for each task of a step.")
     batch_size: int = option(
-        32, "Rollouts per process and accumulation step (see --gradient-accumulation-steps).", at_least=1
+        32,
+        "Rollouts per process and accumulation step (see --gradient-accumulation-steps).",
+        "--per-device-train-batch-size",
+        at_least=1,
     )
     gradient_accumulation_steps: int = option(
         4, "Number of accumulation steps: a training step samples --batch-size x this x processes rollouts.", at_least=1
@@ -260,6 +269,7 @@ class TrainConfig:
         (),
         "URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of "
         "its own.",
+        "--vllm-server-base-url",
     )
     vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(
         None,
@@ -272,10 +282,15 @@ class TrainConfig:
     vllm_memory: float = option(
         0.4,
         "Share of each GPU's memory for the vLLM server that the run starts (vLLM's --gpu-memory-utilization).",
+        "--vllm-gpu-memory-utilization",
         above=0,
         below=1,
     )
-    vllm_sleep: bool = option(False, "Let the vLLM server that the run starts free its GPU memory while a step trains.")
+    vllm_sleep: bool = option(
+        False,
+        "Let the vLLM server that the run starts free its GPU memory while a step trains.",
+        "--vllm-enable-sleep-mode",
+    )
     vllm_folder: str | None = option(
         None, "Shared folder through which weights or adapters are sent to vLLM servers on other machines."
     )
@@ -321,7 +336,7 @@ class TrainConfig:
         128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
     )
 
-    peft: bool = option(False, "Train a LoRA adapter instead of all weights.", group="What is trained")
+    peft: bool = option(False, "Train a LoRA adapter instead of all weights.", "--use-peft", group="What is trained")
     lora_r: int = option(16, "LoRA rank.", at_least=1)
     lora_alpha: int = option(32, "LoRA alpha: the adapter's output is multiplied by alpha / rank.")
     lora_dropout: float = option(
@@ -330,7 +345,11 @@ class TrainConfig:
         at_least=0,
         below=1,
     )
-    lora_targets: str = option(LORA_TARGETS, "Modules that get a LoRA adapter, separated by commas.")
+    lora_targets: str = option(
+        LORA_TARGETS,
+        "Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head.",
+        "--lora-target-modules",
+    )
     bf16: bool = option(False, "Compute in bfloat16; the trained weights stay float32.")
     gradient_checkpointing: bool = option(
         False, "Recompute activations in the backward pass, which saves memory and takes more time."

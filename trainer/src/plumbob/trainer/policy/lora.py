@@ -63,7 +63,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> None:
 
 
 def _targets(model: PreTrainedModel, names: str) -> list[str]:
-    """The module names in --lora-targets. Raises UserError if the model lacks one of them."""
+    """The module names that --lora-targets means. Raises UserError if the model lacks one of them."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     head = model.get_output_embeddings()
     have = {
@@ -71,6 +71,8 @@ def _targets(model: PreTrainedModel, names: str) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     }
+    if wanted == ["all-linear"]:
+        return sorted(have)
     missing = [name for name in wanted if name not in have]
     if missing or not wanted:
         named = ", ".join(missing) or "nothing"

@@ -110,8 +110,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 with checkpoint.undone_if_interrupted(state):
                     metrics, batch = steps.take(_status(run_, recorder))
                 state.step += 1
-                if state.step == state.first_step + 1:
-                    _note_microbatch_size(run_, recorder)
+                _note_microbatch_size(run_, recorder)
                 recorder.step(metrics, batch)
                 best.judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
@@ -229,7 +228,9 @@ def _save(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule) -> Path 
 
 
 def _note_microbatch_size(run_: Run, recorder: Recorder) -> None:
-    """Report if microbatches are smaller than asked for because of memory."""
+    """Report, once after the first step, if microbatches are smaller than asked for because of memory."""
+    if run_.state.step != run_.state.first_step + 1:
+        return
     asked, tokens, longest = run_.config.microbatch_tokens, run_.state.microbatch_tokens, run_.config.max_context
     if tokens < asked and not run_.state.out_of_memory:
         recorder.note(

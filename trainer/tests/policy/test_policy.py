@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
-from plumbob.console import UserError
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.policy.loading import cast_weights, check_supported, load_model
+from plumbob.trainer.policy.loading import cast_weights, load_model
 from plumbob.trainer.policy.packing import pack
 from plumbob.trainer.policy.policy import Policy
 from transformers import AutoModelForCausalLM
@@ -222,27 +221,6 @@ def test_half_a_sync_of_an_adapters_reference_is_half_of_its_update(qwen2, make_
 def test_full_weights_keep_no_reference_that_nobody_asked_for(qwen2, make_policy, random_rows):
     with pytest.raises(RuntimeError, match="kl_beta"):
         make_policy(qwen2).reference_logprobs(random_rows(1), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sliding_window": 64, "use_sliding_window": True}, "attends over a sliding window of 64 tokens"),
-        ({"final_logit_softcapping": 30.0}, "rescales its logits (final_logit_softcapping)"),
-        ({"logits_scaling": 8.0}, "rescales its logits (logits_scaling)"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "has layers other than attention"),
-    ],
-)
-def test_models_that_would_be_got_wrong_are_refused_by_name(qwen2, settings, message):
-    """Each of these passed unnoticed or blamed the weight sync: the engine ignores windows, both ignore scales."""
-    check_supported(qwen2, 4096)
-    for name, value in settings.items():
-        setattr(qwen2.config, name, value)
-    with pytest.raises(UserError) as error:
-        check_supported(qwen2, 4096)
-    assert f"qwen2 {message}" in str(error.value)
-    if "sliding_window" in settings:
-        check_supported(qwen2, 64)
 
 
 def test_a_row_without_sampled_tokens_scores_nothing(qwen2, make_policy):

@@ -125,6 +125,12 @@ class Sharding(ABC):
         """Load what `state` gave on this rank."""
 
 
+def decoder_layers(model: Any) -> list[Any]:
+    """The layers of a model's decoder: the longest list of modules in it, whatever the architecture calls it."""
+    lists = [m for m in (model.get_decoder() or model).modules() if isinstance(m, torch.nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))
+
+
 class WholeTensors(Mapping[str, torch.Tensor]):
     """Name -> whole tensor, gathered on access. Each access is collective: all ranks must access in the same order."""
 

@@ -45,7 +45,7 @@ class Zero(Sharding):
         if self.stage == 3:
             # DeepSpeed gathers a parameter for its own module's forward pass, but the head's are read in the scorer's.
             head = self.scorer.model.get_output_embeddings()
-            for parameter in head.parameters(recurse=False):
+            for parameter in head.parameters(recurse=False) if head is not None else ():
                 self._deepspeed.zero.register_external_parameter(self.scorer, parameter)
         optimizer = super().make_optimizer(make, max_norm)
         self._deepspeed.init_distributed(dist_init_required=False)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from plumbob.trainer.distributed.base import Sharding
+from plumbob.trainer.distributed.base import Sharding, decoder_layers
 from plumbob.trainer.distributed.world import World
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -36,11 +36,11 @@ class FSDP2(Sharding):
         # float32.
         half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         policy = half if bf16 else MixedPrecisionPolicy()
-        for layer in cast(Any, scorer).model.get_decoder().layers:
+        for layer in decoder_layers(cast(Any, scorer).model):
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
         # The backward pass begins with the root's parameters: releasing them in between would only gather them twice.
         self.root: Any = fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
-        for module in (self.root, *self.root.model.get_decoder().layers):
+        for module in (self.root, *decoder_layers(self.root.model)):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         scorer.to(world.device)  # moves the buffers, which are not divided

@@ -20,6 +20,8 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.errors import PromptError
 
 if TYPE_CHECKING:
+    from plumbob.trainer.inference.transformers.decoding import Decoding
+    from plumbob.trainer.policy.forward_plan import ForwardPlan
     from transformers import PreTrainedModel
 
 InFlight = Literal["refuse", "finish"]
@@ -56,6 +58,8 @@ class EngineParts:
     """The most rollouts that this process ever has under way."""
     model: PreTrainedModel | None
     """A copy of the policy's model that the engine owns, for an engine in this process; else None."""
+    decoding: Decoding | None
+    """What the engine's `measure` found."""
     status: Callable[[str], None]
     """Called with a short text that says what the run is waiting for."""
 
@@ -65,6 +69,10 @@ class EngineModule(Protocol):
 
     IN_PROCESS: bool
     """Whether it computes in the trainer's process, with a copy of the model."""
+
+    def measure(self, model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Decoding | None:
+        """How an engine in this process decodes `model`, float32 as it was loaded, exactly; None for other engines."""
+        ...
 
     def open_engine(self, parts: EngineParts) -> TrainingEngine:
         """Open the engine. Collective. Raises UserError if it cannot run with this configuration."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,10 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
 from plumbob.trainer.inference.token_servers import TokenServers, root_url
-from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.inference.transformers import make_engine, measure
+from plumbob.trainer.policy.forward_plan import moved, plan_forward
 from plumbob.trainer.policy.loading import (
     cast_weights,
-    check_supported,
     default_threads,
     load_chat,
     load_generation_config,
@@ -152,10 +153,13 @@ def load_transformers_engine(
         max_context = min(4096, positions or 4096)
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
-    check_supported(loaded, max_context)
     chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with moved(loaded, device):
+        decoding = measure(loaded, plan_forward(loaded, max_context), max_context)
+    for line in decoding.lines():
+        print(f"  {line}", file=sys.stderr, flush=True)
     loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)
-    engine = TransformersEngine(loaded, max_slots=max_concurrent, max_length=max_context)
+    engine = make_engine(loaded, decoding, max_concurrent, max_context)
     return LoadedEngine(engine, chat, str(device), max_context)

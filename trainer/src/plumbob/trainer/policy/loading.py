@@ -64,30 +64,6 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def check_supported(model: PreTrainedModel, max_context: int) -> None:
-    """Raise UserError for an architecture whose distribution the engine and the trainer would get wrong.
-
-    Engine and trainer compute logits as output embeddings times hidden states, with full attention over the whole
-    context.
-    """
-    config = model.config.get_text_config()
-    name = model.config.model_type
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < max_context and getattr(config, "use_sliding_window", True):
-        raise UserError(
-            f"{name} attends over a sliding window of {window} tokens, which plumbob does not support yet; "
-            f"use --max-context {window} or less"
-        )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise UserError(
-            f"{name} has layers other than attention ({', '.join(sorted(kinds))}), which plumbob does not support yet"
-        )
-    for scale in ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(config, scale, None) not in (None, 1, 1.0):
-            raise UserError(f"{name} rescales its logits ({scale}), which plumbob does not support yet")
-
-
 def load_generation_config(name: str) -> GenerationConfig | None:
     """The generation config of a model, without loading its weights; None if it has none."""
     try:

@@ -1,13 +1,15 @@
 """Causal attention within each row, for forward passes over many concatenated rows.
 
 Registered with transformers under `NAME`. No attention mask is built: on a GPU in bfloat16, torch's variable-length
-FlashAttention reads the rows' bounds; elsewhere each row is one call of scaled_dot_product_attention.
+FlashAttention reads the rows' bounds; elsewhere each row is one call of scaled_dot_product_attention. Sliding windows,
+soft-capped scores (Gemma 2) and attention sinks (gpt-oss) are computed as the model's own attention computes them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +26,33 @@ _CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _PARAMETE
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
 
 
-def has_flash(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether torch's FlashAttention can run: an Ampere GPU or later, half precision, `head_dim` at most 256."""
+@dataclass
+class Seen:
+    """What `packed_attention` was asked to compute in a forward pass that was given this object as `seen`."""
+
+    head_dim: int = 0
+    """Size of a query and key head; 0 if the model has not called `packed_attention`."""
+    windows: bool = False
+    """Whether a layer has a sliding window."""
+    plain: bool = False
+    """Whether a layer has soft-capped scores or sinks, which no fused kernel of torch computes."""
+    uneven: bool = False
+    """Whether a layer's values have another size than its keys."""
+
+    def add(self, query: torch.Tensor, value: torch.Tensor, window: int | None, plain: bool) -> None:
+        self.head_dim = max(self.head_dim, query.shape[-1])
+        self.windows |= window is not None
+        self.plain |= plain
+        self.uneven |= query.shape[-1] != value.shape[-1]
+
+
+def has_flash(device: torch.device, dtype: torch.dtype, seen: Seen) -> bool:
+    """Whether torch's FlashAttention can compute a model's attention: on an Ampere GPU or later, in half precision."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and head_dim <= 256
+    if seen.plain or seen.uneven or (seen.windows and "window_size" not in _PARAMETERS):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and 0 < seen.head_dim <= 256
 
 
 def row_bounds(lengths: Sequence[int], device: torch.device, flash: bool) -> dict[str, Any]:
@@ -53,17 +77,28 @@ def packed_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int = 0,
     row_lengths: list[int] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    seen: Seen | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each row: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
 
-    Without bounds of rows it is transformers' own attention.
+    `sliding_window`: a query sees its own and this many keys less one before it. `softcap` c: scores become
+    c tanh(score / c). `s_aux` [H]: a sink, one more score that takes probability and has no value. Without bounds of
+    rows it is transformers' own attention.
     """
+    plain = softcap is not None or s_aux is not None
+    if seen is not None:
+        seen.add(query, value, sliding_window, plain)
     if cu_seq_lens_q is not None:
+        assert not plain, "`has_flash` is false for such a model"
         # The rotary embedding leaves queries and keys in float32, but the kernel computes in the type of the values.
         q, k, v = (x.transpose(1, 2)[0].to(value.dtype) for x in (query, key, value))
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        out = varlen_attn(q, k, v, *bounds, scale=scaling, **_CAUSAL, **_GROUPED)
+        causal = _CAUSAL if sliding_window is None else {"window_size": (sliding_window - 1, 0)}
+        out = varlen_attn(q, k, v, *bounds, scale=scaling, **causal, **_GROUPED)
         assert isinstance(out, torch.Tensor)
         return out[None], None
     if row_lengths is None:
@@ -72,8 +107,55 @@ def packed_attention(
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
     rows = zip(*(x.to(value.dtype).split(row_lengths, dim=2) for x in (query, key, value)), strict=True)
-    outs = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling) for q, k, v in rows]
+    outs = [_row_attention(q, k, v, scaling, sliding_window, softcap, s_aux) for q, k, v in rows]
     return torch.cat(outs, dim=2).transpose(1, 2), None
+
+
+def _row_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of one row: [1, H, T, D] each."""
+    length = query.shape[2]
+    mask = None
+    if softcap is not None or sinks is not None or (window is not None and window < length):
+        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        if window is not None:
+            mask = mask.triu(1 - window)
+    if softcap is not None or sinks is not None:
+        assert mask is not None
+        return plain_attention(query, key, value, mask, scaling, softcap, sinks)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
+
+
+def plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with soft-capped scores or sinks, for which torch has no fused kernel.
+
+    `query` [B, H, Q, D], `key` and `value` [B, H, K, D]; `mask`: bool, broadcast to [B, H, Q, K]; `softcap` and
+    `sinks` [H]: see `packed_attention`. Returns [B, H, Q, D].
+    """
+    scores = (query @ key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        extra = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, extra], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return weights[..., : key.shape[2]] @ value
 
 
 _register: Callable[[str, Any], None] = AttentionInterface.register

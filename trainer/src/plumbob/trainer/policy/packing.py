@@ -29,6 +29,21 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return microbatches
 
 
+def pack_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """`pack` for rows that are padded to the longest of their microbatch: at most `max_tokens` with the padding.
+
+    Rows of like lengths share a microbatch, the longest first: so padding is little, and each microbatch is as full as
+    its longest row allows.
+    """
+    microbatches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if microbatches and (len(microbatches[-1]) + 1) * lengths[microbatches[-1][0]] <= max_tokens:
+            microbatches[-1].append(i)
+        else:
+            microbatches.append([i])
+    return microbatches
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the CPU to `device` without waiting for the device.
 

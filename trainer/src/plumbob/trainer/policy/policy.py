@@ -7,20 +7,21 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch._functorch.config
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed import model_files as files
-from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
+from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding, decoder_layers
 from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.forward_plan import ForwardPlan, plan_forward
 from plumbob.trainer.policy.merged_weights import merged_state
-from plumbob.trainer.policy.packing import pack, to_device
-from plumbob.trainer.policy.token_logprobs import score_tokens
+from plumbob.trainer.policy.packed_attention import has_flash
+from plumbob.trainer.policy.packing import pack, pack_padded
+from plumbob.trainer.policy.token_scorer import TokenScorer, make_batch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -42,41 +43,6 @@ class TokenScores:
     """Entropies of the policy in nats; without a gradient."""
 
 
-class TokenScorer(torch.nn.Module):
-    """Model and scoring in one module, which FSDP2 and DeepSpeed wrap. The model must only run in its forward pass."""
-
-    def __init__(self, model: PreTrainedModel, bf16: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.bf16 = bf16
-
-    def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        bounds: dict[str, Any],
-        wanted: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [N] and entropies [N] of `targets` [N].
-
-        `ids`, `positions` [1, T]: the concatenated rows, and each token's position in its row. `bounds`: the rows'
-        bounds, from `attention.row_bounds`. `wanted` [N]: indices into T of the tokens whose logits score `targets`.
-        """
-        # Autocast begins inside the module, because DeepSpeed ends an autocast around a module's forward pass.
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
-            decoder = self.model.get_decoder()
-            output = decoder(input_ids=ids, position_ids=positions, use_cache=False, **bounds)
-            hidden = output.last_hidden_state[0][wanted]
-            head = cast(Any, self.model.get_output_embeddings())
-            weight = head.weight
-            if getattr(head, "bias", None) is not None:  # a bias is the weight of an extra feature that is always 1
-                weight = torch.cat([weight, head.bias[:, None]], dim=1)
-                hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
-            return score_tokens(hidden, weight, targets, temperature)
-
-
 class Policy:
     """A causal language model with float32 weights. Either all of its weights are trained, or a LoRA adapter.
 
@@ -85,11 +51,22 @@ class Policy:
     """
 
     def __init__(
-        self, model: PreTrainedModel, config: TrainConfig, device: torch.device, *, whole: bool = True
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        whole: bool = True,
+        plan: ForwardPlan | None = None,
     ) -> None:
-        """`whole`: this process holds the whole model. If not, call `shard` next, which moves a part to the device."""
+        """`whole`: this process holds the whole model. If not, call `shard` next, which moves a part to the device.
+
+        `plan`: from `plan_forward`, which is called here without it.
+        """
         self.config = config
         self.device = device
+        self.plan = plan = plan or plan_forward(model, config.max_context)
+        _remove_dropout(model)
         if config.peft:
             from plumbob.trainer.policy.lora import add_lora
 
@@ -99,16 +76,15 @@ class Policy:
                 _halve_frozen_weights(model)
         else:
             model.requires_grad_(True)
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(plan.attention)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model = (model.to(device) if whole else model).eval()
-        self.scorer = TokenScorer(self.model, config.bf16)
+        self.scorer = TokenScorer(self.model, config.bf16, plan.logits)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        text = model.config.get_text_config()
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        self._flash = attention.has_flash(device, torch.bfloat16 if config.bf16 else torch.float32, head_dim)
+        dtype = torch.bfloat16 if config.bf16 else torch.float32
+        self._flash = plan.layout == "packed" and has_flash(device, dtype, plan.seen)
         self._with_modes = [
             module
             for name, module in model.named_modules()
@@ -161,33 +137,33 @@ class Policy:
     def score(self, rows: Sequence[Sample], temperature: float) -> TokenScores:
         """Log-probability and entropy of every sampled token of `rows`, given the tokens before it in its row.
 
-        This is one forward pass over the concatenated rows. Each row has its own positions, and attention ends at its
-        bounds. The loss mask chooses which tokens are scored; the model never sees it. Collective where passes are.
+        This is one forward pass over the concatenated or padded rows, or one per row, as `plan` says. Each row has its
+        own positions, and attention ends at its bounds. The loss mask chooses which tokens are scored; the model never
+        sees it. Collective where passes are.
         """
-        lengths = [len(row.token_ids) for row in rows]
-        ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.long)
-        positions = torch.cat([torch.arange(n) for n in lengths]) if lengths else ids
-        # The logits that score token t are computed at t - 1, so a row's first token cannot be scored.
-        sampled = torch.tensor([m for row in rows for m in row.loss_mask], dtype=torch.bool) & (positions > 0)
-        at = sampled.nonzero()[:, 0]
-        if not len(at) and not self.sharding.collective_forward:
+        if self.plan.layout == "alone" and len(rows) > 1:
+            alone = [self.score([row], temperature) for row in rows]
+            return TokenScores(torch.cat([s.logprobs for s in alone]), torch.cat([s.entropies for s in alone]))
+        batch = make_batch(rows, self.plan.layout, self.device, self._flash)
+        if not len(batch.targets) and not self.sharding.collective_forward:
             empty = torch.zeros(0, device=self.device)
             return TokenScores(empty, empty)
-        targets, wanted = ids[at], at - 1
-        ids, positions, wanted, targets = (
-            to_device(x, self.device) for x in (ids[None], positions[None], wanted, targets)
-        )
         self._set_mode()
-        bounds = attention.row_bounds(lengths, self.device, self._flash)
-        return TokenScores(*self.sharding(ids, positions, bounds, wanted, targets, temperature))
+        return TokenScores(*self.sharding(batch.ids, batch.inputs, batch.wanted, batch.targets, temperature))
 
     def microbatches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Pack rows of these lengths into microbatches of at most `max_tokens` tokens; returns indices of their rows.
+        """Divide rows of these lengths into microbatches of at most `max_tokens` tokens; returns indices of their rows.
 
-        A longer row is a microbatch of its own. Where passes are collectives, this is a collective too, and empty
-        microbatches are added until every process has the same number.
+        Padding counts as tokens, and a longer row is a microbatch of its own. Where passes are collectives, this is a
+        collective too, and empty microbatches are added until every process has the same number.
         """
-        packed = pack(lengths, max_tokens)
+        match self.plan.layout:
+            case "packed":
+                packed = pack(lengths, max_tokens)
+            case "padded":
+                packed = pack_padded(lengths, max_tokens)
+            case "alone":
+                packed = pack(lengths, 0)
         if self.sharding.collective_forward:
             most = max(self.sharding.world.gather(len(packed)))
             packed += [[] for _ in range(most - len(packed))]
@@ -329,6 +305,16 @@ class Policy:
             module.training = grad
 
 
+def _remove_dropout(model: PreTrainedModel) -> None:
+    """Set every dropout that is a number in a module to 0: gradient checkpointing would turn such a layer's own one on.
+
+    Modules of class Dropout stay in evaluation mode, and need nothing.
+    """
+    for module in model.modules():
+        for name in [n for n, value in vars(module).items() if "drop" in n and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+
+
 def _halve_frozen_weights(model: PreTrainedModel) -> None:
     """Store frozen matrices in bfloat16 if that changes no value, as in models that were published in bfloat16.
 
@@ -359,7 +345,7 @@ def _compile_layers(model: PreTrainedModel, kind: str) -> None:
     # weights in bfloat16.
     for ban in ("ban_recompute_materialized_backward", "ban_recompute_used_far_apart"):
         setattr(torch._functorch.config, ban, False)
-    for layer in getattr(model.get_decoder(), "layers", ()) if kind != "zero3" else ():
+    for layer in decoder_layers(model) if kind != "zero3" else ():
         if kind == "fsdp2":
             layer.forward = torch.compile(layer.forward, dynamic=True)
         else:

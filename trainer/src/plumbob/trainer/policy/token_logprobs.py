@@ -16,29 +16,40 @@ CHUNK_LOGITS_CUDA = 1 << 28
 
 
 def score_tokens(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] of `targets` and entropies [N] under softmax(hidden @ weight.T / temperature), in nats.
+    """Log-probabilities [N] of `targets` and entropies [N] under softmax(z), z = hidden @ weight.T / temperature.
 
-    Both are float32. `hidden` [N, D]; `weight` [V, D], the output embedding; `targets` [N]. Gradients flow from the
-    log-probabilities to `hidden` and `weight`; the entropies have no gradient. Under autocast the products are computed
-    in its type and their sums in float32: logits are not rounded, and the gradient of `weight` is float32 from the
-    start.
+    With `cap` c above 0, z becomes c tanh(z / c). Both are float32, in nats. `hidden` [N, D]; `weight` [V, D], the
+    output embedding; `targets` [N]. Gradients flow from the log-probabilities to `hidden` and `weight`; the entropies
+    have no gradient. Under autocast the products are computed in its type and their sums in float32: logits are not
+    rounded, and the gradient of `weight` is float32 from the start.
     """
     if not len(hidden):
         empty = hidden.sum() * 0 + torch.zeros(0, device=hidden.device)
         return empty, empty.detach()
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    logprobs, entropies = _ScoreTokens.apply(hidden, weight, targets, temperature, dtype, torch.is_grad_enabled())
+    logprobs, entropies = _ScoreTokens.apply(hidden, weight, targets, temperature, cap, dtype, torch.is_grad_enabled())
     return logprobs, entropies
+
+
+def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`score_tokens` from logits [N, V] that a model has computed itself, and that all are in memory at once."""
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    with torch.no_grad():
+        # A model may give ids that it never writes a logit of -inf, whose share of the entropy is 0.
+        entropies = -(logprobs.exp() * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], entropies
 
 
 class _ScoreTokens(torch.autograd.Function):
     """The forward and backward pass of `score_tokens`. With z = hidden @ weight.T / temperature and p = softmax(z):
 
     d logprob_t / d hidden_t = (weight[y_t] - p_t @ weight) / temperature,
-    d logprob_t / d weight = (onehot(y_t) - p_t) hidden_t^T / temperature.
+    d logprob_t / d weight = (onehot(y_t) - p_t) hidden_t^T / temperature,
+
+    where a capped logit z' = c tanh(z / c) multiplies its entry of onehot(y_t) - p_t by 1 - (z' / c)^2.
 
     The gradient of `hidden` depends on the incoming gradient only by a factor per token. So where `weight` is frozen
     (LoRA), it is computed in the forward pass, while the logits exist. The gradient of `weight` is a sum over tokens
@@ -52,10 +63,11 @@ class _ScoreTokens(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
+        cap: float,
         dtype: torch.dtype,
         with_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.temperature, ctx.hidden_dtype = temperature, hidden.dtype
+        ctx.temperature, ctx.cap, ctx.hidden_dtype = temperature, cap, hidden.dtype
         ctx.weight_trained = with_grad and ctx.needs_input_grad[1]
         now = with_grad and ctx.needs_input_grad[0] and not ctx.weight_trained
         with torch.autocast(hidden.device.type, enabled=False):
@@ -64,12 +76,12 @@ class _ScoreTokens(torch.autograd.Function):
             slopes = torch.empty_like(hidden) if now else None
             for part in _chunks(len(hidden), weight):
                 logits = _product(hidden[part], weight.T)
-                stats = _compiled(_statistics, logits, targets[part], temperature)
+                stats = _compiled(_statistics, logits, targets[part], temperature, cap)
                 logprobs[part], normalisers[part], entropies[part] = stats
                 if slopes is not None:
                     factors = torch.ones_like(normalisers[part])
                     d = _compiled(
-                        _logit_gradient, logits, targets[part], normalisers[part], factors, temperature, dtype
+                        _logit_gradient, logits, targets[part], normalisers[part], factors, temperature, cap, dtype
                     )
                     slopes[part] = d @ weight
                 del logits
@@ -84,7 +96,7 @@ class _ScoreTokens(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if not ctx.weight_trained:
             (slopes,) = ctx.saved_tensors
-            return (slopes * grads[0][:, None]).to(ctx.hidden_dtype), None, None, None, None, None
+            return (slopes * grads[0][:, None]).to(ctx.hidden_dtype), None, None, None, None, None, None
         hidden, weight, targets, normalisers = ctx.saved_tensors
         d_hidden = torch.empty(hidden.shape, dtype=ctx.hidden_dtype, device=hidden.device)
         d_weight: torch.Tensor | None = None
@@ -98,19 +110,22 @@ class _ScoreTokens(torch.autograd.Function):
                     normalisers[part],
                     grads[0][part],
                     ctx.temperature,
+                    ctx.cap,
                     weight.dtype,
                 )
                 del logits
                 d_hidden[part] = d @ weight
                 d_weight = _product(d.T, hidden[part], add_to=d_weight)
-        return d_hidden, d_weight, None, None, None, None
+        return d_hidden, d_weight, None, None, None, None, None
 
 
 def _statistics(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """logits [N, V] -> log-probabilities of the targets, log-normalisers and entropies, [N] each."""
     logits = logits / temperature
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
     # Logits relative to the largest one make the entropy's terms small. With the logits themselves, large terms would
     # cancel and leave rounding errors.
     shifts = logits.amax(dim=-1)
@@ -128,12 +143,17 @@ def _logit_gradient(
     normalisers: torch.Tensor,
     factors: torch.Tensor,
     temperature: float,
+    cap: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The gradient of the logits, factor_t (onehot(y_t) - p_t) / temperature: [N, V] in `dtype`."""
-    p = (logits / temperature - normalisers[:, None]).exp()
+    """The gradient of the logits, factor_t (onehot(y_t) - p_t) / temperature without a cap: [N, V] in `dtype`."""
+    logits = logits / temperature
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
+    p = (logits - normalisers[:, None]).exp()
     hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
-    return ((hit.to(p.dtype) - p) * (factors[:, None] / temperature)).to(dtype)
+    gradient = (hit.to(p.dtype) - p) * (factors[:, None] / temperature)
+    return (gradient * (1 - (logits / cap).square()) if cap else gradient).to(dtype)
 
 
 def _chunks(n: int, weight: torch.Tensor) -> list[slice]:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -20,10 +21,11 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.inference.engine import EngineParts, TrainingEngine, engine_module
+from plumbob.trainer.inference.engine import EngineModule, EngineParts, TrainingEngine, engine_module
+from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
+from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward
 from plumbob.trainer.policy.loading import (
-    check_supported,
     default_learning_rate,
     default_threads,
     load_chat,
@@ -96,8 +98,9 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
     torch.manual_seed(config.seed)
     divided = request.divides(world)
-    policy = Policy(model, config, world.device, whole=not divided)
     engines = engine_module(config.engine)
+    plan, decoding = world.from_main(_measured(model, config, engines, world.device) if world.is_main else None)
+    policy = Policy(model, config, world.device, whole=not divided, plan=plan)
     # The engine's copy of the model must be made before `shard` divides the weights.
     engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
     optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
@@ -115,6 +118,7 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
         positions=_positions(model),
         at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
         model=engine_model,
+        decoding=decoding,
         status=status,
     )
     engine = engines.open_engine(parts)
@@ -156,14 +160,25 @@ def _positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
+def _measured(
+    model: PreTrainedModel, config: TrainConfig, engines: EngineModule, device: torch.device
+) -> tuple[ForwardPlan, Decoding | None]:
+    """How trainer and engine must compute this model, measured and printed. One process does it for all."""
+    with moved(model, device):
+        plan = plan_forward(model, config.max_context)
+        decoding = engines.measure(model, plan, config.max_context)
+    for line in plan.lines() + (decoding.lines() if decoding else []):
+        print(f"  {line}", file=sys.stderr, flush=True)
+    return plan, decoding
+
+
 def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Raise UserError if --max-context or the model's architecture is not supported."""
+    """Raise UserError if --max-context is more than the model's positions."""
     positions = _positions(model)
     if positions is not None and config.max_context > positions:
         raise UserError(
             f"--max-context {config.max_context} is more than the {positions} positions of the model; lower it"
         )
-    check_supported(model, config.max_context)
 
 
 def _sampler(

@@ -6,13 +6,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plumbob.trainer.inference.engine import EngineParts, TrainingEngine
+    from plumbob.trainer.inference.transformers.decoding import Decoding
+    from plumbob.trainer.inference.transformers.engine import TransformersEngine
+    from plumbob.trainer.policy.forward_plan import ForwardPlan
+    from transformers import PreTrainedModel
 
 IN_PROCESS = True
 
 
 def open_engine(parts: EngineParts) -> TrainingEngine:
-    from plumbob.trainer.inference.transformers.engine import TransformersEngine
-
-    assert parts.model is not None
+    assert parts.model is not None and parts.decoding is not None
     slots = min(parts.config.max_concurrent, parts.at_once)
-    return TransformersEngine(parts.model, max_slots=slots, max_length=parts.positions or parts.config.max_context)
+    return make_engine(parts.model, parts.decoding, slots, parts.positions or parts.config.max_context)
+
+
+def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Decoding:
+    from plumbob.trainer.inference.transformers.decoding import choose_decoding
+
+    return choose_decoding(model, plan, max_context)
+
+
+def make_engine(model: PreTrainedModel, decoding: Decoding, max_slots: int, max_length: int) -> TransformersEngine:
+    """The engine that decodes `model` as `decoding` says; the engine owns the model."""
+    from plumbob.trainer.inference.transformers.engine import TransformersEngine
+    from plumbob.trainer.inference.transformers.whole_rows import WholeRowsEngine
+
+    engine = TransformersEngine if decoding.cached else WholeRowsEngine
+    return engine(model, max_slots=max_slots, max_length=max_length, decoding=decoding)

@@ -20,6 +20,7 @@ from plumbob.rollout import Completion, EngineError, Sampling
 from plumbob.trainer.distributed.base import WholeTensors, shapes_of
 from plumbob.trainer.inference.engine import WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
 from plumbob.trainer.inference.errors import PromptError, SyncError
+from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from torch import nn
 from transformers import PreTrainedModel
@@ -27,6 +28,8 @@ from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsW
 
 PREFILL_TOKENS = 1 << 15
 """Approximate limit on the positions of one prefill pass, padding included, because its memory use grows with them."""
+
+PLAIN = Decoding()
 
 
 @dataclass(eq=False)
@@ -55,10 +58,18 @@ class TransformersEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_slots: int = 128, max_length: int = 4096, version: int = 0
+        self,
+        model: PreTrainedModel,
+        *,
+        max_slots: int = 128,
+        max_length: int = 4096,
+        version: int = 0,
+        decoding: Decoding = PLAIN,
     ) -> None:
+        """`decoding`: from `choose_decoding`; by default that of a model which only has causal attention."""
         self.model = model.eval().requires_grad_(False)
-        self.model.set_attn_implementation("plumbob_decode")
+        self.decoding = decoding
+        self.model.set_attn_implementation(decoding.attention)
         self.max_length = max_length
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Module) and isinstance(embeddings.weight, torch.Tensor)
@@ -286,8 +297,8 @@ class TransformersEngine:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.model.get_output_embeddings()
-        assert isinstance(head, nn.Module)
-        return head(hidden).float()
+        assert isinstance(head, nn.Module) and self.decoding.logits is not None
+        return self.decoding.logits(head(hidden).float())
 
     def _draw(self, requests: list[_Request], logits: torch.Tensor) -> None:
         """Sample one token for each request from logits [B, V]; a request that is complete leaves the active rows."""

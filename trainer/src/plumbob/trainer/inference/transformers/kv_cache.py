@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plumbob.trainer.policy.packed_attention import plain_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -20,7 +21,7 @@ _GROWTH = 128
 
 
 class SlotCache:
-    """Keys and values of S slots and up to L positions, per layer a tensor [S, kv_heads, L, head_dim].
+    """Keys and values of S slots and up to L positions, per layer a tensor [S, kv_heads, L, head_dim] of each.
 
     A row is a slot. `begin` sets which rows and positions the next forward pass writes; every layer's attention then
     sees the first `kv_length` positions of those rows.
@@ -120,9 +121,8 @@ class SlotCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx == len(self.keys):
-            shape = (self.num_slots, keys.shape[1], self.length, keys.shape[3])
-            self.keys.append(keys.new_zeros(shape))
-            self.values.append(values.new_zeros(shape))
+            for kept, new in ((self.keys, keys), (self.values, values)):
+                kept.append(new.new_zeros(self.num_slots, new.shape[1], self.length, new.shape[3]))
         return self._write(self.keys[layer_idx], keys), self._write(self.values[layer_idx], values)
 
     def _write(self, cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -142,13 +142,26 @@ def decode_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Grouped-query attention for one query per row, without repeating keys and values for each query head.
 
     `query`: [B, H, 1, D]; `key`, `value`: [B, H_kv, L, D]; `attention_mask`: bool [B, 1, 1, L]. Returns [B, 1, H, D].
-    Several queries per row are passed on to transformers' implementation (`sdpa_attention_forward`).
+    `sliding_window`, `softcap`, `s_aux`: see `packed_attention`. Several queries per row are passed on to transformers'
+    implementation (`sdpa_attention_forward`).
     """
+    if sliding_window is not None and attention_mask is not None and sliding_window < key.shape[2]:
+        seen = attention_mask.sum(dim=-1, keepdim=True)  # a query's position + 1
+        attention_mask = attention_mask & (torch.arange(key.shape[2], device=key.device) >= seen - sliding_window)
+    if softcap is not None or s_aux is not None:
+        assert attention_mask is not None
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        out = plain_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return out.transpose(1, 2), None
     if query.shape[2] != 1 or attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     batch, heads, _, dim = query.shape
@@ -161,7 +174,7 @@ def decode_attention(
         scores = torch.matmul(grouped, key.transpose(2, 3)).mul_(scale)
         scores.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min)
         out = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype), value)
-    return out.reshape(batch, 1, heads, dim), None
+    return out.reshape(batch, 1, heads, value.shape[3]), None
 
 
 _register: Callable[[str, Any], None] = AttentionInterface.register

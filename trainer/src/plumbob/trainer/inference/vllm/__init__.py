@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plumbob.trainer.inference.engine import EngineParts, TrainingEngine
+    from plumbob.trainer.policy.forward_plan import ForwardPlan
+    from transformers import PreTrainedModel
 
 IN_PROCESS = False
+
+
+def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None:
+    """Nothing: vLLM has model classes of its own, and each weight sync compares its log-probabilities."""
 
 
 def open_engine(parts: EngineParts) -> TrainingEngine:

@@ -1,0 +1,96 @@
+"""How the in-process engine decodes a model exactly, found by measurement when the model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import torch
+from plumbob.console import first_line
+from plumbob.rollout import Completion, Sampling
+from plumbob.trainer.policy.forward_plan import (
+    ForwardPlan,
+    difference_text,
+    measured_rows,
+    measuring,
+    own_logprobs,
+)
+from plumbob.trainer.policy.token_scorer import Layout, LogitMap
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the next token's logits are computed."""
+
+    cached: bool = True
+    """Whether keys and values of earlier tokens are kept. If not, each token takes a forward pass over its whole row."""
+    logits: LogitMap | None = field(default_factory=LogitMap)
+    """See `ForwardPlan`; None only without a cache."""
+    layout: Layout = "padded"
+    """How whole rows lie in a forward pass, without a cache."""
+    attention: str = "plumbob_decode"
+    """Transformers' name of the attention."""
+    difference: float | str = 0.0
+    """Largest difference to the model's own forward pass with a cache, in nats, or why there can be none."""
+
+    def lines(self) -> list[str]:
+        """What the user should know: a sentence if this model is decoded more slowly than others."""
+        if self.cached:
+            return []
+        return [
+            "the engine in this process computes the whole row again for each token of this model, because with a cache "
+            f"of keys and values its log-probabilities {difference_text(self.difference)}; vLLM is faster if it has "
+            "this model (--engine vllm)"
+        ]
+
+
+def choose_decoding(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Decoding:
+    """Measure whether the engine's cache gives what `model` gives without one, in float32, like `plan_forward`.
+
+    Conversations of two turns are sampled: prompts of several lengths in one batch, two of them equal, and a second
+    turn that continues from what is cached. `model` is left as it was.
+    """
+    if plan.logits is None:
+        return Decoding(False, None, plan.layout, plan.attention, "only its own forward pass makes its logits")
+    flags = [p.requires_grad for p in model.parameters()]
+    try:
+        with measuring(model, max_context) as lengths:
+            rows = [row.token_ids for row in measured_rows(model.config.get_text_config().vocab_size, lengths)]
+            difference = _difference(model, [*rows, rows[1]], plan)
+    except Exception as error:  # whatever a model raises that cannot use this cache
+        difference = first_line(error)
+    finally:
+        for parameter, flag in zip(model.parameters(), flags, strict=True):
+            parameter.requires_grad_(flag)
+    if isinstance(difference, float) and difference <= plan.limit:
+        return Decoding(logits=plan.logits, difference=difference)
+    return Decoding(False, plan.logits, plan.layout, plan.attention, difference)
+
+
+def _difference(model: PreTrainedModel, prompts: list[list[int]], plan: ForwardPlan) -> float:
+    """The largest difference of sampled log-probabilities to the model's own forward pass, in nats."""
+    from plumbob.trainer.inference.transformers.engine import TransformersEngine
+
+    engine = TransformersEngine(
+        model, max_slots=len(prompts), max_length=1 << 20, decoding=Decoding(logits=plan.logits)
+    )
+
+    async def turn(rows: list[list[int]], seed: int) -> list[Completion]:
+        requests = (engine.generate(ids, Sampling(max_tokens=4, seed=seed + i)) for i, ids in enumerate(rows))
+        return await asyncio.gather(*requests)
+
+    async def conversations() -> list[list[int]]:
+        """Plays two turns; returns the rows, with what was sampled at their ends and before their last 7 ids."""
+        first = await turn(prompts, 0)
+        longer = [[*ids, *c.token_ids, *ids[:3]] for ids, c in zip(prompts, first, strict=True)]
+        second = await turn(longer, len(prompts))
+        sampled.extend([*a.logprobs, *b.logprobs] for a, b in zip(first, second, strict=True))
+        return [[*ids, *c.token_ids] for ids, c in zip(longer, second, strict=True)]
+
+    sampled: list[list[float]] = []
+    rows = asyncio.run(conversations())
+    model.set_attn_implementation(plan.own_attention)
+    own = [own_logprobs(model, ids).cpu() for ids in rows]
+    expected = torch.stack([torch.cat([row[-11:-7], row[-4:]]) for row in own])
+    return (expected - torch.tensor(sampled)).abs().max().item()

@@ -1,0 +1,264 @@
+"""How a model's rows must be computed to be right, found by measurement when the model is loaded.
+
+Nothing is decided by a model's name. The scores of a few short rows are compared with `model(row).logits` in float32,
+and the fastest way that gives the same is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from plumbob.console import first_line
+from plumbob.rollout import Sample
+from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.token_scorer import Layout, LogitMap, TokenScorer, make_batch
+from transformers import PreTrainedModel
+
+LIMIT = 1e-5
+"""Most that log-probabilities may differ, in nats. Float32 sums in another order differ by less in small models."""
+
+NOISE = 10.0
+"""In a large model the limit is this multiple of the difference that rounding alone makes, if that is larger."""
+
+MOST = 1e-2
+"""The limit is never more than this. Rows that see each other differ by far more."""
+
+LENGTHS = (13, 5, 21)
+"""Lengths of the measured rows, in tokens. The longest is not the first, so that a row can leak into it."""
+
+NARROW = 4
+"""The window, in tokens, that sliding windows are narrowed to while they are measured, so that short rows exceed it."""
+
+_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+"""Names under which transformers' configurations and attention modules hold the length of a window."""
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """How the forward passes of one model are computed."""
+
+    layout: Layout
+    logits: LogitMap | None
+    """How the model makes logits from hidden states; None: only its own forward pass knows."""
+    own_attention: str
+    """Transformers' name of the attention that the model is exact with, which padded rows and rows alone use."""
+    seen: attention.Seen = field(default_factory=attention.Seen)
+    """What the model's attention computes."""
+    limit: float = LIMIT
+    """Most that log-probabilities of two ways to compute them may differ, in nats."""
+    differences: Mapping[str, float | str] = field(default_factory=dict)
+    """Layout -> largest difference to rows alone in nats, or why it could not be computed; in the order of the trials."""
+
+    @property
+    def attention(self) -> str:
+        """Transformers' name of the attention to train with."""
+        return attention.NAME if self.layout == "packed" else self.own_attention
+
+    def lines(self) -> list[str]:
+        """What the user should know: a sentence for each way in which this model is slower than others."""
+        lines = []
+        why = {"packed": "packed rows", "padded": "padded rows"}
+        reasons = [f"{why[name]} {difference_text(d)}" for name, d in self.differences.items() if name != self.layout]
+        if self.layout == "padded":
+            lines.append(f"rows of this model are padded instead of packed, because {', and '.join(reasons)}")
+        elif self.layout == "alone":
+            lines.append(f"rows of this model take one forward pass each, because {', and '.join(reasons)}")
+        if self.logits is None:
+            lines.append(
+                "this model's logits are computed for whole microbatches at once, because they are not its hidden "
+                "states times its output embeddings; if memory runs out, lower --microbatch-tokens"
+            )
+        return lines
+
+
+def difference_text(difference: float | str) -> str:
+    """The end of a sentence about log-probabilities, or rows of them, from what was measured."""
+    if isinstance(difference, str):
+        return f"cannot be computed ({difference})"
+    return f"differ by {difference:.2g} nats from rows alone"
+
+
+def measured_rows(vocab_size: int, lengths: Sequence[int] = LENGTHS) -> list[Sample]:
+    """The same rows of random ids in every process and every run; every id but a row's first is scored."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    return [Sample(r, [False] + [True] * (len(r) - 1), [0.0] * len(r), 0.0, "measured", "", False) for r in rows]
+
+
+@torch.no_grad()
+def plan_forward(model: PreTrainedModel, max_context: int) -> ForwardPlan:
+    """Measure how to compute `model`, as it was loaded, in float32 on its present device. It is left as it was.
+
+    A window is narrowed while it is measured, if rows of up to `max_context` tokens could exceed it. The cost is that
+    of about ten forward passes of 20 to 40 tokens.
+    """
+    given = model.config._attn_implementation
+    try:
+        with measuring(model, max_context) as lengths:
+            return _plan(model, measured_rows(model.config.get_text_config().vocab_size, lengths), given)
+    except Exception as error:  # a model that cannot run on this device, for example: then nothing is assumed of it
+        return ForwardPlan("alone", None, given, differences={"packed": first_line(error)})
+
+
+@contextmanager
+def moved(model: PreTrainedModel, device: torch.device) -> Generator[None]:
+    """In this context the whole model is on `device`, if that is a GPU with room for it: it is measured faster there."""
+    home, size = model.device, sum(p.numel() * p.element_size() for p in model.parameters())
+    if device.type == "cuda" and home.type == "cpu" and 1.1 * size < torch.cuda.mem_get_info(device)[0]:
+        model.to(device)
+    try:
+        yield
+    finally:
+        model.to(home)
+
+
+@contextmanager
+def measuring(model: PreTrainedModel, max_context: int) -> Generator[Sequence[int]]:
+    """In this context the model is ready to be measured; gives the lengths of the rows to measure it with.
+
+    Attention windows that rows of up to `max_context` tokens could exceed are narrowed to `NARROW` tokens, so that
+    short rows exceed them.
+    """
+    training, given = model.training, model.config._attn_implementation
+    windows = _windows(model, max_context)
+    model.eval()
+    try:
+        with _windows_set(windows, NARROW):
+            if windows and not _windows_matter(model):
+                # The model keeps its windows where they cannot be narrowed, so that only a long row exceeds them.
+                yield (*LENGTHS, max(value for _, _, value in windows) + NARROW)
+            else:
+                yield LENGTHS
+    finally:
+        model.set_attn_implementation(given)
+        model.train(training)
+
+
+def _plan(model: PreTrainedModel, rows: list[Sample], given: str) -> ForwardPlan:
+    seen = attention.Seen()
+    packed = _try_score(model, rows, "packed", LogitMap(), attention.NAME, seen)
+    # Transformers' fused attention ignores soft-capping and sinks; its plain one computes them.
+    own = "eager" if seen.plain and given == "sdpa" else given
+    model.set_attn_implementation(own)
+    alone = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
+    noise = _noise(model, rows[-1].token_ids, alone[-rows[-1].num_sampled :])
+    limit = min(max(LIMIT, NOISE * noise), MOST)
+    found = measure_logits(model, rows[0], limit)
+    differences: dict[str, float | str] = {}
+    for logits in (found, None) if found is not None else (None,):
+        for layout in get_args(Layout):
+            name = attention.NAME if layout == "packed" else own
+            done = layout == "packed" and logits == LogitMap()
+            scores = packed if done else _try_score(model, rows, layout, logits, name)
+            differences[layout] = scores if isinstance(scores, str) else (scores - alone).abs().max().item()
+            if isinstance(d := differences[layout], float) and d <= limit:
+                return ForwardPlan(layout, logits, own, seen, limit, differences)
+    return ForwardPlan("alone", None, own, seen, limit, differences)
+
+
+@torch.no_grad()
+def own_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """Log-probability of every id but the first by the model's own forward pass, [T - 1] in nats."""
+    ids = torch.tensor([token_ids], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    return logits.log_softmax(dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def _noise(model: PreTrainedModel, token_ids: Sequence[int], logprobs: torch.Tensor) -> float:
+    """The largest difference that rounding alone makes: the row's beginnings, each in a forward pass of its own.
+
+    No id sees a later one, so only the order of float32 sums differs.
+    """
+    beginnings = [token_ids[:n] for n in (2, len(token_ids) // 2, len(token_ids) - 1)]
+    return max((own_logprobs(model, ids) - logprobs[: len(ids) - 1]).abs().max().item() for ids in beginnings)
+
+
+def measure_logits(model: PreTrainedModel, row: Sample, limit: float) -> LogitMap | None:
+    """How the model makes its logits of `row` from hidden states and output embeddings; None if that is unknown.
+
+    The scale is fitted by least squares, so that no configuration's name for it matters: one multiplies by what
+    another divides by under the same name. Caps are tried as the configuration has them.
+    """
+    head: Any = model.get_output_embeddings()
+    decoder: Any = model.get_decoder()
+    if head is None or decoder is None or decoder is model:
+        return None
+    ids = torch.tensor([row.token_ids], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0].double()
+    try:
+        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        products = head(hidden)[0].double()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    if products.shape != logits.shape:
+        return None
+    numbers = [
+        v for v in model.config.get_text_config().to_dict().items() if isinstance(v[1], (int, float)) and v[1] > 0
+    ]
+    for cap in (0.0, *(float(value) for name, value in numbers if "cap" in name)):
+        plain = cap * torch.atanh((logits / cap).clamp(-0.999, 0.999)) if cap else logits
+        exact = logits.abs() < 0.9 * cap if cap else torch.ones_like(logits, dtype=torch.bool)
+        scale = ((plain * products)[exact].sum() / products[exact].square().sum()).item()
+        # The configuration's own number, without the rounding error of the fit.
+        for number in (1.0, *(float(value) for _, value in numbers)):
+            scale = next((s for s in (number, 1 / number) if abs(scale / s - 1) < 1e-5), scale)
+        candidate = LogitMap(scale, cap)
+        difference = candidate(products).log_softmax(dim=-1) - logits.log_softmax(dim=-1)
+        if scale > 0 and difference.abs().max().item() <= limit:
+            return candidate
+    return None
+
+
+def _try_score(
+    model: PreTrainedModel,
+    rows: list[Sample],
+    layout: Layout,
+    logits: LogitMap | None,
+    attention_name: str,
+    seen: attention.Seen | None = None,
+) -> torch.Tensor | str:
+    """Log-probabilities [N] of the rows in this layout, or why they cannot be computed. `seen`: filled in."""
+    try:
+        model.set_attn_implementation(attention_name)
+        scorer = TokenScorer(model, bf16=False, logits=logits)
+        scores = []
+        for part in [[row] for row in rows] if layout == "alone" else [rows]:
+            batch = make_batch(part, layout, model.device)
+            inputs = {**batch.inputs, **({} if seen is None else {"seen": seen})}
+            scores.append(scorer(batch.ids, inputs, batch.wanted, batch.targets, 1.0)[0])
+        return torch.cat(scores)
+    except Exception as error:  # whatever a model raises that does not take these arguments
+        return first_line(error)
+
+
+@torch.no_grad()
+def _windows_matter(model: PreTrainedModel) -> bool:
+    """Whether the model's own forward pass looks at its narrowed windows: with wide ones its scores are others."""
+    ids = measured_rows(model.config.get_text_config().vocab_size)[-1].token_ids
+    narrow = own_logprobs(model, ids)
+    with _windows_set(_windows(model, NARROW + 1), 1 << 20):
+        return not torch.allclose(own_logprobs(model, ids), narrow, atol=LIMIT)
+
+
+def _windows(model: PreTrainedModel, below: int) -> list[tuple[Any, str, int]]:
+    """The attributes of configuration and modules that hold a window of less than `below` tokens: (object, name, value)."""
+    places: list[Any] = [model.config, *model.modules()]
+    if (text := model.config.get_text_config()) is not model.config:
+        places.append(text)
+    found = [(place, name, getattr(place, name, None)) for place in places for name in _WINDOWS]
+    return [(place, name, value) for place, name, value in found if type(value) is int and 0 < value < below]
+
+
+@contextmanager
+def _windows_set(windows: list[tuple[Any, str, int]], length: int) -> Generator[None]:
+    for place, name, _ in windows:
+        setattr(place, name, length)
+    try:
+        yield
+    finally:
+        for place, name, value in windows:
+            setattr(place, name, value)

@@ -1,0 +1,85 @@
+"""A real instruct model on the CPU: SmolLM2-135M-Instruct, from the folder that $PLUMBOB_SMOLLM2 names.
+
+Random weights hide what real ones show: log-probabilities far apart, a real tokenizer and chat template, long answers.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from plumbob.console.app import run_app
+from plumbob.rollout import to_sample
+from plumbob.trainer.cli.evaluate import evaluate_app
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.training.train import run
+from verifiers.v1.trace import WireTrace
+
+pytestmark = pytest.mark.pretrained
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    folder = os.environ.get("PLUMBOB_SMOLLM2", "")
+    if not (Path(folder) / "config.json").is_file():
+        pytest.skip("PLUMBOB_SMOLLM2 names no folder of SmolLM2-135M-Instruct")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def directory(model, tmp_path_factory) -> Path:
+    """The run directory of one GRPO step with LoRA: 4 rollouts of up to 16 tokens of one task."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    config = TrainConfig(
+        model=model,
+        env="gsm8k",
+        env_args=("datasets=synthetic",),
+        max_steps=1,
+        batch_size=4,
+        gradient_accumulation_steps=1,
+        num_generations=4,
+        max_tokens=16,
+        eval_examples=1,
+        peft=True,
+        # Whether an answer ends in time is what the rewards of a model tell apart that has not learned the task.
+        overlong="penalise",
+        output_dir=str(folder),
+        run_name="r",
+    )
+    assert run(config) == 0
+    return folder / "r"
+
+
+def test_a_step_trains_on_rollouts_whose_probabilities_trainer_and_engine_share(directory):
+    (row,) = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert row["rollout/count"] == 4 and row["rollout/errored"] == 0
+    assert row["sync/parity"] < 1e-4 and row["sync/sampling_gap"] < 1e-4
+    assert (directory / "model" / "config.json").is_file()
+
+
+def test_rows_hold_what_the_model_sampled_and_the_templates_own_tokens_between(directory, model):
+    tokenizer = load_tokenizer(model)
+    lines = trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        trace = WireTrace.model_validate_json(line)
+        sample = to_sample(trace, "g")
+        text = tokenizer.decode(sample.token_ids)
+        assert text.startswith("<|im_start|>") and "<|im_start|>assistant\n" in text
+        answers = [m.content for m in trace.branches[0].messages if m.role == "assistant"]
+        sampled = tokenizer.decode([t for t, m in zip(sample.token_ids, sample.loss_mask, strict=True) if m])
+        for answer in answers:
+            assert (answer or "").strip() in sampled.replace("<|im_end|>", "")
+
+
+def test_evaluation_of_the_trained_model(directory, tmp_path, capsys):
+    options = ["--model", str(directory / "model"), "-n", "2", "--max-tokens", "16", "-o", str(tmp_path), "--json"]
+    with pytest.raises(SystemExit) as exit_:
+        run_app("evaluate", evaluate_app, ["gsm8k", "-a", "datasets=synthetic", *options])
+    assert exit_.value.code == 0
+    output = capsys.readouterr().out
+    assert json.loads(output)
+    (result,) = tmp_path.glob("*/summary.json")
+    assert json.loads(result.read_text())

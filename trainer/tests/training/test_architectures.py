@@ -1,0 +1,81 @@
+"""Whole runs on small random models of other architectures than the bundled one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from plumbob.rollout import Sample, to_sample
+from plumbob.testing.small_models import VOCABULARY, small_model, write_small_model
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.training.train import run
+from transformers import AutoModelForCausalLM
+from verifiers.v1.trace import WireTrace
+
+ENDS = range(300, 500)
+"""With so many of the ids as end tokens, turns of a random model end after about three tokens, with many of them."""
+
+
+def train(folder: Path, name: str) -> Path:
+    """One step; half of the rollouts of a random model end in time, which is all that their rewards tell apart."""
+    config = TrainConfig(
+        model=str(write_small_model(name, folder / "model", ENDS)),
+        env="lookup",
+        max_steps=1,
+        output_dir=str(folder),
+        run_name="r",
+        threads=1,
+        batch_size=16,
+        gradient_accumulation_steps=1,
+        num_generations=4,
+        max_tokens=3,
+        eval_examples=2,
+        overlong="penalise",
+    )
+    assert run(config) == 0
+    return folder / "r"
+
+
+def samples(directory: Path) -> list[Sample]:
+    lines = trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
+    return [to_sample(WireTrace.model_validate_json(line), "g") for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("qwen3.5", ["rows of this model are padded", "computes the whole row again"]),
+        ("gemma 3", []),
+        ("qwen3 moe", []),
+        ("gpt-2", []),
+    ],
+)
+def test_a_step_trains_and_the_final_model_loads(name, lines, tmp_path, capsys):
+    directory = train(tmp_path, name)
+    printed = capsys.readouterr().err
+    assert all(line in printed for line in lines)
+    assert ("of this model" in printed) == bool(lines)
+    (row,) = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
+    assert row["sync/parity"] < 1e-5 and row["sync/sampling_gap"] < 1e-5
+    final = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.float32)
+    before = dict(small_model(name).named_parameters())
+    after = dict(final.named_parameters())
+    assert {n: p.shape for n, p in after.items()} == {n: p.shape for n, p in before.items()}
+    moved = {n for n, p in after.items() if not torch.equal(p, before[n])}
+    assert len(moved) > len(before) / 2
+
+
+@pytest.mark.slow
+def test_every_end_token_of_the_generation_config_ends_a_turn(tmp_path):
+    seen = set()
+    for sample in samples(train(tmp_path, "llama")):
+        following = [*sample.loss_mask[1:], False]
+        tokens = [
+            (t, more) for t, mask, more in zip(sample.token_ids, sample.loss_mask, following, strict=True) if mask
+        ]
+        assert all(0 <= t < VOCABULARY and t not in ENDS for t, more in tokens if more)
+        seen |= {t for t, more in tokens if not more and t in ENDS}
+    assert len(seen) > 3

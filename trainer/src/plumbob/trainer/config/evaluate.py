@@ -30,9 +30,10 @@ class EvaluateConfig:
         "tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it.",
         "-m",
     )
-    engine: Literal["transformers", "vllm", "openai"] = option(
+    engine: Literal["transformers", "paged", "vllm", "openai"] = option(
         "transformers",
-        "What samples replies. transformers: the model in this process; vllm: a vLLM server or `serve`, with token "
+        "What samples replies. transformers: the model in this process; paged: the same by plumbob's own decoder, made for "
+        "a GPU, for Llama- and Qwen-like models; vllm: a vLLM server or `serve`, with token "
         "ids in and out; openai: any OpenAI-compatible chat server, with messages in and out.",
     )
     base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server, for --engine vllm or openai.")

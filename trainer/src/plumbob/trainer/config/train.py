@@ -260,9 +260,10 @@ class TrainConfig:
         above=0,
     )
 
-    engine: Literal["transformers", "vllm"] = option(
+    engine: Literal["transformers", "paged", "vllm"] = option(
         "transformers",
-        "What samples rollouts: the model in the training process (transformers), or vLLM servers (vllm).",
+        "What samples rollouts: the model in the training process (transformers), the same by plumbob's own decoder, made "
+        "for a GPU, for Llama- and Qwen-like models (paged), or vLLM servers (vllm).",
         group="vLLM",
     )
     vllm_url: tuple[str, ...] = option(
@@ -281,7 +282,8 @@ class TrainConfig:
     )
     vllm_memory: float = option(
         0.4,
-        "Share of each GPU's memory for the vLLM server that the run starts (vLLM's --gpu-memory-utilization).",
+        "Share of each GPU's memory for the vLLM server that the run starts (vLLM's --gpu-memory-utilization), or, with "
+        "--engine paged, for keys and values.",
         "--vllm-gpu-memory-utilization",
         above=0,
         below=1,

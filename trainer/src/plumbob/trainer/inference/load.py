@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from plumbob.console import UserError
@@ -15,9 +16,9 @@ from plumbob.rollout import Chat, ChatEngine, Engine
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference.chat_server import ChatServer
+from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
 from plumbob.trainer.inference.token_servers import TokenServers, root_url
-from plumbob.trainer.inference.transformers import make_engine, measure
 from plumbob.trainer.policy.forward_plan import moved, plan_forward
 from plumbob.trainer.policy.loading import (
     cast_weights,
@@ -62,9 +63,10 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
     `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
     """
     template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
-    if config.engine == "transformers":
-        return load_transformers_engine(
+    if config.engine in ("transformers", "paged"):
+        return load_engine_here(
             config.model,
+            engine=config.engine,
             max_concurrent=config.max_concurrent,
             max_context=config.max_context,
             bf16=config.bf16,
@@ -129,9 +131,10 @@ def _model_names(content: bytes) -> list[str]:
     return [str(card["id"]) for card in json.loads(content)["data"]]
 
 
-def load_transformers_engine(
+def load_engine_here(
     model: str,
     *,
+    engine: str = "transformers",
     max_concurrent: int,
     max_context: int | None = None,
     bf16: bool = False,
@@ -140,12 +143,14 @@ def load_transformers_engine(
     keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> LoadedEngine:
-    """Load a model into this process, on the GPU if there is one.
+    """Load a model into an engine in this process, on the GPU if there is one.
 
+    `engine`: the name of one that computes in this process.
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
     `template`: the chat template, by default the model's own. `keep_control_tokens` and `tool_format`: see `load_chat`.
     Raises UserError for a model that cannot be loaded or used.
     """
+    engines: Any = engine_module(engine)
     tokenizer = load_tokenizer(model, template)
     loaded = load_model(model)
     positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
@@ -157,9 +162,9 @@ def load_transformers_engine(
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
-        decoding = measure(loaded, plan_forward(loaded, max_context), max_context)
-    for line in decoding.lines():
+        decoding = engines.measure(loaded, plan_forward(loaded, max_context), max_context)
+    for line in decoding.lines() if decoding else ():
         print(f"  {line}", file=sys.stderr, flush=True)
     loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)
-    engine = make_engine(loaded, decoding, max_concurrent, max_context)
-    return LoadedEngine(engine, chat, str(device), max_context)
+    made = engines.make_engine(loaded, decoding, max_concurrent, max_context)
+    return LoadedEngine(made, chat, str(device), max_context)

@@ -22,8 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 NAME = "plumbob_packed"
 
 _PARAMETERS = inspect.signature(varlen_attn).parameters
-_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _PARAMETERS else {"is_causal": True}
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
+CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _PARAMETERS else {"is_causal": True}
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
+"""How the installed torch is told that attention is causal, and that query heads share key heads."""
 
 
 @dataclass
@@ -97,8 +98,8 @@ def packed_attention(
         # The rotary embedding leaves queries and keys in float32, but the kernel computes in the type of the values.
         q, k, v = (x.transpose(1, 2)[0].to(value.dtype) for x in (query, key, value))
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        causal = _CAUSAL if sliding_window is None else {"window_size": (sliding_window - 1, 0)}
-        out = varlen_attn(q, k, v, *bounds, scale=scaling, **causal, **_GROUPED)
+        causal = CAUSAL if sliding_window is None else {"window_size": (sliding_window - 1, 0)}
+        out = varlen_attn(q, k, v, *bounds, scale=scaling, **causal, **GROUPED)
         assert isinstance(out, torch.Tensor)
         return out[None], None
     if row_lengths is None:

@@ -19,7 +19,7 @@ from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Sampling
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.inference.errors import PromptError
-from plumbob.trainer.inference.load import load_transformers_engine
+from plumbob.trainer.inference.load import load_engine_here
 from plumbob.trainer.serving import openai_api as api
 
 MAX_BODY = 64 << 20
@@ -168,7 +168,7 @@ def load_server(
     positions if that is smaller. `template`: the chat template, by default the model's own. `keep_control_tokens` and
     `tool_format`: see `load_chat`. Raises UserError for a model that cannot be loaded or used.
     """
-    loaded = load_transformers_engine(
+    loaded = load_engine_here(
         model,
         max_concurrent=max_concurrent,
         max_context=max_context,

@@ -1,0 +1,177 @@
+"""Correctness and speed of `--engine paged` on a GPU.
+
+    python tools/gpu/measure_paged.py MODEL_FOLDER GSM8K_FOLDER [--kernels]
+
+Prints: the largest difference of log-probabilities from the model's own forward pass in float32 and bfloat16; whether
+completions drawn together equal those drawn alone, in float32; seconds and tokens/s for 128 questions x 8 rollouts of
+at most 320 tokens; the time of one decoding step by number of lanes and length of context. `--kernels`: also the time of
+one layer's decode attention by our kernel, by torch's varlen attention, and by the FlashAttention of an installed vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.rollout import Sampling
+from plumbob.trainer.inference.paged import attention
+from plumbob.trainer.inference.paged.decoding import Lane
+from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
+from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.policy.loading import cast_weights, load_model, load_tokenizer
+from torch.nn.attention import varlen
+
+LENGTH = 1024
+
+
+def milliseconds(work: Callable[[], Any], repeats: int = 20) -> float:
+    """Mean time of `work` on the GPU, after three calls to warm up."""
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+def prompts(tokenizer: Any, data: Path, count: int) -> list[list[int]]:
+    lines = (data / "train.jsonl").read_text().splitlines()[:count]
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": json.loads(line)["question"]}], add_generation_prompt=True, tokenize=True
+        )["input_ids"]
+        for line in lines
+    ]
+
+
+async def all_of(engine: PagedEngine, requests: list[tuple[list[int], Sampling]]) -> list[Any]:
+    return await asyncio.gather(*(engine.generate(ids, sampling) for ids, sampling in requests))
+
+
+def correctness(folder: str, rows: list[list[int]]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = cast_weights(load_model(folder), dtype).cuda().eval()
+        engine = PagedEngine(Weights.of(model, LENGTH + 8), max_slots=64, max_length=LENGTH)
+        ids = [t for row in rows[:3] for t in row][:400]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids], device="cuda")).logits[0, :-1].float()
+        own = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device="cuda")[:, None])[:, 0].cpu()
+        gap = (torch.tensor(engine.score(ids)) - own).abs()
+        print(f"{dtype}: engine against the model's own pass: mean {gap.mean():.2e}, largest {gap.max():.2e} nats")
+        if dtype == torch.float32:
+            requests = [(row, Sampling(max_tokens=40, seed=i)) for i, row in enumerate(rows[:24] * 2)]
+            together = asyncio.run(all_of(engine, requests))
+            same = 0
+            for request, completion in zip(requests, together, strict=True):
+                engine.forget()
+                same += asyncio.run(all_of(engine, [request]))[0].token_ids == completion.token_ids
+            print(f"{same} of {len(requests)} completions in float32 are the same alone and together")
+        del model, engine
+        torch.cuda.empty_cache()
+
+
+def speed(folder: str, rows: list[list[int]], eos: tuple[int, ...]) -> PagedEngine:
+    model = cast_weights(load_model(folder), torch.bfloat16).cuda().eval()
+    engine = PagedEngine(Weights.of(model, LENGTH + 8), max_slots=1024, max_length=LENGTH)
+    del model
+    for repeat, stops in enumerate((eos, eos, ())):
+        requests = [
+            (row, Sampling(max_tokens=320, seed=8 * i + j, stop_token_ids=stops))
+            for i, row in enumerate(rows)
+            for j in range(8)
+        ]
+        engine.forget()
+        before, start = engine.generated_tokens, time.perf_counter()
+        asyncio.run(all_of(engine, requests))
+        seconds = time.perf_counter() - start
+        tokens = engine.generated_tokens - before
+        what = "with stop tokens" if stops else "without stop tokens"
+        print(f"128 x 8 x 320 {what}, run {repeat}: {seconds:.2f} s, {tokens} tokens, {tokens / seconds:,.0f} tokens/s")
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+    return engine
+
+
+def steps(engine: PagedEngine) -> None:
+    for lanes in (64, 256, 1024):
+        for context in (200, 900):
+            engine.forget()
+            pages = [engine.pool.take(-(-(context + 8) // PAGE)) for _ in range(lanes)]
+            run = [Lane(5, context, p, Sampling(), [0.5] * TOKENS_PER_RUN) for p in pages]
+
+            def one(run: list[Lane] = run) -> None:
+                engine._decoding.begin(run, TOKENS_PER_RUN)
+
+            took = milliseconds(one, 10) / TOKENS_PER_RUN
+            print(f"{lanes} lanes, context {context}: {took:.2f} ms a step, {lanes / took * 1e3:,.0f} tokens/s")
+            for p in pages:
+                engine.pool.release(p)
+
+
+def kernels() -> None:
+    for heads, kv_heads, dim in ((14, 2, 64), (12, 2, 128)):
+        for lanes, context in ((1024, 300), (256, 300), (256, 1800), (1024, 1800)):
+            shape = f"{heads}/{kv_heads} heads of {dim}, {lanes} lanes, context {context}"
+            ways = decode_ways(heads, kv_heads, dim, lanes, context)
+            expected = ways["ours"]()
+            for name, way in ways.items():
+                try:
+                    gap = (way() - expected).abs().max().item()
+                    print(f"{shape}, {name}: {milliseconds(way):.3f} ms (differs by {gap:.1e})")
+                except Exception as error:  # a kernel that this torch or GPU does not have
+                    print(f"{shape}, {name}: {type(error).__name__}: {str(error)[:160]}")
+
+
+def decode_ways(heads: int, kv_heads: int, dim: int, lanes: int, context: int) -> dict[str, Callable[[], Any]]:
+    """Ways to compute one layer's attention of one query per lane, over random pages."""
+    per_row = -(-context // PAGE)
+    shape = (lanes * per_row * PAGE, kv_heads, dim)
+    keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    query = torch.randn(lanes, heads, dim, device="cuda", dtype=torch.bfloat16)
+    table = torch.randperm(lanes * per_row, device="cuda").view(lanes, per_row).int()
+    positions = torch.full((lanes,), context - 1, device="cuda")
+    used = torch.full((lanes,), context, device="cuda", dtype=torch.int32)
+    ends = torch.arange(lanes + 1, device="cuda", dtype=torch.int32)
+    paged = [x.view(-1, PAGE, kv_heads, dim) for x in (keys, values)]
+    scale = dim**-0.5
+    more: dict[str, Any] = {"seqused_k": used, "block_table": table}
+    ways: dict[str, Callable[[], Any]] = {
+        "ours": lambda: attention.decode(query, keys, values, table, positions, PAGE, scale),
+        "torch varlen": lambda: varlen.varlen_attn(
+            query, *paged, ends, None, 1, context, enable_gqa=True, scale=scale, **more
+        ),
+    }
+    with contextlib.suppress(ImportError):
+        from vllm.vllm_flash_attn import flash_attn_varlen_func  # ty: ignore[unresolved-import]
+
+        ways["vLLM's FlashAttention"] = lambda: flash_attn_varlen_func(
+            *(query, *paged, 1, ends, context), softmax_scale=scale, causal=True, fa_version=3, **more
+        )
+    return ways
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--kernels", action="store_true")
+    args = parser.parse_args()
+    tokenizer = load_tokenizer(args.model)
+    rows = prompts(tokenizer, args.data, 128)
+    correctness(args.model, rows)
+    eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    steps(speed(args.model, rows, tuple(eos)))
+    if args.kernels:
+        kernels()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""The scheduler: rollouts call `generate` at any time, and join and leave the batch between runs of a few tokens.
+
+A run decodes `TOKENS_PER_RUN` tokens of every active rollout without asking the CPU in between. On a GPU each token is
+one replay of a recorded CUDA graph; while it computes, the event loop goes on with tools and new turns. What a rollout
+sampled behind its stop token within a run is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from plumbob.rollout import Completion, EngineError, Sampling
+from plumbob.trainer.distributed.base import WholeTensors, shapes_of
+from plumbob.trainer.inference.engine import WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
+from plumbob.trainer.inference.errors import PromptError, SyncError
+from plumbob.trainer.inference.paged import forward
+from plumbob.trainer.inference.paged.decoding import Decoding, Lane, draw_truncated
+from plumbob.trainer.inference.paged.forward import Cache, Row
+from plumbob.trainer.inference.paged.pages import OutOfPages, PagePool
+from plumbob.trainer.inference.paged.weights import Weights
+
+PAGE = 64
+"""Positions of a page."""
+TOKENS_PER_RUN = 4
+"""Tokens that each active rollout samples before new ones may join and finished ones leave."""
+POLL_SECONDS = 2e-4
+"""How often the event loop asks whether a run has ended, if it has nothing else to do."""
+PREFILL_TOKENS = 1 << 14
+"""Most new tokens of one prefill pass, unless a single prompt has more."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """One call of `generate` while it waits or decodes."""
+
+    prompt: np.ndarray
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    version: int
+    random: random.Random
+    pages: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    uniforms: list[float] = field(default_factory=list)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Prompt and completion so far."""
+        return np.concatenate([self.prompt, np.asarray(self.token_ids, dtype=np.int64)])
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it samples from the whole vocabulary."""
+        s = self.sampling
+        return s.temperature == 0 or (s.top_p >= 1 and s.top_k <= 0 and s.min_p <= 0)
+
+    def next_uniforms(self, count: int) -> list[float]:
+        """The numbers that draw the next `count` tokens: they depend on the seed and on the tokens' places alone."""
+        start = len(self.token_ids)
+        while len(self.uniforms) < start + count:
+            self.uniforms.append(self.random.random())
+        return self.uniforms[start : start + count]
+
+
+class PagedEngine:
+    """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
+
+    At most `max_slots` requests decode at once and the others wait. `max_length` limits prompt and completion together,
+    in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of `max_length` by default.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        max_slots: int = 128,
+        max_length: int = 4096,
+        num_pages: int | None = None,
+        version: int = 0,
+    ) -> None:
+        self.weights = weights
+        self.dtype = weights.dtype
+        self.version = version
+        self.max_length = max_length
+        self.vocab_size = len(weights.embed)
+        self.generated_tokens = 0
+        self.prefilled_tokens = 0
+        self.busy_seconds = 0.0
+        longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
+        self.pool = PagePool(1 + max(num_pages or max_slots * longest, longest), PAGE)
+        self._cache = Cache.of(weights, self.pool.count, PAGE)
+        self._decoding = Decoding(weights, self._cache, max_slots, longest, TOKENS_PER_RUN)
+        self._max_slots = max_slots
+        self._waiting: list[_Request] = []
+        self._active: list[_Request] = []
+        """Requests that decode: request i is lane i."""
+        self._admitting: list[_Request] = []
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embed.device
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one completion.
+
+        Raises PromptError for an empty or too long prompt and for an id outside the vocabulary, and EngineError if a
+        forward pass fails or the model's logits are not numbers.
+        """
+        check_ids(prompt_ids, self.vocab_size)
+        if len(prompt_ids) + sampling.max_tokens > self.max_length:
+            raise PromptError(
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
+                f"{self.max_length}"
+            )
+        loop = asyncio.get_running_loop()
+        prompt = np.asarray(prompt_ids, dtype=np.int64)
+        request = _Request(prompt, sampling, loop.create_future(), self.version, random.Random(sampling.seed))
+        self._waiting.append(request)
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = loop.create_task(self._serve())
+        return await request.future
+
+    def update(
+        self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"
+    ) -> WeightUpdate:
+        """Copy `weights` into the engine's and drop all cached keys and values.
+
+        Raises EngineError if completions are under way, whatever `in_flight` says, and SyncError for the first weight
+        that the model does not have or whose shape differs; no weight has changed then.
+        """
+        if self._active or self._waiting:
+            raise EngineError("weights cannot change while completions are being sampled")
+        own = self.weights.named
+        for name, shape in shapes_of(weights).items():
+            if name not in own:
+                raise SyncError(f"the engine's model has no weight {name!r}")
+            if own[name].shape != shape:
+                here, there = tuple(own[name].shape), tuple(shape)
+                raise SyncError(f"weight {name!r} has shape {here} in the engine and {there} in the trainer")
+        with torch.no_grad():
+            for name, value in weights.items():
+                own[name].copy_(value)
+        self.pool.forget()
+        self.version += 1
+        return WeightUpdate(self.version, len(weights))
+
+    def check_parity(self, token_ids: Sequence[int], logprobs: Sequence[float], limit: float) -> float:
+        parity = (torch.tensor(logprobs) - torch.tensor(self.score(token_ids))).abs().mean().item()
+        if not parity <= limit:
+            raise SyncError(
+                f"after sync {self.version} the engine's log-probabilities differ from the trainer's by {parity:.2g} nats on "
+                f"average (limit {limit:g}): {WRONG_WEIGHTS}"
+            )
+        return parity
+
+    @torch.inference_mode()
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of ids, computed as a rollout is: a prompt, a later turn, and single tokens."""
+        ids = np.asarray(token_ids, dtype=np.int64)
+        first = len(ids) // 3
+        second = max(len(ids) - 8, first)
+        pages = self.pool.take(-(-len(ids) // PAGE))
+        try:
+            hidden = []
+            for known, end in ((0, first), (first, second)):
+                if end > known:
+                    hidden.append(
+                        forward.prefill(self.weights, self._cache, [Row(ids[:end], known, pages)], everywhere=True)
+                    )
+            table = torch.tensor([pages], dtype=torch.int32, device=self.device)
+            for i in range(second, len(ids)):
+                at = [torch.tensor([x], device=self.device) for x in (int(ids[i]), i)]
+                hidden.append(forward.decode(self.weights, self._cache, *at, table))
+            scores = torch.log_softmax(forward.logits(self.weights, torch.cat(hidden)[:-1]), dim=-1)
+            return scores.gather(1, torch.from_numpy(ids[1:, None]).to(self.device))[:, 0].tolist()
+        finally:
+            self.pool.release(pages)
+
+    def served_weights(self) -> dict[str, torch.Tensor]:
+        return self.weights.named
+
+    def forget(self) -> None:
+        self.pool.forget()
+
+    def sleep(self) -> None:
+        """Do nothing: this engine keeps its cache and its copy of the weights in memory."""
+
+    def wake_up(self) -> None:
+        """Do nothing, because `sleep` gives no memory back."""
+
+    def close(self) -> None:
+        """Do nothing: everything that the engine holds is freed with the process."""
+
+    async def _serve(self) -> None:
+        """Run until no request is left; `generate` starts this task again for the next one."""
+        try:
+            while self._waiting or self._active:
+                start = time.perf_counter()
+                self._drop_cancelled()
+                if self._should_admit():
+                    self._admit()
+                if self._active:
+                    self._begin_run()
+                # While the GPU computes, rollouts whose turn just ended are scored, run tools and queue their next turn.
+                await asyncio.sleep(0)
+                while not self._decoding.done():
+                    await asyncio.sleep(POLL_SECONDS)
+                if self._active:
+                    self._end_run()
+                self.busy_seconds += time.perf_counter() - start
+        except Exception as error:  # without an exception in its future, a rollout would wait forever
+            failed = [*self._waiting, *self._active, *self._admitting]
+            self._waiting, self._active, self._admitting = [], [], []
+            self.pool.forget()
+            for request in failed:
+                if not request.future.done():
+                    request.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [r for r in self._waiting if not r.future.done()]
+        for request in [r for r in self._active if r.future.done()]:
+            self._leave(request)
+
+    def _should_admit(self) -> bool:
+        """Whether enough requests wait for a prefill to be worth its time: an eighth as many as are decoding."""
+        free = self._max_slots - len(self._active)
+        return bool(self._waiting) and free > 0 and min(len(self._waiting), free) * 8 >= len(self._active)
+
+    @torch.inference_mode()
+    def _admit(self) -> None:
+        """Read the prompts of waiting requests, as many as lanes, pages and one pass allow, and draw their first token.
+
+        A prompt that several of them share is read once.
+        """
+        groups = self._next_groups()
+        if not groups:
+            if not self._active:
+                raise OutOfPages
+            return
+        hidden = forward.prefill(self.weights, self._cache, [group.row for group in groups])
+        self.prefilled_tokens += sum(len(group.row.ids) - group.row.known for group in groups)
+        copies = [
+            (group.members[0].pages[full], member.pages[full])
+            for group in groups
+            for member in group.members[1:]
+            if len(group.row.ids) % PAGE and (full := len(group.row.ids) // PAGE) is not None
+        ]
+        if copies:
+            self._cache.copy(*zip(*copies, strict=True))
+        for group in groups:
+            self.pool.publish(group.row.pages, group.row.ids, ended=False)
+        requests = [member for group in groups for member in group.members]
+        source = [i for i, group in enumerate(groups) for _ in group.members]
+        ids, logprobs = draw_truncated(
+            self.weights,
+            hidden[torch.tensor(source, device=self.device)],
+            [r.sampling for r in requests],
+            [r.next_uniforms(1)[0] for r in requests],
+        )
+        self._admitting = []
+        self._active += requests
+        self._add(requests, ids[None].cpu().numpy(), logprobs[None].cpu().numpy())
+
+    def _next_groups(self) -> list[_Group]:
+        """Take requests from the waiting ones, with pages for their prompts."""
+        groups: dict[bytes, _Group] = {}
+        tokens = 0
+        while self._waiting and len(self._active) + len(self._admitting) < self._max_slots:
+            request = self._waiting[0]
+            ids = request.ids
+            key = ids.tobytes()
+            try:
+                if key in groups:
+                    request.pages = self._pages_of_a_follower(groups[key])
+                    groups[key].members.append(request)
+                else:
+                    pages, known = self._pages_of_a_leader(ids)
+                    if groups and tokens + len(ids) - known > PREFILL_TOKENS:
+                        self.pool.release(pages)
+                        break
+                    request.pages = pages
+                    groups[key] = _Group(Row(ids, known, pages), [request])
+                    tokens += len(ids) - known
+            except OutOfPages:
+                break
+            self._admitting.append(self._waiting.pop(0))
+        return list(groups.values())
+
+    def _pages_of_a_leader(self, ids: np.ndarray) -> tuple[list[int], int]:
+        """Pages for `ids`, and the number of leading ids that they hold already. Raises OutOfPages."""
+        pages, known = self.pool.find(ids)
+        try:
+            return pages + self.pool.take(_pages_for(len(ids)) - len(pages)), known
+        except OutOfPages:
+            self.pool.release(pages)
+            raise
+
+    def _pages_of_a_follower(self, group: _Group) -> list[int]:
+        """The full pages of a group's prompt, shared, and a page of its own for the rest. Raises OutOfPages."""
+        length = len(group.row.ids)
+        full = length // PAGE
+        own = self.pool.take(_pages_for(length) - full)
+        shared = list(group.row.pages[:full])
+        self.pool.share(shared)
+        return shared + own
+
+    @torch.inference_mode()
+    def _begin_run(self) -> None:
+        plain = all(request.plain for request in self._active)
+        tokens = TOKENS_PER_RUN if plain else 1
+        self._reserve(tokens)
+        lanes = [
+            Lane(r.token_ids[-1], r.length - 1, r.pages, r.sampling, r.next_uniforms(tokens)) for r in self._active
+        ]
+        if plain:
+            self._decoding.begin(lanes, tokens)
+        else:
+            self._decoding.begin_truncated(lanes)
+
+    def _reserve(self, tokens: int) -> None:
+        """Give every active request pages for `tokens` more tokens; where none are left, the last ones wait again.
+
+        They keep what they have sampled, and read it again as part of their prompt.
+        """
+        for request in list(self._active):
+            while request in self._active:
+                missing = _pages_for(request.length - 1 + tokens) - len(request.pages)
+                try:
+                    request.pages += self.pool.take(max(missing, 0))
+                    break
+                except OutOfPages:
+                    if len(self._active) == 1:
+                        raise
+                    last = self._active.pop()
+                    self.pool.release(last.pages)
+                    last.pages = []
+                    self._waiting.insert(0, last)
+
+    def _end_run(self) -> None:
+        self._add(list(self._active), *self._decoding.result())
+
+    def _add(self, requests: Sequence[_Request], ids: np.ndarray, logprobs: np.ndarray) -> None:
+        """Append a run's tokens, [tokens, requests] each, to the requests; those that are complete leave."""
+        for request, own_ids, own_logprobs in zip(requests, ids.T.tolist(), logprobs.T.tolist(), strict=True):
+            s = request.sampling
+            most = min(len(own_ids), s.max_tokens - len(request.token_ids))
+            end = next((i + 1 for i, token in enumerate(own_ids[:most]) if token in s.stop_token_ids), None)
+            count = end or most
+            request.token_ids += own_ids[:count]
+            request.logprobs += own_logprobs[:count]
+            self.generated_tokens += count
+            if any(math.isnan(x) for x in own_logprobs[:count]):
+                self._leave(request)
+                if not request.future.done():
+                    request.future.set_exception(EngineError("the model's logits are not numbers (NaN)"))
+            elif end is not None or len(request.token_ids) >= s.max_tokens:
+                self._leave(request)
+                if not request.future.done():
+                    reason = "stop" if end is not None else "length"
+                    answer = Completion(tuple(request.token_ids), tuple(request.logprobs), reason, request.version)
+                    request.future.set_result(answer)
+
+    def _leave(self, request: _Request) -> None:
+        """Remove a request from the active ones. Its pages stay for the conversation's next turn until needed."""
+        self._active.remove(request)
+        # The last token has not been computed: its keys and values belong to the next turn.
+        self.pool.publish(request.pages, request.ids[:-1], ended=True)
+        self.pool.release(request.pages)
+        request.pages = []
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Waiting requests with the same ids, which are read once."""
+
+    row: Row
+    members: list[_Request]
+
+
+def _pages_for(length: int) -> int:
+    return -(-length // PAGE)

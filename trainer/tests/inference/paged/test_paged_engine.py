@@ -1,0 +1,217 @@
+"""The paged engine on a CPU in float32: the same scheduler, cache and sampling as on a GPU, without graphs."""
+
+import asyncio
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plumbob.rollout import EngineError, Sampling
+from plumbob.trainer.inference.paged import engine as paged
+from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.pages import TRASH, OutOfPages, PagePool
+from plumbob.trainer.inference.paged.sampling import BLOCK, sample
+from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.inference.transformers.engine import TransformersEngine, draw
+from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
+
+
+def make_engine(model, **settings) -> PagedEngine:
+    return PagedEngine(Weights.of(copy.deepcopy(model), 600), max_length=512, **settings)
+
+
+async def play(engine, conversation, seed: int) -> list:
+    """Turns of one rollout: each prompt is what was said so far and some new ids. Returns the completions."""
+    ids, said = [], []
+    for turn, (new, most, pause) in enumerate(conversation):
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        ids = [*ids, *new]
+        sampling = Sampling(max_tokens=most, seed=seed * 100 + turn, stop_token_ids=(7, 8))
+        completion = await engine.generate(ids, sampling)
+        said.append(completion)
+        ids += completion.token_ids
+    return said
+
+
+def conversations(seed: int, count: int):
+    rng = random.Random(seed)
+    shared = [[rng.randrange(3, 640) for _ in range(n)] for n in (1, 63, 64, 65, 130)]
+    for _ in range(count):
+        turns = []
+        for turn in range(rng.randint(1, 3)):
+            start = rng.choice(shared) if turn == 0 else []
+            extra = [rng.randrange(3, 640) for _ in range(rng.choice([0, 0, 1, 5, 40]))]
+            turns.append((start + extra or [5], rng.choice([1, 2, 5, 30]), rng.randint(0, 12)))
+        yield turns
+
+
+@pytest.mark.parametrize("pages", [None, 24])
+def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async, monkeypatch):
+    """Under joins, leaves, shared prompts, later turns and too few pages, against transformers' engine with one slot."""
+    monkeypatch.setattr(paged, "PAGE", 16) if pages else None
+    played = list(conversations(3, 24))
+    engine = make_engine(model, max_slots=9, num_pages=3 * 24 if pages else None)
+
+    async def together():
+        return await asyncio.gather(*(play(engine, turns, i) for i, turns in enumerate(played)))
+
+    ours = run_async(together())
+    alone = TransformersEngine(copy.deepcopy(model), max_slots=1, max_length=4096)
+    for i, turns in enumerate(played):
+        theirs = run_async(play(alone, [(new, most, 0) for new, most, _ in turns], i))
+        assert [c.token_ids for c in ours[i]] == [c.token_ids for c in theirs], i
+        for a, b in zip(ours[i], theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+            assert a.finish_reason == b.finish_reason
+    assert engine.pool.available == engine.pool.count - 1  # nobody holds a page any more
+
+
+def test_a_group_s_prompt_is_read_once_and_a_later_turn_reads_only_what_is_new(qwen2, run_async):
+    engine = make_engine(qwen2, max_slots=8)
+    prompt = list(range(10, 110))
+
+    async def group():
+        return await asyncio.gather(
+            *(engine.generate(prompt, Sampling(max_tokens=20, seed=i, temperature=1.0)) for i in range(8))
+        )
+
+    first = run_async(group())
+    assert engine.prefilled_tokens == 100
+    later = [*prompt, *first[3].token_ids, 40, 41, 42]
+    run_async(engine.generate(later, Sampling(max_tokens=4, seed=1)))
+    assert engine.prefilled_tokens == 100 + 1 + 3  # the last sampled id, which was never computed, and the new ones
+
+
+def test_score_takes_the_ways_of_a_rollout_and_equals_a_whole_pass(model):
+    engine = make_engine(model)
+    ids = torch.randint(3, 640, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1]
+    whole = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert engine.score(ids) == pytest.approx(whole.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("peft", [False, True])
+def test_sync_is_acknowledged_and_moves_every_weight(model, make_policy, peft):
+    policy = make_policy(model, peft=peft)
+    engine = PagedEngine(Weights.of(policy.engine_model(), 600), max_length=512)
+    row = parity_row(list(range(5, 120)))
+    with torch.no_grad():
+        for i, p in enumerate(policy.trainable.values()):
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.05)
+    report = sync_weights(policy, engine, row)
+    assert report.parity < 1e-5
+    served = engine.served_weights()
+    assert set(policy.trainable) <= set(served)
+    assert all(torch.equal(served[name], p) for name, p in policy.trainable.items())
+
+
+def test_a_refused_update_changes_nothing_and_one_under_way_is_refused(qwen2, run_async):
+    engine = make_engine(qwen2)
+    before = {name: t.clone() for name, t in engine.served_weights().items()}
+    with pytest.raises(Exception, match="has no weight 'nonsense'"):
+        engine.update({**before, "nonsense": torch.zeros(1)})
+    assert all(torch.equal(t, before[name]) for name, t in engine.served_weights().items())
+
+    async def update_while_sampling():
+        task = asyncio.ensure_future(engine.generate([5, 6], Sampling(max_tokens=50)))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="while completions"):
+            engine.update(before)
+        await task
+
+    run_async(update_while_sampling())
+
+
+def test_truncated_sampling_and_greedy_in_one_batch_equal_the_other_engine(qwen2, run_async):
+    kinds = [{}, {"temperature": 0.0}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.1, "temperature": 0.8}]
+    requests = [([5, 6, 7 + i], Sampling(max_tokens=12, seed=i, **kind)) for i, kind in enumerate(kinds * 2)]
+
+    async def all_of(engine):
+        return await asyncio.gather(*(engine.generate(*request) for request in requests))
+
+    ours = run_async(all_of(make_engine(qwen2)))
+    theirs = run_async(all_of(TransformersEngine(copy.deepcopy(qwen2))))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+
+
+def test_a_cancelled_request_leaves_and_its_pages_come_back(qwen2, run_async):
+    engine = make_engine(qwen2)
+
+    async def cancel_one():
+        kept = asyncio.ensure_future(engine.generate([5, 6, 7], Sampling(max_tokens=40, seed=1)))
+        gone = asyncio.ensure_future(engine.generate([5, 6, 8], Sampling(max_tokens=400, seed=2)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gone.cancel()
+        return await kept
+
+    assert len(run_async(cancel_one()).token_ids) == 40
+    assert engine.pool.available == engine.pool.count - 1
+
+
+def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async):
+    engine = make_engine(qwen2)
+    engine.weights.embed[9] = torch.nan
+
+    async def both():
+        requests = [engine.generate([9], Sampling(max_tokens=5)), engine.generate([5], Sampling(max_tokens=5))]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    engine.weights.head = engine.weights.head.nan_to_num(0.0)
+    bad, good = run_async(both())
+    assert isinstance(bad, EngineError)
+    assert "not numbers" in str(bad)
+    assert len(good.token_ids) == 5
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([40, BLOCK, BLOCK + 1, 3 * BLOCK - 7]))
+@settings(max_examples=60)
+def test_a_uniform_number_gives_the_token_of_one_cumulative_sum(seed, vocab):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(6, vocab, generator=generator) * 6
+    uniforms = torch.rand(6, generator=generator, dtype=torch.float64)
+    wide = torch.nn.functional.pad(logits, (0, -vocab % BLOCK), value=-torch.inf)
+    ids, logprobs = sample(wide, torch.full((6,), 0.8), uniforms)
+    theirs, own = draw(logits / 0.8, uniforms)
+    assert ids.tolist() == theirs.tolist()
+    torch.testing.assert_close(logprobs, own, atol=1e-5, rtol=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40), st.integers(6, 30))
+def test_pages_are_never_held_twice_by_strangers_and_never_lost(events, count):
+    """Conversations over few distinct ids begin, end and continue at random."""
+    pool = PagePool(count, 4)
+    holding: list[tuple[np.ndarray, list[int]]] = []
+    rng = random.Random(0)
+    for kind, length, flag in events:
+        if kind and holding:
+            ids, pages = holding.pop(rng.randrange(len(holding)))
+            pool.publish(pages, ids, ended=flag)
+            pool.release(pages)
+            continue
+        ids = np.asarray([rng.randrange(2) for _ in range(length)], dtype=np.int64)
+        pages, known = pool.find(ids)
+        assert known < len(ids)
+        try:
+            pages += pool.take(-(-len(ids) // 4) - len(pages))
+        except OutOfPages:
+            pool.release(pages)
+            continue
+        assert TRASH not in pages
+        written = set(pages[known // 4 :])
+        for other, theirs in holding:
+            assert not written & set(theirs)
+            shared = set(pages) & set(theirs)
+            full = len(shared) * 4
+            assert ids[:full].tolist() == other[:full].tolist()
+        holding.append((ids, pages))
+    for _, pages in holding:
+        pool.release(pages)
+    assert pool.available == count - 1

@@ -43,6 +43,7 @@ def directory(model, tmp_path_factory) -> Path:
         max_tokens=16,
         eval_examples=1,
         peft=True,
+        threads=1,  # two threads on two busy cores wait for each other: a minute where one takes five seconds
         # Whether an answer ends in time is what the rewards of a model tell apart that has not learned the task.
         overlong="penalise",
         output_dir=str(folder),
@@ -75,7 +76,19 @@ def test_rows_hold_what_the_model_sampled_and_the_templates_own_tokens_between(d
 
 
 def test_evaluation_of_the_trained_model(directory, tmp_path, capsys):
-    options = ["--model", str(directory / "model"), "-n", "2", "--max-tokens", "16", "-o", str(tmp_path), "--json"]
+    options = [
+        "--model",
+        str(directory / "model"),
+        "-n",
+        "2",
+        "--max-tokens",
+        "16",
+        "--threads",
+        "1",
+        "-o",
+        str(tmp_path),
+        "--json",
+    ]
     with pytest.raises(SystemExit) as exit_:
         run_app("evaluate", evaluate_app, ["gsm8k", "-a", "datasets=synthetic", *options])
     assert exit_.value.code == 0

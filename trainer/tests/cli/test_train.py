@@ -71,8 +71,8 @@ def test_unknown_flag(refused):
         ("--min-hop 3", "there is no option --min-hop, and lookup has no such setting; did you mean '--min-hops'?"),
         ("--retriever bm25", "lookup has no such setting; `train lookup --help` lists all options and settings"),
         ("--env lokup", "did you mean 'lookup'?"),
-        ("gsm8k --env lookup", "a run has one environment, but two are named: gsm8k and lookup"),
-        ("lookup gsm8k", "unexpected extra argument"),
+        ("gsm8k --env lookup", "--env names one environment, but two are named: gsm8k and lookup"),
+        ("lookup lookup:2", "an environment is named twice: lookup lookup; name each one once"),
         ("--save-step 3", "did you mean '--save-steps'?"),
     ],
 )
@@ -203,7 +203,7 @@ def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
     assert {"The schedule", "The optimizer", "The objective", "Sampling", "Output"} <= set(titles)
     assert "--min-hops <int>" in help_ and "--kl-beta, --beta <float>" in help_ and "unknown-options" not in help_
     # Every setting is there.
-    assert all(flag(f.name) in help_ for f in fields(TrainConfig) if f.name != "env_args")
+    assert all(flag(f.name) in help_ for f in fields(TrainConfig) if f.name not in ("env_args", "mixture"))
 
 
 def test_a_missing_reporting_library_leaves_nothing_behind(refused):

@@ -38,6 +38,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.rollouts.collect import failure
 from plumbob.trainer.rollouts.identity import marks, marks_of
+from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files import trace_files
@@ -229,7 +230,7 @@ async def _play(
     Candidate i of a round is played by process i mod size; every process keeps the results of all.
     """
     wanted = config.most_demonstrations
-    limits = Limits(config.max_turns, config.max_context, config.max_seconds, config.max_tool_seconds)
+    limits = limits_of(config)
     slots = asyncio.Semaphore(config.max_concurrent)
     of_task: Counter[str] = Counter()
     seen: set[tuple[int, ...]] = set()

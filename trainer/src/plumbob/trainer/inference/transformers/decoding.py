@@ -77,7 +77,7 @@ def _difference(model: PreTrainedModel, prompts: list[list[int]], plan: ForwardP
     )
 
     async def turn(rows: list[list[int]], seed: int) -> list[Completion]:
-        requests = (engine.generate(ids, Sampling(max_tokens=4, seed=seed + i)) for i, ids in enumerate(rows))
+        requests = (engine.submit(ids, Sampling(max_tokens=4, seed=seed + i)) for i, ids in enumerate(rows))
         return await asyncio.gather(*requests)
 
     async def conversations() -> list[list[int]]:

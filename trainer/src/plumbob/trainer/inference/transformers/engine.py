@@ -97,6 +97,10 @@ class TransformersEngine:
         Raises PromptError for an empty or too long prompt and for an id outside the vocabulary, and EngineError if a
         forward pass fails.
         """
+        return await self.submit(prompt_ids, sampling)
+
+    def submit(self, prompt_ids: Sequence[int], sampling: Sampling) -> asyncio.Future[Completion]:
+        """Begin what `generate` waits for, in the running event loop. Raises PromptError."""
         check_ids(prompt_ids, self.vocab_size)
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
             raise PromptError(
@@ -110,7 +114,7 @@ class TransformersEngine:
         self._waiting.append(request)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = loop.create_task(self._serve())
-        return await request.future
+        return request.future
 
     def update(
         self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"

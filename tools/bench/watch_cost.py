@@ -22,7 +22,7 @@ from unittest import mock
 from plumbob.console.app import run_app
 from plumbob.trainer.cli.train import app
 from plumbob.trainer.training import metrics, step
-from plumbob.trainer.training import train as loop
+from plumbob.trainer.training import steps as loop
 from plumbob.trainer.watch.watch import Warner
 
 SIZES = "--batch-size 32 --gradient-accumulation-steps 1 --max-steps 22 --eval-examples 0 --save-steps 1000 --threads 1"

@@ -113,6 +113,7 @@ def test_llama_sees_its_mistakes_too(play, families):
         "tool_errors": 0,
         "malformed_calls": 1,
         "unread_calls": 0,
+        "tools": 5,
     }
     assert "not valid JSON" in observations(trace)[0]
 

@@ -199,11 +199,15 @@ def test_a_conversation_over_the_server_is_the_rollout_in_this_process(server):
     asyncio.run(main())
 
 
+def asked(chat):
+    return chat.prompt([{"role": "user", "content": "?"}], [])
+
+
 def parsed(chat, text):
     """A completion of this text, over the wire and back into the prompt of the next request."""
     ids = tuple(chat.tokenizer.encode(f"{text}{chat.closer}", add_special_tokens=False))
     completion = chat_api.Completion(ids, (0.0,) * len(ids), "stop")
-    choice = chat_api.chat_choice(0, completion, chat, tools=[LOOKUP], logprobs=False)
+    choice = chat_api.chat_choice(0, completion, chat, asked(chat), tools=[LOOKUP], logprobs=False)
     history = [chat_api.Message.model_validate(choice["message"])]
     return choice, chat_api.template_messages(history, chat)[0]
 
@@ -229,9 +233,8 @@ def test_an_unreadable_call_is_told_as_a_rollout_records_it_and_rendered_verbati
 
 def test_without_tools_nothing_is_read_as_a_call(chat):
     ids = tuple(chat.tokenizer.encode("<tool_call>{}</tool_call>"))
-    choice = chat_api.chat_choice(
-        0, chat_api.Completion(ids, (0.0,) * len(ids), "stop"), chat, tools=[], logprobs=False
-    )
+    completion = chat_api.Completion(ids, (0.0,) * len(ids), "stop")
+    choice = chat_api.chat_choice(0, completion, chat, asked(chat), tools=[], logprobs=False)
     assert choice["message"] == {"role": "assistant", "content": "<tool_call>{}</tool_call>"}
 
 

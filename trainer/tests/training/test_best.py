@@ -19,7 +19,7 @@ from plumbob.trainer.evaluation.statistics import passes
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
-from plumbob.trainer.training import checkpoint, record
+from plumbob.trainer.training import checkpoint, record, steps
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.best import Best, Judged
 from plumbob.trainer.training.train import run
@@ -243,13 +243,13 @@ def test_a_metric_of_every_step_is_judged_at_every_step(tmp_path):
 
 
 def test_a_flat_reward_ends_with_the_evaluation_after_training(tmp_path, monkeypatch):
-    original = loop.train_step
+    original = steps.train_step
 
     def train_step(*args):
         row, batch = original(*args)
         return row | {"reward/mean": 0.5}, batch
 
-    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(steps, "train_step", train_step)
     assert run(config_of(tmp_path, max_steps=9, keep_best="reward/mean", stop_when_flat=1, eval_steps=0)) == 0
     summary = summary_of(tmp_path / "r")
     assert "after step 2 of 9" in summary["stopped"] and "in 1 step (" in summary["stopped"]

@@ -27,7 +27,7 @@ from plumbob.trainer.rollouts.collect import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
 from plumbob.trainer.training import checkpoint, step
-from plumbob.trainer.training import train as loop
+from plumbob.trainer.training import steps as loop
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.manifest import write_manifest
 from plumbob.trainer.training.minibatches import make_minibatches

@@ -25,7 +25,6 @@ from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
     accumulate,
-    grpo_loss,
     score_old_policy,
 )
 from plumbob.trainer.training.metrics import Tally, environment_metrics, pool_metrics, step_metrics
@@ -111,7 +110,7 @@ def train_step(
 
 
 def optimizer_step(
-    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss = grpo_loss
+    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss | None = None
 ) -> Tally:
     """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
 

@@ -329,14 +329,14 @@ def loss_of(change: Callable[..., Any]) -> Inject:
 
 def normalised_per_microbatch(stack: ExitStack, run: Run) -> None:
     """Each microbatch's loss is divided by that microbatch's rows, and the losses are added: huggingface/trl#6024."""
-    original = forward_backward._backward
+    original = forward_backward.grpo_loss
 
-    def backward(run: Run, minibatch: Any, indices: Sequence[int], **kwargs: Any) -> Any:
+    def loss(run: Run, minibatch: Any, indices: Sequence[int]) -> Any:
         factor = len(minibatch.mine) / max(len(indices), 1)
         scaled = dataclasses.replace(minibatch, weights=[w * factor for w in minibatch.weights])
-        return original(run, scaled, indices, **kwargs)
+        return original(run, scaled, indices)
 
-    put(stack, forward_backward, "_backward", backward)
+    put(stack, forward_backward, "grpo_loss", loss)
 
 
 def bf16_masters(stack: ExitStack, run: Run) -> None:

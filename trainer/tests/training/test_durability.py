@@ -26,8 +26,8 @@ from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
-from plumbob.trainer.training import checkpoint, step
-from plumbob.trainer.training import steps as loop
+from plumbob.trainer.training import checkpoint, step, steps
+from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.manifest import write_manifest
 from plumbob.trainer.training.minibatches import make_minibatches
@@ -68,13 +68,13 @@ def undisturbed(tmp_path_factory):
 
 def before_each_step(monkeypatch, action: Callable[[int], None]) -> None:
     """Call `action` with each step's number, from 1, before it begins."""
-    original = loop.train_step
+    original = steps.train_step
 
     def train_step(run_, *args):
         action(run_.state.step + 1)
         return original(run_, *args)
 
-    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(steps, "train_step", train_step)
 
 
 # Kills

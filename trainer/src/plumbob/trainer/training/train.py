@@ -5,6 +5,7 @@ setup.py, the result in finish.py.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import sys
@@ -54,6 +55,10 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
+        # Tasks and model stay to the end. A full collection looks through them again and again otherwise, which took as
+        # long as all else that Python does for the rollouts of a step.
+        gc.collect()
+        gc.freeze()
         hosts.started(f"Resume, on all hosts, with the same command and --resume {run_.directory}")
         with run_.lock:
             with (

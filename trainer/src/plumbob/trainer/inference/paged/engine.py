@@ -11,15 +11,13 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from plumbob.rollout import Completion, EngineError, Sampling
-from plumbob.trainer.distributed.base import WholeTensors, shapes_of
-from plumbob.trainer.inference.engine import WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
-from plumbob.trainer.inference.errors import PromptError, SyncError
+from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.inference.paged import forward
 from plumbob.trainer.inference.paged.decoding import Decoding, Lane, draw_truncated
 from plumbob.trainer.inference.paged.forward import Cache, Row
@@ -73,7 +71,7 @@ class _Request:
         return self.uniforms[start : start + count]
 
 
-class PagedEngine:
+class PagedEngine(InProcessEngine):
     """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
 
     At most `max_slots` requests decode at once and the others wait. `max_length` limits prompt and completion together,
@@ -89,14 +87,8 @@ class PagedEngine:
         num_pages: int | None = None,
         version: int = 0,
     ) -> None:
+        super().__init__(vocab_size=len(weights.embed), max_length=max_length, dtype=weights.dtype, version=version)
         self.weights = weights
-        self.dtype = weights.dtype
-        self.version = version
-        self.max_length = max_length
-        self.vocab_size = len(weights.embed)
-        self.generated_tokens = 0
-        self.prefilled_tokens = 0
-        self.busy_seconds = 0.0
         longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
         self.pool = PagePool(1 + max(num_pages or max_slots * longest, longest), PAGE)
         self._cache = Cache.of(weights, self.pool.count, PAGE)
@@ -112,18 +104,17 @@ class PagedEngine:
     def device(self) -> torch.device:
         return self.weights.embed.device
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._active or self._waiting)
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one completion.
 
         Raises PromptError for an empty or too long prompt and for an id outside the vocabulary, and EngineError if a
         forward pass fails or the model's logits are not numbers.
         """
-        check_ids(prompt_ids, self.vocab_size)
-        if len(prompt_ids) + sampling.max_tokens > self.max_length:
-            raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
-                f"{self.max_length}"
-            )
+        self.check_request(prompt_ids, sampling)
         loop = asyncio.get_running_loop()
         prompt = np.asarray(prompt_ids, dtype=np.int64)
         request = _Request(prompt, sampling, loop.create_future(), self.version, random.Random(sampling.seed))
@@ -131,39 +122,6 @@ class PagedEngine:
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = loop.create_task(self._serve())
         return await request.future
-
-    def update(
-        self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"
-    ) -> WeightUpdate:
-        """Copy `weights` into the engine's and drop all cached keys and values.
-
-        Raises EngineError if completions are under way, whatever `in_flight` says, and SyncError for the first weight
-        that the model does not have or whose shape differs; no weight has changed then.
-        """
-        if self._active or self._waiting:
-            raise EngineError("weights cannot change while completions are being sampled")
-        own = self.weights.named
-        for name, shape in shapes_of(weights).items():
-            if name not in own:
-                raise SyncError(f"the engine's model has no weight {name!r}")
-            if own[name].shape != shape:
-                here, there = tuple(own[name].shape), tuple(shape)
-                raise SyncError(f"weight {name!r} has shape {here} in the engine and {there} in the trainer")
-        with torch.no_grad():
-            for name, value in weights.items():
-                own[name].copy_(value)
-        self.pool.forget()
-        self.version += 1
-        return WeightUpdate(self.version, len(weights))
-
-    def check_parity(self, token_ids: Sequence[int], logprobs: Sequence[float], limit: float) -> float:
-        parity = (torch.tensor(logprobs) - torch.tensor(self.score(token_ids))).abs().mean().item()
-        if not parity <= limit:
-            raise SyncError(
-                f"after sync {self.version} the engine's log-probabilities differ from the trainer's by {parity:.2g} nats on "
-                f"average (limit {limit:g}): {WRONG_WEIGHTS}"
-            )
-        return parity
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -193,15 +151,6 @@ class PagedEngine:
 
     def forget(self) -> None:
         self.pool.forget()
-
-    def sleep(self) -> None:
-        """Do nothing: this engine keeps its cache and its copy of the weights in memory."""
-
-    def wake_up(self) -> None:
-        """Do nothing, because `sleep` gives no memory back."""
-
-    def close(self) -> None:
-        """Do nothing: everything that the engine holds is freed with the process."""
 
     async def _serve(self) -> None:
         """Run until no request is left; `generate` starts this task again for the next one."""

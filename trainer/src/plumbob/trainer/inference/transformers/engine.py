@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from plumbob.rollout import Completion, EngineError, Sampling
-from plumbob.trainer.distributed.base import WholeTensors, shapes_of
-from plumbob.trainer.inference.engine import WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
-from plumbob.trainer.inference.errors import PromptError, SyncError
+from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from torch import nn
@@ -50,7 +48,7 @@ class _Request:
         return len(self.prompt) + len(self.token_ids)
 
 
-class TransformersEngine:
+class TransformersEngine(InProcessEngine):
     """A `TrainingEngine` over a causal language model of transformers, in this process.
 
     The engine owns `model`, whose weights change only through `update`. At most `max_slots` requests decode at once and
@@ -67,18 +65,14 @@ class TransformersEngine:
         decoding: Decoding = PLAIN,
     ) -> None:
         """`decoding`: from `choose_decoding`; by default that of a model which only has causal attention."""
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Module) and isinstance(embeddings.weight, torch.Tensor)
+        super().__init__(
+            vocab_size=embeddings.weight.shape[0], max_length=max_length, dtype=model.dtype, version=version
+        )
         self.model = model.eval().requires_grad_(False)
         self.decoding = decoding
         self.model.set_attn_implementation(decoding.attention)
-        self.max_length = max_length
-        embeddings = model.get_input_embeddings()
-        assert isinstance(embeddings, nn.Module) and isinstance(embeddings.weight, torch.Tensor)
-        self.vocab_size = embeddings.weight.shape[0]
-        self.dtype = model.dtype
-        self.version = version
-        self.generated_tokens = 0
-        self.prefilled_tokens = 0
-        self.busy_seconds = 0.0
         self._cache = SlotCache(max_slots)
         self._waiting: list[_Request] = []
         self._active: list[_Request] = []
@@ -91,6 +85,10 @@ class TransformersEngine:
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._active or self._waiting)
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one completion.
 
@@ -101,12 +99,7 @@ class TransformersEngine:
 
     def submit(self, prompt_ids: Sequence[int], sampling: Sampling) -> asyncio.Future[Completion]:
         """Begin what `generate` waits for, in the running event loop. Raises PromptError."""
-        check_ids(prompt_ids, self.vocab_size)
-        if len(prompt_ids) + sampling.max_tokens > self.max_length:
-            raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
-                f"{self.max_length}"
-            )
+        self.check_request(prompt_ids, sampling)
         loop = asyncio.get_running_loop()
         request = _Request(
             np.asarray(prompt_ids, dtype=np.int64), sampling, loop.create_future(), random.Random(sampling.seed)
@@ -115,39 +108,6 @@ class TransformersEngine:
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = loop.create_task(self._serve())
         return request.future
-
-    def update(
-        self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"
-    ) -> WeightUpdate:
-        """Copy `weights` into the engine's model and drop all cached keys and values.
-
-        Raises EngineError if completions are under way, whatever `in_flight` says, and SyncError for the first weight
-        that the model does not have or whose shape differs; no weight has changed then.
-        """
-        if self._active or self._waiting:
-            raise EngineError("weights cannot change while completions are being sampled")
-        own = dict(self.model.named_parameters())
-        for name, shape in shapes_of(weights).items():
-            if name not in own:
-                raise SyncError(f"the engine's model has no weight {name!r}")
-            if own[name].shape != shape:
-                here, there = tuple(own[name].shape), tuple(shape)
-                raise SyncError(f"weight {name!r} has shape {here} in the engine and {there} in the trainer")
-        with torch.no_grad():
-            for name, value in weights.items():
-                own[name].copy_(value)
-        self._cache.forget_all()
-        self.version += 1
-        return WeightUpdate(self.version, len(weights))
-
-    def check_parity(self, token_ids: Sequence[int], logprobs: Sequence[float], limit: float) -> float:
-        parity = (torch.tensor(logprobs) - torch.tensor(self.score(token_ids))).abs().mean().item()
-        if not parity <= limit:
-            raise SyncError(
-                f"after sync {self.version} the engine's log-probabilities differ from the trainer's by {parity:.2g} nats on "
-                f"average (limit {limit:g}): {WRONG_WEIGHTS}"
-            )
-        return parity
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -161,15 +121,6 @@ class TransformersEngine:
 
     def forget(self) -> None:
         self._cache.forget_all()
-
-    def sleep(self) -> None:
-        """Do nothing: this engine keeps its cache and its copy of the weights in memory."""
-
-    def wake_up(self) -> None:
-        """Do nothing, because `sleep` gives no memory back."""
-
-    def close(self) -> None:
-        """Do nothing: everything that the engine holds is freed with the process."""
 
     async def _serve(self) -> None:
         """Run steps until no request is left; `generate` starts this task again for the next one."""

@@ -177,6 +177,7 @@ def test_without_these_options_nothing_is_added(tmp_path):
     assert set(summary["evaluations"]["before"]) == {"greedy", "sampled"} and set(summary) == {"seconds", "evaluations"}
 
 
+@pytest.mark.slow
 def test_the_best_survives_a_crash_and_an_older_checkpoint_goes_on_without_it(best_of_five, tmp_path, monkeypatch):
     directory = shutil.copytree(best_of_five, tmp_path / "r")
     shutil.rmtree(directory / "checkpoints" / "step_5")  # as if killed in step 3, after its best
@@ -214,6 +215,7 @@ def test_the_best_before_is_kept_if_the_checkpoint_of_the_new_best_cannot_be_wri
     assert summary_of(tmp_path / "r")["model_step"] == 1 and "no space left" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_flat_run_ends_normally_and_says_why_and_a_larger_number_goes_on(tmp_path, monkeypatch, capsys):
     judged_values(monkeypatch, {0: 0.5, 1: 0.6, 2: 0.6, 3: 0.1})
     assert run(config_of(tmp_path, max_steps=9, stop_when_flat=2)) == 0

@@ -72,6 +72,7 @@ def environments_of(directory: Path) -> list[list[str]]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [False, True])
 def test_a_run_of_two_environments_and_its_resumption(tmp_path, pools):
     settings = {**BOTH, "output_dir": str(tmp_path), "task_pools": pools}

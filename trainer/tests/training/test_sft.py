@@ -132,6 +132,7 @@ def test_the_number_of_steps_comes_from_epochs_and_no_step_has_a_row_twice(tmp_p
     assert [row["train/rows"] for row in metrics(few)] == [3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_bit_equal_to_one_that_never_stopped(tmp_path, peft):
     values = {"max_steps": 4, "save_steps": 2, "save_total_limit": 3, "peft": peft, "eval_steps": 2}

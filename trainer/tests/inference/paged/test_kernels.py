@@ -14,6 +14,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_all_of_these_interpreted")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_all_of_these_interpreted():
     """Triton reads the variable when it is imported, so the tests below need a process of their own."""
@@ -24,7 +25,7 @@ def test_all_of_these_interpreted():
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert "8 passed, 1 skipped" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 @pytest.fixture

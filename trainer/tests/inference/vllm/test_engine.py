@@ -13,8 +13,8 @@ from plumbob.rollout import EngineError
 from plumbob.testing.processes import two_ranks
 from plumbob.testing.vllm_double import Double, serving
 from plumbob.testing.vllm_policies import DRAW, IDS, VOCAB, move, own_logprobs, policy_of, settings_of
-from plumbob.trainer.inference.errors import SyncError
-from plumbob.trainer.inference.transformers.engine import PromptError, TransformersEngine
+from plumbob.trainer.inference.errors import PromptError, SyncError
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape, write_adapter
 from plumbob.trainer.inference.vllm.engine import VllmEngine
 from plumbob.trainer.inference.vllm.weight_transport import IpcTransport, packed_chunks

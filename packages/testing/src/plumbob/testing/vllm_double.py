@@ -24,7 +24,8 @@ import torch
 from aiohttp import web
 from peft import PeftModel
 from plumbob.rollout import EngineError, Sampling
-from plumbob.trainer.inference.transformers.engine import PromptError, TransformersEngine
+from plumbob.trainer.inference.errors import PromptError
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.loading import load_model, load_tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -87,6 +87,16 @@ def test_a_line_says_that_a_model_is_decoded_slowly_and_what_is_faster(name):
     assert "computes the whole row again for each token" in line and "--engine vllm" in line
 
 
+def test_a_model_that_is_loaded_inside_an_event_loop_is_measured_like_any_other():
+    """`serve` loads its model there; the measurement, which runs the engine, once failed for want of a loop of its own."""
+
+    async def load():
+        model = small_model("llama")
+        return choose_decoding(model, plan_forward(model, 4096), 4096)
+
+    assert asyncio.run(load()).cached
+
+
 def test_an_engine_that_ignores_windows_is_found_out(monkeypatch):
     """The cache of such a model is wrong only in rows beyond its window, which no parity row of a run reaches."""
     from plumbob.trainer.inference.transformers import kv_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -89,7 +90,9 @@ def _difference(model: PreTrainedModel, prompts: list[list[int]], plan: ForwardP
         return [[*ids, *c.token_ids] for ids, c in zip(longer, second, strict=True)]
 
     sampled: list[list[float]] = []
-    rows = asyncio.run(conversations())
+    # In a thread of its own, because a model may be loaded where an event loop runs, as `serve` does.
+    with ThreadPoolExecutor(1) as thread:
+        rows = thread.submit(lambda: asyncio.run(conversations())).result()
     model.set_attn_implementation(plan.own_attention)
     own = [own_logprobs(model, ids).cpu() for ids in rows]
     expected = torch.stack([torch.cat([row[-11:-7], row[-4:]]) for row in own])

@@ -1,5 +1,6 @@
 """Whole runs on the bundled policy: small, real, end to end."""
 
+import gc
 import json
 import re
 import signal
@@ -48,6 +49,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
         assert row["groups/count"] == 4
         assert row["env/malformed_calls"] == 0
     assert [row["sync/version"] for row in rows] == [2, 3]
+    assert gc.get_freeze_count() == 0  # what a run holds is collected when it is over
     output = capsys.readouterr()
     assert re.search(r"greedy +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] -> ", output.out)
     assert str(directory) in output.out

@@ -82,6 +82,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             os._exit(1)
         raise
     finally:
+        gc.unfreeze()  # a process may do several runs, and frozen ones would stay for ever
         hosts.leave()
         leave_world()
 

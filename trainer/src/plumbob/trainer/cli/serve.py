@@ -17,7 +17,7 @@ from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.trainer.config.chat_template import TemplateChoice
-from plumbob.trainer.config.rollout_options import ToolFormatName
+from plumbob.trainer.config.rollout_options import TOOL_FORMATS, ToolFormatName
 
 if TYPE_CHECKING:
     from plumbob.trainer.serving.server import Server
@@ -78,9 +78,7 @@ def serve(
     tool_format: Annotated[
         ToolFormatName | None,
         typer.Option(
-            help="Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral "
-            "([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each "
-            "also reads the calls of the others where they are unmistakable, and auto only those.",
+            help=TOOL_FORMATS,
             show_default="chosen from the chat template",
         ),
     ] = None,

@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 from plumbob.console.app import run_app
-from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
-from plumbob.trainer.cli.train import ARGUMENTS, check_before_loading, configure_as
+from plumbob.trainer.cli.train import ARGUMENTS, run_training
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import as_command
 from plumbob.trainer.config.sft import SftConfig
@@ -29,14 +28,7 @@ Every setting of the environment is an option as well, as for `train`.
 
 def sft(**given: Any) -> int:
     """The command. Its signature is made from SftConfig's fields below."""
-    config, run_dir = configure_as(SftConfig, given)
-    check_before_loading(config, run_dir)
-    announce(f"torch, verifiers and the environment {config.env}")
-    with fast_imports():
-        import_transformers()
-        from plumbob.trainer.training.train import run
-
-    return run(config, run_dir)
+    return run_training(SftConfig, given)
 
 
 app.command(help=_HELP, cls=command_class(SftConfig), context_settings={"max_content_width": 110})(

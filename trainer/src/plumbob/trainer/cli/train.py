@@ -40,7 +40,15 @@ the settings of musique.
 
 def train(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    config, run_dir = configure(given)
+    return run_training(TrainConfig, given)
+
+
+Settings = TypeVar("Settings", bound=TrainConfig)
+
+
+def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
+    """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
+    config, run_dir = configure_as(cls, given)
     check_before_loading(config, run_dir)
     named = " and ".join(env for env, _ in config.members)
     announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
@@ -49,9 +57,6 @@ def train(**given: Any) -> int:
         from plumbob.trainer.training.train import run
 
     return run(config, run_dir)
-
-
-Settings = TypeVar("Settings", bound=TrainConfig)
 
 
 def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from plumbob.trainer.config import rollout_options
+from plumbob.trainer.config import mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
 
@@ -64,23 +64,10 @@ class EvaluateConfig:
     temperature: float | None = option(
         None, "Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1.", at_least=0
     )
-    top_p: float = option(
-        1.0,
-        "Nucleus sampling: sample from the smallest set of likely tokens with this total probability.",
-        above=0,
-        at_most=1,
-    )
-    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all tokens.", at_least=0)
-    min_p: float = option(
-        0.0, "Exclude tokens less likely than this fraction of the likeliest token's probability.", at_least=0, below=1
-    )
-    max_tokens: int = option(
-        512,
-        "Maximum number of tokens in one assistant turn.",
-        "--max-new-tokens",
-        "--max-completion-length",
-        at_least=1,
-    )
+    top_p: float = rollout_options.top_p()
+    top_k: int = rollout_options.top_k()
+    min_p: float = rollout_options.min_p()
+    max_tokens: int = rollout_options.max_tokens()
     max_turns: int = rollout_options.max_turns()
     max_context: int = rollout_options.max_context()
     chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")
@@ -168,9 +155,7 @@ class EvaluateConfig:
 
     def settings_of(self, env: str) -> dict[str, str]:
         """Settings that the user gave for this environment: name -> text. `ENV.key=value` overrides `key=value`."""
-        pairs = [pair.split("=", 1) for pair in self.env_args]
-        common = {key: value for key, value in pairs if "." not in key}
-        own = {key.removeprefix(f"{env}."): value for key, value in pairs if key.startswith(f"{env}.")}
+        common, own = mixture.common_and_own(self.env_args, env)
         return {**common, **({"datasets": self.datasets} if self.datasets is not None else {}), **own}
 
     def to_toml(self) -> str:

@@ -27,6 +27,13 @@ def parse(written: str) -> tuple[str, int]:
     return name, int(weight) if colon else 1
 
 
+def common_and_own(env_args: Sequence[str], env: str) -> tuple[dict[str, str], dict[str, str]]:
+    """(settings of every environment, settings of `env` alone) among pairs key=value and ENV.key=value: name -> text."""
+    pairs = [pair.split("=", 1) for pair in env_args]
+    common = {key: value for key, value in pairs if "." not in key}
+    return common, {key.removeprefix(f"{env}."): value for key, value in pairs if key.startswith(f"{env}.")}
+
+
 def check(config: TrainConfig) -> None:
     """Raise UserError for what a run of several environments cannot have. Nothing is checked for a run of one."""
     if not config.mixture:

@@ -10,6 +10,37 @@ ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwe
 """The names of `plumbob.rollout.tool_formats`, which this module does not import because it loads slowly."""
 
 
+TOOL_FORMATS = (
+    "Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral "
+    "([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each also "
+    "reads the calls of the others where they are unmistakable, and auto only those."
+)
+"""What --tool-format means, in every command that has it."""
+
+
+def top_p(warning: str = "") -> Any:
+    """`warning`: a further sentence about a value below 1."""
+    text = f"Nucleus sampling: sample from the smallest set of likely tokens with this total probability.{warning}"
+    return option(1.0, text, above=0, at_most=1)
+
+
+def top_k(warning: str = "") -> Any:
+    """`warning`: a further sentence about a value above 0."""
+    return option(0, f"Sample from this many most likely tokens; 0: from all tokens.{warning}", at_least=0)
+
+
+def min_p(warning: str = "") -> Any:
+    """`warning`: a further sentence about a value above 0."""
+    text = f"Exclude tokens less likely than this fraction of the likeliest token's probability.{warning}"
+    return option(0.0, text, at_least=0, below=1)
+
+
+def max_tokens(more: str = "") -> Any:
+    """`more`: a further sentence about what the limit does."""
+    names = ("--max-new-tokens", "--max-completion-length")
+    return option(512, f"Maximum number of tokens in one assistant turn.{more}", *names, at_least=1)
+
+
 def max_turns() -> Any:
     return option(16, "Maximum number of assistant turns in one rollout.", at_least=1)
 
@@ -48,10 +79,7 @@ def tool_format(exception: str = "") -> Any:
     """`exception`: a further sentence about where this does not hold."""
     return option(
         None,
-        "Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral "
-        "([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each also "
-        "reads the calls of the others where they are unmistakable, and auto only those. Default: chosen from the chat "
-        f"template.{exception}",
+        f"{TOOL_FORMATS} Default: chosen from the chat template.{exception}",
     )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from plumbob.trainer.algorithm.advantages import Aggregation, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
+from plumbob.trainer.config import rollout_options
 from plumbob.trainer.config.options import fixed, option, require
 from plumbob.trainer.config.train import FIXED_ON_RESUME, TaskOrder, TrainConfig
 
@@ -84,26 +85,10 @@ class SftConfig(TrainConfig):
     temperature: float = option(
         1.0, "Sampling temperature of the evaluations that sample.", group="Sampling, in evaluations"
     )
-    top_p: float = option(
-        1.0,
-        "Nucleus sampling: sample from the smallest set of likely tokens with this total probability.",
-        above=0,
-        at_most=1,
-    )
-    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all tokens.", at_least=0)
-    min_p: float = option(
-        0.0,
-        "Exclude tokens less likely than this fraction of the likeliest token's probability.",
-        at_least=0,
-        below=1,
-    )
-    max_tokens: int = option(
-        512,
-        "Maximum number of tokens in one assistant turn. A demonstration with a longer turn is left out.",
-        "--max-new-tokens",
-        "--max-completion-length",
-        at_least=1,
-    )
+    top_p: float = rollout_options.top_p()
+    top_k: int = rollout_options.top_k()
+    min_p: float = rollout_options.min_p()
+    max_tokens: int = rollout_options.max_tokens(" A demonstration with a longer turn is left out.")
     lora_dropout: float = option(0.0, "LoRA dropout.", at_least=0, below=1)
     log_completions: int = option(
         0,

@@ -298,30 +298,10 @@ class TrainConfig:
     )
 
     temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
-    top_p: float = option(
-        1.0,
-        "Nucleus sampling: sample from the smallest set of likely tokens with this total probability. A value "
-        "below 1 biases training.",
-        above=0,
-        at_most=1,
-    )
-    top_k: int = option(
-        0, "Sample from this many most likely tokens; 0: from all tokens. A value above 0 biases training.", at_least=0
-    )
-    min_p: float = option(
-        0.0,
-        "Exclude tokens less likely than this fraction of the likeliest token's probability. A value above 0 "
-        "biases training.",
-        at_least=0,
-        below=1,
-    )
-    max_tokens: int = option(
-        512,
-        "Maximum number of tokens in one assistant turn.",
-        "--max-new-tokens",
-        "--max-completion-length",
-        at_least=1,
-    )
+    top_p: float = rollout_options.top_p(" A value below 1 biases training.")
+    top_k: int = rollout_options.top_k(" A value above 0 biases training.")
+    min_p: float = rollout_options.min_p(" A value above 0 biases training.")
+    max_tokens: int = rollout_options.max_tokens()
     max_prompt_length: int | None = option(
         None, "Leave out tasks whose prompt has more tokens than this. Default: no limit.", at_least=1
     )
@@ -506,11 +486,10 @@ class TrainConfig:
 
     def settings_of(self, env: str) -> dict[str, str]:
         """Settings that were given for this environment: name -> text. `ENV.key=value` overrides `key=value`."""
-        pairs = dict(pair.split("=", 1) for pair in self.env_args)
         if not self.mixture:
-            return pairs
-        common = {key: value for key, value in pairs.items() if "." not in key}
-        return common | {k.removeprefix(f"{env}."): v for k, v in pairs.items() if k.startswith(f"{env}.")}
+            return dict(pair.split("=", 1) for pair in self.env_args)
+        common, own = mixture.common_and_own(self.env_args, env)
+        return common | own
 
     @property
     def judged_metric(self) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from plumbob.trainer.algorithm.pass_at_k import passed
+from plumbob.trainer.rollouts.task_order import walk
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -64,13 +65,10 @@ class Pools:
         It ends: no task is set aside for more than `MOST_EPOCHS` epochs, so if all are, the first to return are taken.
         """
         taken: list[Taken] = []
-        position, n = self.position, len(tasks.train)
-        order: list[int] = []
+        position = self.position
+        places = walk(position, len(tasks.train), tasks.order_of)
         while len(taken) < count:
-            epoch, place = divmod(position, n)
-            if place == 0 or not order:
-                order = tasks.order_of(epoch)
-            index = order[place]
+            epoch, index = next(places)
             aside = self.aside.get(index)
             if aside is None or epoch >= aside.until:
                 taken.append(Taken(tasks.train[index], index, epoch))

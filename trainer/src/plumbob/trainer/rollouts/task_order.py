@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -60,6 +60,18 @@ def difficulty(task: Any) -> float | None:
     value = getattr(task, "difficulty", None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
+
+
+def walk(position: int, count: int, order_of: Callable[[int], list[int]]) -> Iterator[tuple[int, int]]:
+    """(epoch, index) of each place from number `position` on, without end: each epoch takes all `count` indices once.
+
+    `order_of(epoch)`: the indices in the order of that epoch, from 0; asked for once an epoch.
+    """
+    epoch, place = divmod(position, count)
+    while True:
+        for index in order_of(epoch)[place:]:
+            yield epoch, index
+        epoch, place = epoch + 1, 0
 
 
 def epoch_order(order: Order, seed: int, epoch: int, count: int, difficulties: Sequence[float] = ()) -> list[int]:

@@ -25,7 +25,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
 from plumbob.trainer.rollouts.selection import Taken
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order
+from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order, walk
 
 HELD_OUT_SPLITS = ("eval", "test", "validation")
 """Names of splits with held-out tasks; the first one that the environment has is used."""
@@ -77,15 +77,8 @@ class Tasks:
         n = len(self.train)
         if isinstance(self.train, TaskStream):
             return [Taken(self.train[at % n], at % n, at // n) for at in range(cursor, cursor + count)]
-        picked = []
-        orders: dict[int, list[int]] = {}
-        for position in range(cursor, cursor + count):
-            epoch = position // n
-            if epoch not in orders:
-                orders[epoch] = self.order_of(epoch)
-            index = orders[epoch][position % n]
-            picked.append(Taken(self.train[index], index, epoch))
-        return picked
+        places = itertools.islice(walk(cursor, n, self.order_of), count)
+        return [Taken(self.train[index], index, epoch) for epoch, index in places]
 
     def order_of(self, epoch: int) -> list[int]:
         """The places of the training tasks in the order of this epoch (from 0). Not for tasks without end."""

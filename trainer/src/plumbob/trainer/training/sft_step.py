@@ -7,6 +7,7 @@ all processes, so its gradient does not depend on microbatches or on the number 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from plumbob.trainer.distributed.world import World, balanced_shares
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import Batch
 from plumbob.trainer.rollouts.interruption import Interruption
-from plumbob.trainer.rollouts.task_order import epoch_order
+from plumbob.trainer.rollouts.task_order import epoch_order, walk
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.metrics import MicrobatchSums, Tally, memory_metrics
 from plumbob.trainer.training.minibatches import Minibatch
@@ -85,14 +86,8 @@ def sft_step(run: Run, interruption: Interruption, status: Callable[[str], None]
 
 def rows_at(rows: Sequence[Sample], cursor: int, count: int, seed: int) -> list[Sample]:
     """The next `count` rows after `cursor` earlier ones. Each epoch takes every row once, in an order of its own."""
-    taken = []
-    orders: dict[int, list[int]] = {}
-    for position in range(cursor, cursor + count):
-        epoch, place = divmod(position, len(rows))
-        if epoch not in orders:
-            orders[epoch] = epoch_order("shuffle", seed, epoch, len(rows))
-        taken.append(rows[orders[epoch][place]])
-    return taken
+    places = walk(cursor, len(rows), lambda epoch: epoch_order("shuffle", seed, epoch, len(rows)))
+    return [rows[index] for _, index in itertools.islice(places, count)]
 
 
 def sft_minibatch(rows: Sequence[Sample], world: World) -> Minibatch:

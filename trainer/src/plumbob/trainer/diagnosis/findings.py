@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 Verdict = Literal["pass", "fail", "unsure", "error"]
 """`unsure`: the check was inconclusive. `error`: the check could not be completed, so its result is unknown."""
@@ -36,6 +37,26 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a run's stored rollouts one can see what a finding says: one rollout, or some of its tokens."""
+
+    step: int
+    """The step whose file in traces/ holds the rollout, from 1."""
+    task: str
+    """The task's key in the trace: `task.key`."""
+    rollout: int
+    """Number of the rollout among those of this task in the step's file, from 0."""
+    tokens: tuple[int, int] | None = None
+    """First and last token of the row, both included, from 0; None: the whole rollout."""
+
+    @property
+    def fragment(self) -> str:
+        """The part after `#` of a link to this place in the page that `report` writes."""
+        token = f"&token={self.tokens[0]}" if self.tokens else ""
+        return f"step={self.step}&task={quote(self.task)}&rollout={self.rollout}{token}"
+
+
+@dataclass(frozen=True)
 class Finding:
     """The result of one check."""
 
@@ -48,6 +69,10 @@ class Finding:
     """Id of a cause in the catalogue if the verdict is `fail`, else None."""
     step: int | None = None
     """Training step in which the check first failed, if it belongs to a step."""
+    places: tuple[Place, ...] = ()
+    """A few rollouts or tokens that show it, the clearest first; empty if it is about numbers alone."""
+    command: str = ""
+    """A command that shows it again; empty if the command that found it is the one."""
 
     def __post_init__(self) -> None:
         if (self.verdict == "fail") != (self.cause is not None):

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess:
     done = subprocess.run([*program, *command[1:]], capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return done
+
+
+def run_here(command: list[str], folder: Path, monkeypatch, capsys) -> str:
+    """Run a command in `folder` like `run`, in this process, which has loaded torch and verifiers; returns its stdout."""
+    (entry,) = entry_points(group="console_scripts", name=command[0])
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("PLUMBOB_CACHE", str(folder / "cache"))
+    with pytest.raises(SystemExit) as end:
+        entry.load()()
+    done = capsys.readouterr()
+    assert not end.value.code, f"{shlex.join(command)}\n{done.out}{done.err}"
+    return done.out
 
 
 def settings_of(arguments: list[str]) -> TrainConfig:
@@ -141,7 +154,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 @pytest.mark.slow
 @needs_deepspeed
-def test_the_main_job_with_every_flag_of_the_original_script(folder):
+def test_the_main_job_with_every_flag_of_the_original_script(folder, monkeypatch, capsys):
     """Also what the guide does with its run: `predict`."""
     command, arguments = small(launched("plumbob.trainer musique"))
     done = run(command, folder)
@@ -151,7 +164,7 @@ def test_the_main_job_with_every_flag_of_the_original_script(folder):
     config = check_run(folder / "outputs" / "qwen-7b-musique", arguments, steps=2)
     assert {"noise=1.0", "retriever=hybrid", "max_top_k=3"} <= set(config.env_args)
     (command,) = starting("predict")
-    run([*command, "--datasets", "synthetic", "-n", "2", "--max-tokens", "16"], folder)
+    run_here([*command, "--datasets", "synthetic", "-n", "2", "--max-tokens", "16"], folder, monkeypatch, capsys)
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all("predicted_answer" in row for row in rows)
 
@@ -180,28 +193,28 @@ def test_the_command_line_of_trl(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", starting("train"), ids=" ".join)
-def test_commands_of_one_process(command, folder):
+def test_commands_of_one_process(command, folder, monkeypatch, capsys):
     command, arguments = small(command)
-    run(command, folder)
+    run_here(command, folder, monkeypatch, capsys)
     check_run(folder / "runs", arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [*starting("evaluate"), *starting("benchmark")], ids=" ".join)
-def test_evaluations(command, folder):
+def test_evaluations(command, folder, monkeypatch, capsys):
     env = command[1]
     model = ["--models", f"tiny-{env}"] if command[0] == "benchmark" else ["--model", f"tiny-{env}"]
-    done = run([*command, *model, *FAST_ROLLOUTS.split(), "-n", "2", "--json"], folder)
-    assert json.loads(done.stdout) and list((folder / "evaluations").rglob("*.jsonl"))
+    printed = run_here([*command, *model, *FAST_ROLLOUTS.split(), "-n", "2", "--json"], folder, monkeypatch, capsys)
+    assert json.loads(printed) and list((folder / "evaluations").rglob("*.jsonl"))
 
 
 @pytest.mark.slow
-def test_the_file_of_vf_rl(folder):
+def test_the_file_of_vf_rl(folder, monkeypatch, capsys):
     (text,) = FILES
     (folder / "gsm8k.toml").write_text(text)
     command, arguments = small(["train", "--config", "gsm8k.toml"])
     assert settings_of(arguments).vllm_gpus == "1"
-    run(command, folder)
+    run_here(command, folder, monkeypatch, capsys)
     assert tomllib.loads(text)["microbatch_tokens"] == check_run(folder / "runs", arguments).microbatch_tokens
 
 

@@ -102,5 +102,6 @@ def test_ctrl_c_while_loading_exits_as_ctrl_c_later_does(tmp_path):
     while process.poll() is None:  # a signal that arrives while Python runs a destructor is lost, as it is for a user
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
-    assert process.returncode == 130
+    # A second signal can meet a Python that is ending and ends it at once, for which a shell shows 130 as well.
+    assert process.returncode in (130, -signal.SIGINT)
     assert not (tmp_path / "runs").exists()

@@ -15,6 +15,8 @@ COMMANDS = [
     ["vf-install", "--help"],
     ["hub", "list"],
     ["hub", "list", "--json"],
+    ["lab", "--help"],
+    ["lab", "status", "--dir", str(Path(__file__).resolve().parents[1] / "docs/results/lab")],
 ]
 MOST_MODULES = 450
 HEAVY = {
@@ -24,6 +26,8 @@ HEAVY = {
     "datasets",
     "rich",
     "requests",
+    "numpy",
+    "scipy",
     "pypi_simple",
     "vf_lookup",
     "vf_gsm8k",

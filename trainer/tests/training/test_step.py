@@ -259,3 +259,23 @@ def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path,
         run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory)
     (row,) = train(tmp_path, "next", model=str(folder / "model"), max_steps=1)
     assert row["reward/mean"] >= 0
+
+
+@pytest.mark.slow
+def test_a_control_run_trains_on_the_lot_and_shows_the_environments_reward(tmp_path, capsys):
+    plain, lot = train(tmp_path, "plain", max_steps=1), train(tmp_path, "lot", max_steps=1, random_rewards=True)
+    assert "CONTROL RUN: --random-rewards" in capsys.readouterr().err
+    assert lot[0]["reward/mean"] == plain[0]["reward/mean"]  # the same rollouts, shown with the same reward
+    assert lot[0]["loss"] != plain[0]["loss"]
+    assert train(tmp_path, "again", max_steps=1, random_rewards=True)[0]["loss"] == lot[0]["loss"]
+    assert "random_rewards = true" in (tmp_path / "lot" / "config.toml").read_text()
+
+
+@pytest.mark.slow
+def test_the_environments_own_weights_change_nothing_and_an_unknown_component_ends_the_run(tmp_path, capsys):
+    plain = train(tmp_path, "plain", max_steps=1)
+    same = train(tmp_path, "same", max_steps=1, reward_weights="correct=1")
+    assert same[0]["loss"] == plain[0]["loss"]
+    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "wrong", "reward_weights": "style=1"}
+    assert run(TrainConfig(**settings)) == 1
+    assert "names style, but the components of the rewards are: correct" in capsys.readouterr().err

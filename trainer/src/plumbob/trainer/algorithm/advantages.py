@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from plumbob.trainer.algorithm.trained_rewards import ROUNDING, drawn_by_lot, weighted
 
 if TYPE_CHECKING:
     from plumbob.rollout import Sample
@@ -16,9 +18,6 @@ Scale = Literal["none", "group", "batch"]
 Baseline = Literal["mean", "leave_one_out"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 Overlong = Literal["keep", "mask", "penalise"]
-
-ROUNDING = 1e-9
-"""Relative size below which a difference of sums counts as rounding, not as signal."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,10 @@ class AdvantageSettings:
     overlong: Overlong = "keep"
     overlong_penalty: float = 1.0
     kl_beta: float = 0.0
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of reward components in place of the environment's: see `trained_rewards.weighted`."""
+    random_rewards: int | None = None
+    """Seed of rewards drawn by lot in place of the environment's (`trained_rewards.drawn_by_lot`); None: the latter."""
 
 
 def step_advantages(
@@ -67,8 +70,12 @@ def step_advantages(
     """The advantages of one step's samples under a run's settings, for training, `--zero-signal refill` and the doctor.
 
     `kl_sums`: see `shape_rewards`; for `--kl-placement reward`. Refilling leaves them out, because it asks which groups
-    have a signal before the policy has scored any sample.
+    have a signal before the policy has scored any sample. Raises ValueError like `weighted`.
     """
+    if settings.reward_weights:
+        samples = weighted(samples, settings.reward_weights)
+    if settings.random_rewards is not None:
+        samples = drawn_by_lot(samples, settings.random_rewards)
     shaped = shape_rewards(
         samples,
         overlong=settings.overlong,

@@ -108,6 +108,8 @@ class SftConfig(TrainConfig):
     loss_type: str = fixed("bnpo")
     scale_rewards: Scale = fixed("none")  # noqa: RUF009
     scale_epsilon: float = fixed(1e-4)
+    reward_weights: str | None = fixed(None)
+    random_rewards: bool = fixed(False)
     baseline: Baseline = fixed("mean")  # noqa: RUF009
     multi_objective_aggregation: Aggregation = fixed("sum_then_normalize")  # noqa: RUF009
     epsilon: float | None = fixed(None)

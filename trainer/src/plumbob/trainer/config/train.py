@@ -15,6 +15,7 @@ from plumbob.trainer.config import best_metric, mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.reward_weights import read_weights
 
 FIXED_ON_RESUME = (
     "env",
@@ -34,6 +35,8 @@ FIXED_ON_RESUME = (
     "seed",
     "eval_examples",
     "max_prompt_length",
+    "reward_weights",
+    "random_rewards",
 )
 """Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
 PLACE = ("output_dir", "run_name")
@@ -171,6 +174,16 @@ class TrainConfig:
     )
     scale_epsilon: float = option(
         1e-4, "Epsilon added to the standard deviation by which --scale-rewards divides.", above=0
+    )
+    reward_weights: str | None = option(
+        None,
+        "Weights of reward components to train on in place of the environment's, as in correct=1,format=0; the others "
+        "keep theirs. The metrics reward/... and evaluations stay those of the environment's own reward.",
+    )
+    random_rewards: bool = option(
+        False,
+        "Train on rewards of 0 or 1 drawn by lot (with --seed), whatever the rollouts did: a control run, whose gain in "
+        "the environment's own reward, which metrics and evaluations still show, is not owed to the reward.",
     )
     baseline: Baseline = option(  # noqa: RUF009
         "mean",
@@ -430,6 +443,11 @@ class TrainConfig:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
         parse_kept_traces(self.keep_traces)
         read_values(self.chat_template_args)
+        require(
+            not (self.reward_weights and self.random_rewards),
+            "--random-rewards draws every reward by lot, so --reward-weights has no effect; leave one of them out",
+        )
+        read_weights(self.reward_weights)
         self._check_objective()
         self._check_vllm()
         best_metric.check(self)
@@ -538,6 +556,8 @@ class TrainConfig:
             overlong=self.overlong,
             overlong_penalty=self.overlong_penalty,
             kl_beta=self.kl_beta,
+            reward_weights=read_weights(self.reward_weights),
+            random_rewards=self.seed if self.random_rewards else None,
         )
 
     def correction(self) -> tuple[CorrectionMode, float]:

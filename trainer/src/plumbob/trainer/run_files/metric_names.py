@@ -30,6 +30,8 @@ METRICS = (
     # Rewards
     Metric("reward/mean", "reward", "Mean reward of the step's rollouts."),
     Metric("reward/std", "reward", "Standard deviation of the step's rewards."),
+    Metric("reward/smallest", "reward", "Smallest reward of the step's rollouts."),
+    Metric("reward/largest", "reward", "Largest reward of the step's rollouts."),
     Metric("reward/COMPONENT", "reward", "Mean of this component of the reward, weight applied."),
     Metric(
         "reward/COMPONENT/variance_share",

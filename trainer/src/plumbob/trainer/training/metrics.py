@@ -221,6 +221,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return {
         "reward/mean": mean_of(rewards),
         "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
+        "reward/smallest": min(rewards, default=0.0),
+        "reward/largest": max(rewards, default=0.0),
         **{f"reward/{name}": mean_of([s.rewards.get(name, 0.0) for s in samples]) for name in components},
         **_within_groups(samples, components),
         "rollout/count": batch.num_rollouts,

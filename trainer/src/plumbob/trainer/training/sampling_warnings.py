@@ -1,4 +1,4 @@
-"""Warnings about sampling settings (top-p, top-k, min-p) whose distribution the trainer cannot reproduce."""
+"""Warnings before the first step: rewards that are not the environment's, sampling that the trainer cannot reproduce."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def sampling_warnings(config: TrainConfig) -> list[str]:
         for active, setting, what in settings
         if active
     ]
+
+
+def reward_warnings(config: TrainConfig) -> list[str]:
+    """A loud line if the run trains on other rewards than the environment's own."""
+    still = "reward/... and evaluations show the environment's own reward"
+    if config.random_rewards:
+        return [f"CONTROL RUN: --random-rewards trains on rewards of 0 or 1 drawn by lot; {still}"]
+    if config.reward_weights:
+        return [f"OTHER REWARD: --reward-weights trains with the weights {config.reward_weights}; {still}"]
+    return []

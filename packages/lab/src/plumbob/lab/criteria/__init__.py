@@ -1,0 +1,1 @@
+"""Criteria: expressions over metrics, what they evaluate to, and what follows from them."""

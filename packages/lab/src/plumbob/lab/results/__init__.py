@@ -1,0 +1,1 @@
+"""Results of an experiment as Markdown and SVG."""

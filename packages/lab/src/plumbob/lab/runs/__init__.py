@@ -1,0 +1,1 @@
+"""Runs: how they are started and resumed, and what their directories say."""

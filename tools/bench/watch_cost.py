@@ -35,6 +35,8 @@ WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
     "weights before and after": (step, step.weight_sample),
     "their movement": (metrics.Tally, metrics.Tally.of_movement),
     "shares of components, tiny spreads": (metrics, metrics._within_groups),
+    "group means, lengths, repetitions": (metrics, metrics.shape_metrics),
+    "rewards against stored rollouts": (metrics, metrics.misplaced_share),
     "the rules": (Warner, Warner.step),
 }
 """Row of the table -> (owner, function whose time it shows)."""

@@ -33,8 +33,10 @@ from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.policy_shift import step_kl, weight_sample
+from plumbob.trainer.watch.history import NORMS
 from plumbob.trainer.watch.rules import RULES
-from plumbob.trainer.watch.traces import correlation, read_traces
+from plumbob.trainer.watch.stored_rollouts import read_traces
+from plumbob.trainer.watch.traces import correlation
 from plumbob.trainer.watch.watch import WARNINGS, Warner, Watch, examine, read_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -97,7 +99,7 @@ def test_a_watch_keeps_a_bounded_history() -> None:
     for step in range(1000):
         watch.update({**row, "step": step})
     kept = [v for v in vars(watch.history).values() if isinstance(v, list | deque)]
-    assert max(map(len, kept)) <= 5
+    assert max(map(len, kept)) <= NORMS
 
 
 SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
@@ -111,7 +113,7 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
         {"max_staleness": 1, "engine": "vllm", "peft": True},
         lambda step: {"rollout/stale": 0.6 * 128, "rollout/count": 128.0},
     ),
-    "long-rollouts-discarded": (
+    "drops-are-biased": (
         {"max_staleness": 1, "engine": "vllm", "peft": True},
         lambda step: {
             "rollout/stale": 12.0,
@@ -134,7 +136,7 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
     ),
     "tools-fail": ({}, lambda step: {"rollout/tool_calls": 2.0, "rollout/tool_errors": 1.5 * (step > 5)}),
     "calls-malformed": ({}, lambda step: {"rollout/tool_calls": 0.1, "rollout/malformed_calls": 1.0}),
-    "calls-unread": (
+    "calls-in-unread-form": (
         {},
         lambda step: {
             "rollout/tool_calls": 0.1,
@@ -143,7 +145,7 @@ SIGNS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, float]]]] = {
             "rollout/count": 128.0,
         },
     ),
-    "tools-unused": ({}, lambda step: {"rollout/tools": 2.0, "rollout/tool_calls": 0.0}),
+    "tools-never-used": ({}, lambda step: {"rollout/tools": 2.0, "rollout/tool_calls": 0.0}),
     "reward-constant": (
         {},
         lambda step: {

@@ -101,13 +101,13 @@ STALE_SHARE = Threshold(
 )
 
 STALE_LENGTH = Threshold(
-    1.5, "largest ratio of the mean length (in tokens, or in seconds) of the rollouts that --max-staleness discards to "
-    "that of the others",
-    "long-rollouts-discarded",
+    1.5, "largest ratio of the mean length (in tokens, or in seconds) of the rollouts that training leaves out to that "
+    "of the others",
+    "drops-are-biased",
 )  # fmt: skip
 STALE_NOTICED = Threshold(
-    0.05, "smallest share of rollouts discarded by --max-staleness at which their length is judged",
-    "long-rollouts-discarded",
+    0.05, "smallest share of rollouts that --max-staleness discards, or that fail, at which their length is judged",
+    "drops-are-biased",
 )  # fmt: skip
 
 # Environment and limits
@@ -131,7 +131,7 @@ MALFORMED_CALLS = Threshold(
     0.7, "largest share of a run's first tool calls that may be impossible to parse", "calls-malformed"
 )
 UNREAD_CALLS = Threshold(
-    0.3, "largest share of a run's first tool calls that may be in a form that is not read", "calls-unread"
+    0.3, "largest share of a run's first tool calls that may be in a form that is not read", "calls-in-unread-form"
 )
 CUT_SHARE = Threshold(
     0.3, "largest share of rollouts that a limit may cut off",
@@ -260,3 +260,94 @@ ENTROPY_FALL = Threshold(
 ENTROPY_RISE = Threshold(
     2, "largest entropy, as a multiple of its value in the first steps, while the reward falls", "entropy-explosion"
 )
+
+# Changes during a run
+
+CALLS_AT_FIRST = Threshold(
+    0.5, "fewest tool calls per rollout in the first steps of a policy that counts as using its tools",
+    "tools-abandoned",
+)  # fmt: skip
+CALLS_LEFT = Threshold(
+    0.5, "smallest number of tool calls per rollout (or of turns, without tools) in each of the last five steps, as a "
+    "share of the first five, while the reward does not rise: half of the conversation is gone",
+    "tools-abandoned",
+)  # fmt: skip
+CALLS_GONE = Threshold(
+    0.1, "smallest number of tool calls per rollout in the last five steps, as a share of the first five, even if the "
+    "reward rises",
+    "tools-abandoned",
+)  # fmt: skip
+CALLS_AT_ALL = Threshold(
+    0.02, "tool calls per rollout in the first steps below which tools count as never used: with a group of eight, fewer "
+    "than one group in six has a call to learn from",
+    "tools-never-used",
+)  # fmt: skip
+SHORTEST = Threshold(
+    0.3, "smallest mean length in the last five steps, as a share of the first five, while the reward does not rise",
+    "length-collapse",
+)  # fmt: skip
+LONGEST = Threshold(
+    3.0, "largest mean length in the last five steps, as a multiple of the first five, while the reward does not rise",
+    "length-runaway",
+)  # fmt: skip
+REPETITIVE = Threshold(
+    0.3, "largest share of rollouts whose end repeats itself; human text repeats 1% of its sequences of four tokens, and "
+    "text of a model that loops most of them (arXiv:1908.04319)",
+    "degenerate-repetition",
+)  # fmt: skip
+NORM_SPIKE = Threshold(
+    100, "largest gradient norm, as a multiple of the median of the last twenty, if it is also above --max-grad-norm. "
+    "Loss spikes of language models come with gradients of 50 to 1000 times the usual (arXiv:2501.06842)",
+    "gradient-explodes",
+)  # fmt: skip
+STEADY = Threshold(
+    4.0, "slope of a straight line over the run, in standard errors, above which a change is steady: by chance in one of "
+    "30,000 runs",
+    "mismatch-grows", "task-order-drifts",
+)  # fmt: skip
+GAP_RISE = Threshold(
+    3.0, "largest difference of engine and trainer in the last five steps, as a multiple of the first five, if it rises "
+    "steadily", "mismatch-grows",
+)  # fmt: skip
+HARDER = Threshold(
+    0.25, "largest rise of the tasks' difficulty over a run, as a share of its start, while the reward does not rise",
+    "task-order-drifts",
+)  # fmt: skip
+LIVE_SHARE = Threshold(
+    0.3, "smallest share of groups with a signal in a run's first steps, as the probes ask for before a run",
+    "too-little-signal",
+)  # fmt: skip
+LIVE_GROUPS = Threshold(
+    4.0, "groups with a signal per step below which a step is too few to learn from, if most groups have none: the "
+    "direction of an update is then that of two or three tasks (huggingface/trl#3017)",
+    "too-little-signal",
+)  # fmt: skip
+RATE_APART = Threshold(
+    0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
+)
+STILL = Threshold(
+    1e-3, "smallest root mean square change of the weights, in learning rates, of steps whose gradient norm is at least "
+    "1e-3: Adam divides the gradient by its own size, so even a hundred times its epsilon would change them by more",
+    "schedule-hides-rate",
+)  # fmt: skip
+MASKED_SHARE = Threshold(
+    0.2, "smallest share of rollouts taken out by --overlong mask at which their length is judged", "drops-are-biased"
+)
+FEWEST_DROPPED = Threshold(
+    8, "fewest rollouts left out in the last five steps whose length is compared with that of the others",
+    "drops-are-biased",
+)  # fmt: skip
+FEW_TASKS = Threshold(
+    16, "number of training tasks, each seen four times, at or below which a run has few: a step of the default size "
+    "holds all of them",
+    "few-distinct-tasks",
+)  # fmt: skip
+EMPTY_RESULTS = Threshold(
+    0.9, "largest share of tool results that may be empty, or the same to different calls. Programs that print nothing "
+    "are common, so it is high",
+    "tools-return-nothing",
+)  # fmt: skip
+DOWN_RESULTS = Threshold(
+    0.2, "largest share of tool results that may be a server's errors, written as text; as for rollouts that fail",
+    "tools-fail",
+)  # fmt: skip

@@ -10,6 +10,7 @@ from plumbob.rollout import derive_seed, run_rollout
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.evaluation.statistics import Estimate, estimate, passes
 from plumbob.trainer.rollouts.collect import Sampler, failure
+from plumbob.trainer.rollouts.prompt_forms import PromptForm, prompt_form
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class HeldOut:
     """
     failures: list[str]
     """Reason of each rollout that failed, in one line."""
+    forms: tuple[PromptForm, ...] = ()
+    """How the held-out tasks of this process were prompted."""
 
 
 async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: float, rollouts: int = 1) -> HeldOut:
@@ -36,6 +39,8 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
     held_out = [(tasks, task) for tasks in environments for task in tasks.held_out]
     sampling = replace(sampler.sampling, temperature=temperature)
     slots = asyncio.Semaphore(config.per_device_eval_batch_size or config.max_concurrent)
+
+    forms: list[PromptForm] = []
 
     async def one(number: int) -> tuple[int, float, str]:
         i, again = divmod(number, rollouts)
@@ -51,6 +56,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
             driver=tasks.driver,
             slots=slots,
         )
+        forms.append(prompt_form(trace))
         return (number, trace.reward, "") if trace.ok else (number, 0.0, failure(trace))
 
     numbers = range(world.rank, len(held_out) * rollouts, world.size)
@@ -63,7 +69,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
         own = [rewards for (tasks, _), rewards in zip(held_out, by_task, strict=True) if tasks is env]
         found = _estimates(how, own, config.pass_threshold)
         estimates |= {f"{name}/{env.name}": value for name, value in found.items() if own}
-    return HeldOut(estimates, [reason for _, _, reason in results if reason])
+    return HeldOut(estimates, [reason for _, _, reason in results if reason], tuple(forms))
 
 
 def _estimates(how: str, by_task: list[list[float]], threshold: float) -> dict[str, Estimate]:

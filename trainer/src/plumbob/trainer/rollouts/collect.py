@@ -80,6 +80,8 @@ class Batch:
     """Number of rollouts that ended before their first turn, for example because the prompt alone is too long."""
     not_finite: int = 0
     """Number of rollouts left out because a reward or log-probability is NaN or infinite."""
+    unusable_tokens: list[int] = field(default_factory=list)
+    """Number of sampled tokens of each rollout in `failures`."""
     groups_broken: int = 0
     """Number of groups left out whole, because without the rollouts that the engine failed they are no fair sample."""
     rounds: int = 0
@@ -315,6 +317,8 @@ class _Unusable:
 
     kind: Literal["errored", "engine", "stuck", "no_turn", "not_finite"]
     reason: str
+    tokens: int
+    """Number of sampled tokens."""
 
 
 async def _add_round(
@@ -356,6 +360,7 @@ async def _add_round(
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
+        batch.unusable_tokens += [why.tokens for why in part.unusable]
         kinds = Counter(why.kind for why in part.unusable)
         batch.engine_failures += kinds["engine"]
         batch.stuck += kinds["stuck"]
@@ -372,15 +377,16 @@ async def _add_round(
 
 def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
     """Why a rollout cannot be trained on; None if it can."""
+    tokens = sum(sum(node.mask) for node in trace.nodes)
     if engine_failed(trace):
-        return _Unusable("engine", failure(trace))
+        return _Unusable("engine", failure(trace), tokens)
     if not trace.ok:
         kinds: dict[str, Literal["stuck", "not_finite"]] = {"Stuck": "stuck", "NotFinite": "not_finite"}
-        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
+        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace), tokens)
     if not trace.num_turns:
-        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits))
+        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits), tokens)
     if not all(map(math.isfinite, trace.branches[0].logprobs)):
-        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite")
+        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite", tokens)
     return None
 
 

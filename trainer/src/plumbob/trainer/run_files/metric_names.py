@@ -39,6 +39,24 @@ METRICS = (
         "Variance of this component within groups, as a share of the sum over all components. Absent with a single "
         "component.",
     ),
+    Metric(
+        "reward/group_std",
+        "reward",
+        "Standard deviation of the groups' mean rewards, from which intervals of the mean reward are computed: the "
+        "rollouts of a group are not independent.",
+    ),
+    Metric(
+        "reward/length_correlation",
+        "-",
+        "Correlation of a rollout's reward and its number of sampled tokens, within groups. Absent if either never "
+        "differs.",
+    ),
+    Metric(
+        "reward/misplaced",
+        "share",
+        "Share of the trained rollouts, on the first process, whose reward is not that of a stored rollout with the same "
+        "tokens. 0 in a correct run.",
+    ),
     Metric("groups/count", "groups", "Number of groups with at least one finite reward."),
     Metric(
         "groups/zero_signal",
@@ -83,6 +101,12 @@ METRICS = (
         "Number of training tasks that --task-pools sets aside after the step because no rollout of their last group "
         "passed and all rewards were equal. Absent without --task-pools.",
     ),
+    Metric(
+        "tasks/difficulty",
+        "-",
+        "Mean difficulty of the step's tasks, as the tasks state it. Absent if they state none.",
+    ),
+    Metric("tasks/epoch", "epochs", "Number of whole passes over the training tasks before the step's tasks, mean."),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
     Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
     # Rollouts
@@ -110,6 +134,28 @@ METRICS = (
         "rollouts",
         "Number of rollouts left out because they ended before the model's first turn, for example because the prompt "
         "alone reaches --max-context.",
+    ),
+    Metric(
+        "rollout/unusable_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the rollouts that failed or cannot be used; compare rollout/sampled_tokens. "
+        "Absent without such rollouts.",
+    ),
+    Metric(
+        "rollout/truncated_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the rollouts that a limit cut off. Absent without such rollouts.",
+    ),
+    Metric(
+        "rollout/whole_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the other rollouts, in steps with rollout/truncated_tokens.",
+    ),
+    Metric(
+        "rollout/repetitive_share",
+        "share",
+        "Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half of their sequences of four "
+        "tokens are different.",
     ),
     Metric(
         "rollout/stale",
@@ -164,6 +210,12 @@ METRICS = (
         "share",
         "Estimated probability that at least one of K rollouts of a held-out task passes (--pass-threshold), with "
         "--eval-rollouts above 1, in steps with an evaluation.",
+    ),
+    Metric(
+        "eval/prompts_differ",
+        "-",
+        "1 if the evaluation before the step prompted held-out tasks with another system prompt or other tools than the "
+        "step's tasks, else 0. Only in the step after an evaluation, in runs of one environment.",
     ),
     Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
     # Of each environment, in a run of several
@@ -225,7 +277,7 @@ METRICS = (
         "Share of sampled tokens clipped at the upper bound of the importance ratio.",
     ),
     # The optimizer
-    Metric("optimizer/learning_rate", "-", "Learning rate of the step's first optimizer step."),
+    Metric("optimizer/learning_rate", "-", "Learning rate that the optimizer holds at the end of the step."),
     Metric("optimizer/grad_norm", "-", "Gradient norm before clipping, mean over the step's optimizer steps."),
     Metric("optimizer/updates", "updates", "Number of optimizer steps that were applied."),
     Metric(

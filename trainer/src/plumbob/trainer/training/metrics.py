@@ -19,7 +19,9 @@ from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.rollouts.collect import Batch
 from plumbob.trainer.rollouts.selection import KINDS, Pools
+from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.training.rollout_metrics import misplaced_share, shape_metrics
 from plumbob.trainer.training.run import Run
 
 
@@ -199,8 +201,10 @@ def step_metrics(
     it is part of the reward; None if not.
     """
     sampled = sum(s.num_sampled for s in batch.samples)
+    misplaced = misplaced_share(batch.samples, batch.traces)
     return {
         **batch_metrics(batch),
+        **({} if misplaced is None else {"reward/misplaced": misplaced}),
         **advantage_metrics(advantages),
         **tally.metrics(),
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
@@ -231,7 +235,9 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "rollout/stuck": batch.stuck,
         "rollout/no_turn": batch.no_turn,
         "rollout/stale": len(batch.stale),
-        **_staleness(batch),
+        **_left_out(batch),
+        **shape_metrics(samples),
+        **_difficulty(batch),
         "rollout/not_finite": batch.not_finite,
         "rollout/truncated_share": sum(s.truncated for s in samples) / n,
         **{f"rollout/stopped/{stop}": count / n for stop, count in sorted(Counter(s.stop for s in samples).items())},
@@ -250,16 +256,31 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def _staleness(batch: Batch) -> dict[str, float]:
-    """How long the rollouts are that --max-staleness discarded, and those that are left; empty if it discarded none."""
-    if not batch.stale:
-        return {}
-    lengths = {
-        "rollout/stale_tokens": [s.num_sampled for s in batch.stale],
-        "rollout/stale_seconds": [s.seconds for s in batch.stale],
-        "rollout/kept_seconds": [s.seconds for s in batch.drawn],
-    }
+def _left_out(batch: Batch) -> dict[str, float]:
+    """How long the rollouts are that training leaves out, because they failed or --max-staleness discards them, and
+    those that are left; empty if none is left out.
+    """
+    lengths: dict[str, Sequence[float]] = {"rollout/unusable_tokens": batch.unusable_tokens}
+    if batch.stale:
+        lengths |= {
+            "rollout/stale_tokens": [s.num_sampled for s in batch.stale],
+            "rollout/stale_seconds": [s.seconds for s in batch.stale],
+            "rollout/kept_seconds": [s.seconds for s in batch.drawn],
+        }
+    if masked := [s.num_sampled for s in batch.drawn if s.truncated]:
+        whole = [s.num_sampled for s in batch.drawn if not s.truncated]
+        lengths |= {"rollout/truncated_tokens": masked, "rollout/whole_tokens": whole}
     return {name: mean_of(values) for name, values in lengths.items() if values}
+
+
+def _difficulty(batch: Batch) -> dict[str, float]:
+    """Mean difficulty of the step's tasks, if each states one, and the epoch in which they were taken."""
+    stated = [difficulty(taken.task) for taken in batch.taken]
+    rated = [value for value in stated if value is not None]
+    return {
+        **({"tasks/difficulty": mean_of(rated)} if rated and len(rated) == len(stated) else {}),
+        **({"tasks/epoch": mean_of([taken.epoch for taken in batch.taken])} if batch.taken else {}),
+    }
 
 
 def mean_of(values: Sequence[float]) -> float:

@@ -12,7 +12,9 @@ from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import make_reporter
 from plumbob.trainer.rollouts.collect import Batch, RunFailed
+from plumbob.trainer.rollouts.prompt_forms import PromptForm, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
+from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.watch.watch import Warner
@@ -36,11 +38,17 @@ class Recorder:
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         """Record a finished step."""
 
+    def prompted(self, forms: Sequence[PromptForm]) -> None:
+        """Take in how the tasks of an evaluation were prompted, for comparison with the next step's."""
+
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
         """Record held-out rewards after step `step`, whose metrics are recorded already; 0: before the first step."""
 
     def failed(self, step: int, error: Exception) -> None:
         """Record that `error` ends the run in step `step` (from 1)."""
+
+    def blocked(self, step: int, reason: str) -> None:
+        """Record that the environment blocks step `step` (from 1) for good, which ends the run."""
 
 
 def open_recorder(run: Run) -> Recorder:
@@ -53,7 +61,8 @@ class RunRecorder(Recorder):
 
     def __init__(self, run: Run) -> None:
         config = run.config
-        self.config, self.directory = config, run.directory
+        self.config, self.directory, self.state = config, run.directory, run.state
+        forget_stop(run.directory)
         self.board = Board(
             run.num_steps,
             run.state.first_step,
@@ -69,12 +78,17 @@ class RunRecorder(Recorder):
             None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
         )
         self._seen_failures: set[str] = set()
+        self._held_out_forms: Sequence[PromptForm] = ()
+        self._compares_prompts = len(run.sampler.environments) == 1
+        """A step of several environments may have no task of one of them."""
 
     def __enter__(self) -> RunRecorder:
         self.board.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if isinstance(exc[1], Exception):  # not Ctrl-C
+            self._store_stop(self.state.step + 1, exc[1])
         try:
             self.log.flush()
         except OSError as error:
@@ -91,6 +105,7 @@ class RunRecorder(Recorder):
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         step = int(metrics["step"])
+        metrics = {**metrics, **self._prompts_compared(batch)}
         self._note_failures(step, batch)
         try:
             self._store(step, batch.records, kept_traces.parse(self.config.keep_traces))
@@ -104,6 +119,17 @@ class RunRecorder(Recorder):
         self.reporter.log(step, metrics)
         if self.warner is not None:
             self.warner.step(metrics)
+
+    def prompted(self, forms: Sequence[PromptForm]) -> None:
+        self._held_out_forms = forms if self._compares_prompts else ()
+
+    def _prompts_compared(self, batch: Batch) -> dict[str, float]:
+        """Whether the last evaluation prompted its tasks otherwise than this step; once after each evaluation."""
+        held_out, self._held_out_forms = self._held_out_forms, ()
+        found = difference(held_out, [prompt_form(trace) for trace in batch.traces]) if held_out else None
+        if found:
+            self.note(f"The evaluation does not ask what the training asks: {found}")
+        return {} if found is None else {"eval/prompts_differ": float(bool(found))}
 
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
         values = means(evaluation)
@@ -123,7 +149,19 @@ class RunRecorder(Recorder):
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
                 self._store(step, error.records, KeptTraces())  # all of them: they show why the run ends
+        self._store_stop(step, error)
         self.note(f"Stopped in step {step}: {error}")
+        self.note(f"To find out why:  doctor {self.directory}")
+
+    def blocked(self, step: int, reason: str) -> None:
+        write_stop(self.directory, Stop(step, "Blocked", reason, "environment-hangs"))
+        self.note(f"Stopped in step {step}: {reason}")
+
+    def _store_stop(self, step: int, error: Exception) -> None:
+        cause = error.cause if isinstance(error, RunFailed) else None
+        if isinstance(error, RunFailed) and self.state.skipped_in_a_row >= self.config.max_skipped_steps:
+            cause = "gradient-not-finite"
+        write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
 
     def _store(self, step: int, records: Sequence[str], keep: KeptTraces) -> None:
         c = self.config

@@ -22,6 +22,7 @@ from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import EngineModule, EngineParts, TrainingEngine, engine_module
+from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward
@@ -45,6 +46,7 @@ from plumbob.trainer.run_files.run_directory import (
     truncate_metrics,
     write_whole,
 )
+from plumbob.trainer.run_files.stopped import Stop, write_stop
 from plumbob.trainer.training.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
@@ -227,7 +229,12 @@ def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status
         except OSError as error:
             raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
     run.engine.version = run.state.step  # the policy versions of a resumed run continue those of the interrupted one
-    sync_weights(run.policy, run.engine, run.parity_row)
+    try:
+        sync_weights(run.policy, run.engine, run.parity_row)
+    except SyncError as error:
+        if world.is_main:
+            write_stop(run.directory, Stop(0, "SyncError", str(error)))
+        raise
 
 
 def _optimizer(config: TrainConfig, world: World) -> MakeOptimizer:

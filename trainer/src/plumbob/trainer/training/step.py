@@ -73,7 +73,8 @@ def train_step(
         # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
         for minibatch in minibatches[1:]:
             score_old_policy(run, minibatch)
-    learning_rate, weights_before = set_learning_rate(run), weight_sample(policy.sharding)
+    set_learning_rate(run)
+    weights_before = weight_sample(policy.sharding)
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
         optimizer_step(run, minibatch, interruption if k == 0 else None)
@@ -99,7 +100,7 @@ def train_step(
         **environment_metrics(run.sampler.environments, batch),
         **pool_metrics(run.sampler.environments, batch.pools),
         **({} if moved is None else {"policy/step_kl": moved}),
-        "optimizer/learning_rate": learning_rate,
+        "optimizer/learning_rate": run.optimizer.param_groups[0]["lr"],  # not what it should be: what it is
         "train/rows": num_trained,
         **clock.seconds,
         "time/sampling": batch.seconds,

@@ -164,7 +164,7 @@ def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> Non
 
     The main thread is in the middle of rollouts then, so the weights are those after the last finished step.
     """
-    recorder.note(f"Stopped in step {run_.state.step + 1}: {blocking.describe(stretch)}")
+    recorder.blocked(run_.state.step + 1, blocking.describe(stretch))
     if run_.world.size == 1 and run_.state.step > run_.state.first_step:
         with suppress(Exception):  # a full disk must not keep the process
             checkpoint.save(run_)
@@ -208,6 +208,7 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
         evaluating = evaluate(run_.sampler, run_.world, how, temperature=temperature, rollouts=rollouts)
         found = interruption.run(runner, evaluating)
         result |= found.estimates
+        recorder.prompted(found.forms)
         if found.failures:
             recorder.note(
                 f"{len(found.failures)} of {num_tasks * rollouts} held-out rollouts failed and count as reward 0: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,56 @@ from dataclasses import dataclass, field
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 
+Z95 = 1.96
+"""Half the width of a 95% interval, in standard errors."""
 WINDOW = 5
 """Number of steps that a rule averages over, and that it waits for unless fewer are conclusive."""
 
 Row = Mapping[str, float]
+
+NORMS = 20
+"""Number of gradient norms whose median a new one is compared with."""
+DIFFICULTY = ("tasks/difficulty", "env/difficulty", "env/hops", "env/level")
+"""Metrics that say how hard the step's tasks are; the first one that a row has counts."""
+
+
+@dataclass
+class Trend:
+    """A straight line through all values so far, by least squares, in constant memory."""
+
+    n: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    """Means of the positions and of the values."""
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+    """Sums of products of deviations from the means."""
+
+    def add(self, x: float, y: float) -> None:
+        """Take in one more value (Welford's update)."""
+        self.n += 1
+        dx, dy = x - self.x, y - self.y
+        self.x += dx / self.n
+        self.y += dy / self.n
+        self.xx += dx * (x - self.x)
+        self.xy += dx * (y - self.y)
+        self.yy += dy * (y - self.y)
+
+    @property
+    def slope(self) -> float:
+        """Change of the value per step; 0 of fewer than two values."""
+        return self.xy / self.xx if self.xx else 0.0
+
+    @property
+    def t(self) -> float:
+        """The slope in units of its standard error; 0 of fewer than five values."""
+        if self.n < WINDOW or not self.xx:
+            return 0.0
+        left = max(self.yy - self.slope * self.xy, 0.0) / (self.n - 2)
+        return (
+            self.slope / math.sqrt(left / self.xx) if left else math.copysign(math.inf, self.slope) * bool(self.slope)
+        )
 
 
 @dataclass
@@ -27,6 +74,8 @@ class History:
     """Rows of the last `WINDOW` steps."""
     steps: int = 0
     """Number of steps so far."""
+    groups: float = 0.0
+    """Number of groups so far."""
     updates: int = 0
     """Number of steps whose update was applied with a learning rate above 0."""
     best_reward: float = float("-inf")
@@ -59,6 +108,18 @@ class History:
     """The best and the last evaluation: (step, greedy held-out reward, mean training reward of the `WINDOW` steps
     before or None).
     """
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS))
+    """Gradient norms of the last `NORMS` steps that had a signal and applied an update."""
+    spike: tuple[float, float, float] | None = None
+    """(step, gradient norm, median norm before it) of the first step whose norm is `thresholds.NORM_SPIKE` medians."""
+    gaps: Trend = field(default_factory=Trend)
+    """log(`sync/sampling_gap`) over the steps."""
+    difficulty: Trend = field(default_factory=Trend)
+    """The first of `DIFFICULTY` over the steps."""
+    sampled: tuple[int, float] | None = None
+    """(step, held-out reward at the training temperature) of the last evaluation after the first step."""
+    prompts_differ: bool = False
+    """Whether held-out tasks were prompted otherwise than training tasks."""
     sampled_at_start: float | None = None
     """Held-out reward at the training temperature before the first step; None if it was not evaluated."""
 
@@ -70,6 +131,8 @@ class History:
             if self.changed < thresholds.BREAKING_KL:
                 self.start.append(row)
         self.recent.append(row)
+        self.prompts_differ |= number(row, "eval/prompts_differ") > 0
+        self.groups += number(row, "groups/count")
         self.updates += number(row, "optimizer/updates") > 0 and number(row, "optimizer/learning_rate") > 0
         self.scale = max(self.scale, abs(number(row, "reward/mean")))
         self.negative |= number(row, "reward/mean") < 0
@@ -78,6 +141,7 @@ class History:
         if len(self.recent) == WINDOW:
             self.best_reward = max(self.best_reward, mean(self.recent, "reward/mean"))
         self.rewards_since += self.broken_by is not None
+        self._follow(row)
         change = policy_change(row)
         # The change of a step cannot be measured if engine and trainer differ by more than it.
         mismatch = number(row, "sync/sampling_gap") > gap_limit(self.config) and not self.config.max_staleness
@@ -90,6 +154,21 @@ class History:
             self.broken_by, self.rewards_since = row, 0
             self.reward_before = mean(self.recent, "reward/mean")
 
+    def _follow(self, row: Row) -> None:
+        """Take in what is followed over the whole run: gradient norm, gap of engine and trainer, difficulty."""
+        norm = number(row, "optimizer/grad_norm")
+        if norm > 0 and number(row, "advantage/mean_abs") > 0 and number(row, "optimizer/updates") > 0:
+            usual = statistics.median(self.norms) if len(self.norms) >= WINDOW else math.inf
+            # Norms below the clipping limit do no harm, however small those before were.
+            if self.spike is None and norm > max(thresholds.NORM_SPIKE * usual, self.config.max_grad_norm or 1.0):
+                self.spike = (number(row, "step"), norm, usual)
+            self.norms.append(norm)
+        if (gap := number(row, "sync/sampling_gap")) > 0:
+            self.gaps.add(self.steps, math.log(gap))
+        name = next((name for name in DIFFICULTY if name in row), "")
+        if name and abs(value := number(row, name)) < 1e9:
+            self.difficulty.add(self.steps, value)
+
     def evaluated(self, step: int, held_out: float, training: float | None) -> None:
         """Take in an evaluation: its greedy held-out reward, and the mean training reward before it if there is one."""
         self.negative |= held_out < 0
@@ -100,6 +179,27 @@ class History:
     def gain(self) -> float:
         """Rise of the mean reward from the first `WINDOW` steps to the last, in units of `scale`."""
         return (mean(self.recent, "reward/mean") - mean(self.first, "reward/mean")) / self.scale
+
+    def gain_error(self, rows: Sequence[Row] | deque[Row] | None = None) -> float:
+        """Standard error of `gain`, or of the mean reward of `rows`, in units of `scale`.
+
+        The groups are the independent values, not their rollouts. Without `reward/group_std` (runs of earlier versions)
+        the standard deviation of the rewards is taken, which is never smaller in expectation.
+        """
+        windows = [self.first, self.recent] if rows is None else [rows]
+        everything = [row for window in (self.first, self.recent) for row in window]
+        squares = [number(row, "reward/group_std", number(row, "reward/std")) / self.scale for row in everything]
+        variance = sum(min(value, 1e150) ** 2 for value in squares) / max(len(squares), 1)
+        return sum(variance / max(total(window, "groups/count"), 1.0) for window in windows) ** 0.5
+
+    @property
+    def rises(self) -> bool:
+        """Whether the reward's rise is more than chance: its 95% interval lies above 0."""
+        return self.gain > Z95 * self.gain_error()
+
+    def gained(self, least: float) -> bool:
+        """Whether the reward contradicts a cause: it has risen by `least` (in units of `scale`), or surely by less."""
+        return self.gain >= least or self.rises
 
     @property
     def solved(self) -> bool:
@@ -174,7 +274,15 @@ def share(rows: Sequence[Row] | deque[Row], part: str, whole: str) -> float:
 def policy_change(row: Row) -> float | None:
     """Change of the policy in a step, in nats per token: `policy/step_kl` minus the mismatch of engine and trainer.
 
-    None if it was not measured, which is not done in every step: see `plumbob.trainer.training.metrics.scored_again`.
+    None if it was not measured, which is not done in every step (see `plumbob.trainer.training.metrics.scored_again`),
+    or if the mismatch hides it: a difference that is not above 0 says nothing then, because neither number is exact.
+    Below `ROUNDING` there is nothing to hide.
     """
-    change = number(row, "policy/step_kl", math.nan)
-    return None if math.isnan(change) else max(change - max(number(row, "sync/mismatch_kl"), 0.0), 0.0)
+    change, mismatch = number(row, "policy/step_kl", math.nan), max(number(row, "sync/mismatch_kl"), 0.0)
+    if math.isnan(change) or (change <= mismatch and mismatch > ROUNDING):
+        return None
+    return max(change - mismatch, 0.0)
+
+
+ROUNDING = 1e-11
+"""Largest apparent change of an unchanged policy, in nats per token: rounding in float32 causes about 1e-13."""

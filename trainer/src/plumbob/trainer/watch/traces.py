@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.watch.rules import is_format
+from plumbob.trainer.watch.drift_rules import RIGHT
+from plumbob.trainer.watch.reward_rules import is_format
+from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
 
 STEPS_READ = 3
 """Number of steps whose traces are read at the start and at the end of a run: one step may be many megabytes."""
 
-RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
-"""Names of metrics that say whether an answer is right."""
+MOST_PLACES = 3
+"""Most rollouts that a finding names."""
+FEWEST_RESULTS = 10
+"""Fewest different tool calls by which tools are judged."""
+FEWEST_GROUPS = 16
+"""Fewest groups by which the variety of tasks is judged."""
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """What the checks need of one line of a run's traces."""
-
-    step: int
-    group: int
-    """Number of the group in its file: line number divided by group size, because a group's lines are consecutive."""
-    task: str
-    """Key of the task."""
-    ok: bool
-    token_ids: tuple[int, ...]
-    reward: float
-    metrics: dict[str, float]
-    reply: str
-    """Text of the last message if the policy wrote it, else empty."""
-    gold: tuple[str, ...]
-    """Answers that the task's data names as right."""
-
-    @classmethod
-    def of(cls, record: dict[str, Any], step: int, group: int) -> Rollout:
-        """The rollout of a stored trace.
-
-        Raises LookupError, TypeError, ValueError or AttributeError if it is not one.
-        """
-        nodes, data = record["nodes"], record["task"]["data"]
-        text = nodes[-1]["message"].get("content") if nodes and nodes[-1]["sampled"] else ""
-        answers = [data.get("answer"), *(data.get("answers") or [])]
-        rewards = [r for r in record["rewards"].values() if r is not None]
-        return cls(
-            step,
-            group,
-            record["task"]["key"],
-            bool(record["ok"]),
-            tuple(t for node in nodes for t in node["token_ids"]),
-            sum(r["score"] * r["weight"] for r in rewards),
-            record["metrics"],
-            text if isinstance(text, str) else "",
-            tuple(str(a) for a in answers if isinstance(a, str | int | float)),
-        )
+def examine_traces(run_dir: Path, config: TrainConfig, rollouts: Sequence[Rollout]) -> list[Finding]:
+    """Findings over stored rollouts, those that `stored_rollouts` has read; an empty list without any."""
+    if not rollouts:
+        if config.keep_traces == "none":
+            reason = "the run stored no rollouts (--keep-traces none), so their checks were left out"
+            return [Finding("stored rollouts are there to be examined", "unsure", reason)]
+        return []
+    usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
+    checks = (determinism, parsing, dominance, tool_results, distinct_tasks)
+    return [
+        _sample(rollouts, run_dir),
+        grouping(rollouts),
+        *(f for check in checks if (f := check(usable)) is not None),
+    ]
 
 
-def examine_traces(run_dir: Path, config: TrainConfig) -> list[Finding]:
-    """Findings over the first and the last steps that have traces; an empty list without traces."""
+def stored_rollouts(run_dir: Path, config: TrainConfig) -> tuple[list[Rollout], list[Finding]]:
+    """(the rollouts of the first and the last steps that have traces, what could not be read)."""
     rollouts: list[Rollout] = []
     damaged: list[Finding] = []
     files = trace_files.stored_steps(run_dir)
@@ -75,18 +55,7 @@ def examine_traces(run_dir: Path, config: TrainConfig) -> list[Finding]:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = f"{files[step].name}: {type(error).__name__}: {error}"
             damaged.append(Finding("the traces can be read", "unsure", reason))
-    if not rollouts and not damaged and config.keep_traces == "none":
-        reason = "the run stored no rollouts (--keep-traces none), so their checks were left out"
-        return [Finding("stored rollouts are there to be examined", "unsure", reason)]
-    if not rollouts:
-        return damaged
-    usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
-    return [
-        *damaged,
-        _sample(rollouts, run_dir),
-        grouping(rollouts),
-        *(f for f in (determinism(usable), parsing(usable), dominance(usable)) if f is not None),
-    ]
+    return rollouts, damaged
 
 
 def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
@@ -100,24 +69,6 @@ def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
     return Finding("stored rollouts are there to be examined", "pass", evidence)
 
 
-def read_traces(path: Path, group_size: int) -> list[Rollout]:
-    """The rollouts of one step.
-
-    Raises OSError, ValueError, LookupError, TypeError or AttributeError for another file.
-    """
-    step = int(path.name.split(".")[0].removeprefix("step_"))
-    lines = trace_files.read(path).splitlines()
-    return [Rollout.of(json.loads(line), step, i // group_size) for i, line in enumerate(lines)]
-
-
-def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    """The rollouts of each group of each step."""
-    groups: dict[tuple[int, int], list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        groups[rollout.step, rollout.group].append(rollout)
-    return list(groups.values())
-
-
 def grouping(rollouts: Sequence[Rollout]) -> Finding:
     """Does each group hold rollouts of one task only?"""
     groups = groups_of(rollouts)
@@ -125,7 +76,9 @@ def grouping(rollouts: Sequence[Rollout]) -> Finding:
     evidence = f"{len(mixed)} of {len(groups)} groups hold more than one task"
     check = "each group holds one task"
     return (
-        Finding(check, "fail", evidence, "groups-mixed", mixed[0][0].step)
+        Finding(
+            check, "fail", evidence, "groups-mixed", mixed[0][0].step, tuple(r.place() for r in mixed[0][:MOST_PLACES])
+        )
         if mixed
         else Finding(check, "pass", evidence)
     )
@@ -146,7 +99,10 @@ def determinism(rollouts: Sequence[Rollout]) -> Finding | None:
     )
     if len(unequal) < max(2, 0.02 * len(repeated)):
         return Finding(check, "pass", evidence)
-    return Finding(check, "fail", evidence, "reward-nondeterministic", unequal[0][0].step)
+    first = unequal[0]
+    other = next(row for row in first if not math.isclose(row.reward, first[0].reward, abs_tol=1e-9))
+    places = (first[0].place(), other.place())
+    return Finding(check, "fail", evidence, "reward-nondeterministic", first[0].step, places)
 
 
 def _other(rows: Sequence[Rollout]) -> float:
@@ -173,7 +129,8 @@ def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
     )
     if len(found) < 0.3 * len(asked):
         return Finding(check, "pass", evidence)
-    return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step)
+    places = tuple(r.place(r.parts[-1]) for r in found[:MOST_PLACES])
+    return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step, places)
 
 
 def _stands_in(gold: str, reply: str) -> bool:
@@ -205,8 +162,81 @@ def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
         f"within groups, the reward correlates {share[form]:.2f} with {form!r} and {share[right]:.2f} with {right!r}"
     )
     if share[form] > 0.8 and share[right] < 0.5:
-        return Finding(check, "fail", evidence, "reward-format-dominated", rollouts[0].step)
+        best = sorted(rollouts, key=lambda r: (r.reward, -r.metrics.get(right, 0.0)))[-MOST_PLACES:]
+        places = tuple(r.place() for r in reversed(best))
+        return Finding(check, "fail", evidence, "reward-format-dominated", rollouts[0].step, places)
     return Finding(check, "pass", evidence)
+
+
+EMPTY = ("", "null", "none", "[]", "{}", '""', "''")
+"""Tool results that say nothing, in lower case."""
+
+
+DOWN = re.compile(
+    r"bad gateway|gateway time-?out|service unavailable|internal server error|connection (?:refused|reset|aborted|error)"
+    r"|too many requests|rate limit|(?:http|error|status)\W{0,3}(?:code\W{0,3})?(?:429|50[0234])\b",
+    re.IGNORECASE,
+)
+"""How a server that is down or refuses says so: never the policy's mistake."""
+
+
+def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Do tool results say anything? None if there are few, or the tools were asked for one thing only.
+
+    A tool may rightly answer "ok" to everything, so the same result is a fault only if no tool ever gives another.
+    """
+    found = [(name, arguments, part, r) for r in rollouts for name, arguments, part in r.results]
+    if len({(name, arguments) for name, arguments, _, _ in found}) < FEWEST_RESULTS:
+        return None
+    check = "tool results say something"
+    by_tool: dict[str, list[tuple[Part, Rollout]]] = defaultdict(list)
+    for name, _, part, rollout in found:
+        by_tool[name].append((part, rollout))
+    for name, results in by_tool.items():
+        empty = [(part, r) for part, r in results if part.text.strip().lower() in EMPTY]
+        if len(results) >= FEWEST_RESULTS and len(empty) > thresholds.EMPTY_RESULTS * len(results):
+            evidence = f"{len(empty)} of {len(results)} results of the tool {name!r} are empty"
+            places = tuple(r.place(part) for part, r in empty[:MOST_PLACES])
+            return Finding(check, "fail", evidence, "tools-return-nothing", empty[0][1].step, places)
+    down = [(part, r) for _, _, part, r in found if DOWN.search(part.text[:200])]
+    if len(down) > thresholds.DOWN_RESULTS * len(found):
+        evidence = f"{len(down)} of {len(found)} tool results are errors of a server, as {down[0][0].text[:60]!r}"
+        places = tuple(r.place(part) for part, r in down[:MOST_PLACES])
+        return Finding(check, "fail", evidence, "tools-fail", down[0][1].step, places)
+    texts = Counter(part.text for _, _, part, _ in found)
+    text, count = texts.most_common(1)[0]
+    different = len({(name, arguments) for name, arguments, part, _ in found if part.text == text})
+    quoted = text if len(text) <= 60 else f"{text[:60]}..."
+    evidence = f"{len(found)} results of {len(by_tool)} tools have {len(texts)} different texts"
+    # The policy's mistakes get other texts, so that not all results of a broken tool are equal.
+    if different >= FEWEST_RESULTS and count > thresholds.EMPTY_RESULTS * len(found):
+        evidence += f"; {count} are {quoted!r}, to {different} different calls"
+        places = tuple(r.place(part) for _, _, part, r in found if part.text == text)[:MOST_PLACES]
+        return Finding(check, "fail", evidence, "tools-return-nothing", found[0][3].step, places)
+    told = [r for r in rollouts if r.gold and r.results]
+    if told:
+        right = sum(any(_stands_in(gold, part.text) for gold in r.gold for _, _, part in r.results) for r in told)
+        evidence += f"; the task's answer stands in those of {right} of {len(told)} rollouts"
+    return Finding(check, "pass", evidence)
+
+
+def distinct_tasks(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Are the tasks of the groups different? None if there are few groups."""
+    groups = groups_of(rollouts)
+    if len(groups) < FEWEST_GROUPS:
+        return None
+    asked: dict[str, list[Rollout]] = defaultdict(list)
+    for group in groups:
+        first = group[0]
+        asked["\n".join(part.text for part in itertools.takewhile(lambda p: not p.sampled, first.parts))].append(first)
+    evidence = f"{len(groups)} stored groups have {len(asked)} different prompts"
+    check = "the groups have different tasks"
+    # Of N tasks drawn at random, a sample of 2N groups or more holds most of them.
+    if len(asked) > thresholds.FEW_TASKS or len(asked) > len(groups) / 2:
+        return Finding(check, "pass", evidence)
+    most = max(asked.values(), key=len)
+    places = tuple(r.place() for r in most[:MOST_PLACES])
+    return Finding(check, "fail", evidence, "few-distinct-tasks", groups[0][0].step, places)
 
 
 def _centred(groups: Sequence[Sequence[float]]) -> list[float]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 
+from plumbob.trainer.algorithm.learning_rate import learning_rate
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import (
+    ROUNDING,
     WINDOW,
     History,
     Outcome,
+    Row,
     is_exact,
     mean,
     number,
@@ -54,6 +58,49 @@ def gradient(h: History) -> Outcome:
     return ("no-gradient" if max(norms) < thresholds.NO_GRADIENT else None), evidence
 
 
+def schedule(h: History) -> Outcome:
+    """Do the weights move with the learning rate that the settings say?"""
+    c = h.config
+    if len(h.first) < WINDOW or c.learning_rate is None or c.max_steps < 1:
+        return None
+    pairs = [(number(row, "optimizer/learning_rate"), _rate(c, row, c.max_steps)) for row in h.first]
+    ratios = [actual / wanted for actual, wanted in pairs if wanted > 0]
+    rates = f"learning rate {pairs[-1][0]:.2g} in step {WINDOW}, where the settings say {pairs[-1][1]:.2g}"
+    if len(ratios) == WINDOW and sorted(ratios)[WINDOW // 2] < thresholds.RATE_APART:
+        return "schedule-hides-rate", rates
+    # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.
+    for row in h.recent:
+        actual, least = number(row, "optimizer/learning_rate"), _rate(c, row, int(number(row, "step")))
+        if number(row, "optimizer/updates") and actual < 0.5 * least:
+            wanted = _rate(c, row, c.max_steps)
+            step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
+            return "schedule-hides-rate", f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g}"
+    rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
+    # A gradient that clipping has taken below Adam's epsilon does not move weights either; `movement` names that.
+    moving = [
+        row
+        for row in rows
+        if number(row, "optimizer/grad_norm") > 1e-3
+        and (not c.max_grad_norm or number(row, "optimizer/grad_norm") < 100 * c.max_grad_norm)
+        and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
+        and number(row, "optimizer/moved_share") > 0
+    ]
+    moves = [number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate") for row in moving]
+    if len(moves) == WINDOW and max(moves) < thresholds.STILL:
+        return (
+            "schedule-hides-rate",
+            f"{rates}; but a step changes the weights by {max(moves):.1e} learning rates at most",
+        )
+    return None, rates
+
+
+def _rate(c: TrainConfig, row: Row, total: int) -> float:
+    """The learning rate that the settings say for the step of a row, in a run of `total` steps."""
+    assert c.learning_rate is not None
+    step = max(int(number(row, "step", 1.0)), 1) - 1
+    return learning_rate(c.lr_scheduler_type, c.learning_rate, step, warmup=c.warmup_steps, total=total)
+
+
 def movement(h: History) -> Outcome:
     """Do updates change the weights and the policy?
 
@@ -62,6 +109,9 @@ def movement(h: History) -> Outcome:
     c = h.config
     rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
     if len(rows) < WINDOW - 1 or h.updates < WINDOW or c.learning_rate is None:
+        return None
+    hidden = schedule(h)
+    if hidden is not None and hidden[0]:  # another --learning-rate would change nothing
         return None
     rate = mean(rows, "optimizer/learning_rate")
     if c.lr_scheduler_type != "constant" and h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
@@ -92,23 +142,21 @@ def movement(h: History) -> Outcome:
     if change is not None:
         reach = min(steps**2 * change, 1e9)
         evidence += f" and the policy by at most {change:.1e} nats per token ({reach:.1e} in {steps} steps)"
-        if exact and change < KL_ROUNDING and relative * steps > 0.1:
+        if exact and change < ROUNDING and relative * steps > 0.1:
             return "update-without-effect", evidence
     # Weights and policy must both stand still, because only a few rows are scored, and a step may leave all of them as
     # they are if the policy is nearly deterministic. The largest update counts, so that the end of a schedule is no
     # failure.
-    if exact:
-        stuck = reach < 1e-4 and h.largest_update * steps < (1e-2 if change is not None else 1e-4)
+    if exact and change is not None:
+        # The reward has no say: a policy that changes by so little cannot earn more, whatever its tasks were.
+        low = reach < 1e-4 and h.largest_update * steps < 1e-2
     else:
         # Rounding hides the policy's change, so the weights decide, once the reward has had time to contradict them.
+        # Chance may contradict as well, but not in every step of a run, and each step is judged.
         drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
-        stuck = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW
-    low = stuck and h.gain < 0.02
+        low = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW and not h.gained(0.02)
     return ("learning-rate-too-low" if low else None), f"learning rate {rate:.1e}: {evidence}"
 
-
-KL_ROUNDING = 1e-11
-"""Largest apparent change of an unchanged policy, in nats per token: rounding in float32 causes about 1e-13."""
 
 FLOAT32_QUANTUM = 1e-7
 """Learning rate above which float32 does not round away the update of a weight below 1."""
@@ -129,7 +177,7 @@ def breaking(h: History) -> Outcome:
     change = statistics.median(h.changes)
     evidence = f"a step changes the policy by {change:.1e} nats per token (median of {len(h.changes)})"
     return (
-        "learning-rate-too-high" if change > thresholds.RESTLESS and h.gain < 0.05 and not h.solved else None
+        "learning-rate-too-high" if change > thresholds.RESTLESS and not h.gained(0.05) and not h.solved else None
     ), evidence
 
 
@@ -152,7 +200,7 @@ def kl_penalty(h: History) -> Outcome:
         f"--kl-beta {c.kl_beta:g}: strength of the KL term {pull:.2g} against a mean |advantage| of {advantage:.2g}, "
         f"KL divergence {kl:.1e} nats per token"
     )
-    return ("kl-too-large" if pull > thresholds.KL_PULL * advantage and h.gain < 0.1 else None), evidence
+    return ("kl-too-large" if pull > thresholds.KL_PULL * advantage and not h.gained(0.1) else None), evidence
 
 
 def clipping(h: History) -> Outcome:
@@ -165,7 +213,7 @@ def clipping(h: History) -> Outcome:
     limit = 0.7 if h.config.loss_type == "gspo" else thresholds.CLIPPED
     low, high = h.config.clip_bounds()
     evidence = f"the importance ratio of {clipped:.0%} of the tokens is outside 1 - {low:g} to 1 + {high:g}"
-    return ("ratio-clipped" if clipped > limit and h.gain < 0.05 and not h.solved else None), evidence
+    return ("ratio-clipped" if clipped > limit and not h.gained(0.05) and not h.solved else None), evidence
 
 
 def entropy(h: History) -> Outcome:
@@ -183,6 +231,6 @@ def entropy(h: History) -> Outcome:
         and h.broken_by is None
     ):
         return "entropy-explosion", evidence
-    if now < thresholds.ENTROPY_FALL * before and h.gain < 0.02 and not h.solved:
+    if now < thresholds.ENTROPY_FALL * before and not h.gained(0.02) and not h.solved:
         return "entropy-collapse", evidence
     return None, evidence

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,13 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.run_directory import saved_checkpoints, write_whole
-from plumbob.trainer.watch.history import History, Row, mean, number
+from plumbob.trainer.watch.change import of_same_tasks, of_windows
+from plumbob.trainer.watch.history import WINDOW, History, Row, mean, number
+from plumbob.trainer.watch.places import with_places
 from plumbob.trainer.watch.rules import RULES
-from plumbob.trainer.watch.traces import examine_traces
+from plumbob.trainer.watch.stopped_run import stop_finding
+from plumbob.trainer.watch.stored_rollouts import Rollout
+from plumbob.trainer.watch.traces import examine_traces, stored_rollouts
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with one line per failed rule, with the step in which it first failed."""
@@ -56,6 +60,8 @@ class Watch:
             sampled = number(values, "eval/sampled", math.nan)
             self.history.sampled_at_start = None if math.isnan(sampled) else sampled
             self.history.negative |= sampled < 0
+        elif "eval/sampled" in values:
+            self.history.sampled = step, number(values, "eval/sampled")
         held_out = number(values, "eval/greedy", math.nan)
         if not math.isnan(held_out):
             training = mean(self.history.recent, "reward/mean") if self.history.steps else None
@@ -152,13 +158,15 @@ def warning(finding: Finding, config: TrainConfig) -> str:
 
 
 def examine(run_dir: Path) -> list[Finding]:
-    """Apply every check to a run directory: to metrics.jsonl, traces/ and the evaluations in summary.json.
+    """Apply every check to a run directory: to metrics.jsonl, traces/, stopped.json and the evaluations in summary.json.
 
-    The first failure is the one to look at first. Raises UserError without a run directory or a finished step.
+    The first failure is the one to look at first. Raises UserError without a run directory, or if a run has neither
+    finished a step nor said why it ended.
     """
     config = run_config(run_dir)
     rows = read_metrics(run_dir)
-    if not rows:
+    stopped = stop_finding(run_dir, config, rows)
+    if not rows and stopped is None:
         raise UserError(f"{run_dir} has no finished training step yet, so there is nothing to examine")
     watch = Watch(config)
     start = evaluation_before(run_dir)
@@ -166,29 +174,44 @@ def examine(run_dir: Path) -> list[Finding]:
         watch.evaluated(0, start)
     for row in rows:
         watch.update(row)
-    found = [*examine_traces(run_dir, config), *watch.findings()]
-    if len(rows) < 5:
-        found.append(
-            Finding(
-                "there are enough steps to judge",
-                "unsure",
-                f"the run has {len(rows)} of the 5 steps that most rules need",
-            )
-        )
+    rollouts, damaged = stored_rollouts(run_dir, config)
+    found = [*damaged, *examine_traces(run_dir, config, rollouts), *watch.findings()]
+    if stopped is not None:  # a run that ends is a consequence of what went wrong before
+        found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
+    found = [with_places(_quoted(finding, rollouts), rollouts, run_dir) for finding in found]
+    if len(rows) < WINDOW:
+        few = f"the run has {len(rows)} of the {WINDOW} steps that most rules need"
+        found.append(Finding("there are enough steps to judge", "unsure", few))
     elif all(f.cause is None for f in found):
-        found.append(_learning(watch.history))
+        found.append(_learning(watch.history, rows, rollouts))
     return found
 
 
-def _learning(history: History) -> Finding:
-    """Does the reward rise? Asked only if no rule has found a cause."""
-    first, last = mean(history.first, "reward/mean"), mean(history.recent, "reward/mean")
-    evidence = f"mean reward {first:.3f} -> {last:.3f} from the first 5 of {history.steps} steps to the last 5"
-    if history.steps < 10:
-        return Finding("the reward rises", "unsure", f"{history.steps} steps are too few to tell")
-    learns = history.gain > 0.02 or history.solved
-    hint = "" if learns else "; no rule names a cause: run the probes with `doctor ENV` and this run's options"
-    return Finding("the reward rises", "pass" if learns else "unsure", evidence + hint)
+def _quoted(finding: Finding, rollouts: Sequence[Rollout]) -> Finding:
+    """With what the policy wrote, if its calls are in a form that is not read."""
+    text = next((text for r in rollouts for _, text in r.unread), "")
+    if finding.cause != "calls-in-unread-form" or not text:
+        return finding
+    short = " ".join(text.split())
+    return dataclasses.replace(finding, evidence=f"{finding.evidence}, such as {short[:120]!r}")
+
+
+def _learning(history: History, rows: Sequence[Row], rollouts: Sequence[Rollout]) -> Finding:
+    """Does the reward rise by more than chance? Asked only if no rule has found a cause."""
+    check = "the reward rises"
+    if history.steps < 2 * WINDOW:
+        return Finding(check, "unsure", f"{history.steps} steps are too few to tell")
+    everywhere = of_windows(rows)
+    paired = of_same_tasks(rollouts)
+    change = paired or everywhere
+    evidence = f"{everywhere}" + (f"; {paired}" if paired is not None else "")
+    if history.solved:
+        return Finding(check, "pass", f"{evidence}; nearly every rollout earns the most")
+    if change.low > 0:
+        return Finding(check, "pass", evidence)
+    fallen = "; it falls" if change.high < 0 else "; the interval holds 0, so this may be chance"
+    hint = "; no rule names a cause: run the probes with `doctor ENV` and this run's options"
+    return Finding(check, "unsure", evidence + fallen + hint)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:

@@ -58,12 +58,13 @@ CAUSES = (
         "verl-project/verl#7495",
     ),
     Cause(
-        "long-rollouts-discarded",
-        "The rollouts that --max-staleness discards are much longer than those that are trained on: the policy learns "
-        "from tasks with short rollouts and hardly from the others.",
-        "Raise --max-staleness, or sample fewer rollouts per step with a lower --batch-size or "
-        "--gradient-accumulation-steps, until few rollouts are discarded.",
-        (),
+        "drops-are-biased",
+        "The rollouts that training leaves out (as too old, failed, timed out, or cut off and masked) are much longer than "
+        "those that it keeps: the policy learns from tasks with short rollouts and hardly from the others.",
+        "Raise the limit that the evidence names (--max-staleness, --max-seconds, --max-tool-seconds or --max-tokens), "
+        "use --overlong keep, or sample fewer rollouts per step with a lower --batch-size or "
+        "--gradient-accumulation-steps, until few rollouts are left out.",
+        ("H05",),
         "thinking-machines-lab/tinker-cookbook#822",
     ),
     Cause(
@@ -108,5 +109,14 @@ CAUSES = (
         "weights in float32.",
         ("H06",),
         "huggingface/trl#6688",
+    ),
+    Cause(
+        "mismatch-grows",
+        "Engine and trainer agreed at first and differ more and more, although weight syncs arrive: rounding that depends "
+        "on the policy, or on what else is in a batch, biases the gradient.",
+        "With vLLM, turn cascade attention off (--disable-cascade-attn) and compute in float16 instead of bfloat16; keep "
+        "--temperature 1 and --importance-correction token_truncate.",
+        ("H06",),
+        "vllm-project/vllm#22103, OpenRLHF/OpenRLHF#1155",
     ),
 )

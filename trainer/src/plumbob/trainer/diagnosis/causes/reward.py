@@ -36,7 +36,7 @@ CAUSES = (
         "Replies contain the right answer, but the reward's parser does not find it and counts them as wrong.",
         "Make the prompt ask for the format that the reward parses (an environment may have a setting for it, such as "
         "gsm8k's -a answer_style=...), or make the reward parse the format that the model uses.",
-        ("H05", "H08"),
+        ("H05",),
         "modelscope/ms-swift#4570",
     ),
     Cause(
@@ -44,7 +44,7 @@ CAUSES = (
         "The same transcript of the same task gets another reward as a held-out task than as a training task: the "
         "evaluation does not measure what is trained.",
         "Use the same reward functions, parser and settings for the environment's training tasks and held-out tasks.",
-        ("H08",),
+        (),
     ),
     Cause(
         "task-out-of-reach",
@@ -94,7 +94,7 @@ CAUSES = (
         "what it is meant to measure.",
         "Read the rollouts with the highest rewards in the run's traces/, and correct the reward functions that they "
         "exploit. Until then, use the checkpoint with the best evaluation (--save-total-limit sets how many are kept).",
-        ("H05", "H08"),
+        ("H05",),
     ),
     Cause(
         "tiny-std-scaling",
@@ -103,5 +103,36 @@ CAUSES = (
         "Leave out --scale-rewards (the default is none), or use --scale-rewards batch.",
         ("H01",),
         "arXiv:2503.20783, sec. 3.1; arXiv:2508.08221",
+    ),
+    Cause(
+        "too-little-signal",
+        "Few groups of a step have rollouts with different rewards: an update follows two or three tasks, and noise.",
+        "Raise --num-generations or the groups per step (--batch-size, --gradient-accumulation-steps), use --zero-signal "
+        "refill or --task-pools, or take tasks that the model solves more often or less often.",
+        ("H05",),
+        "huggingface/trl#2872, huggingface/trl#3017",
+    ),
+    Cause(
+        "few-distinct-tasks",
+        "The run sees the same few tasks again and again: the policy learns their answers by heart.",
+        "Train on more tasks (--datasets, or the environment's settings), and remove duplicates; watch the held-out reward.",
+        ("H05",),
+    ),
+    Cause(
+        "rewards-of-other-rollouts",
+        "Rollouts are trained with rewards that other rollouts earned: advantages are noise.",
+        "Find where rewards leave their rollouts: whatever sorts, filters, gathers or pads one list must do the same to the "
+        "other. Keep the reward in the rollout's own `Sample`.",
+        ("H05",),
+        "PeterGriffinJin/Search-R1#88",
+    ),
+    Cause(
+        "evaluation-prompted-differently",
+        "Held-out tasks are prompted, limited or sampled otherwise than training tasks: the evaluation measures another task "
+        "than the one that is trained.",
+        "Compare the prompt of a held-out task with that of a training task (`predict ENV` prints rollouts of held-out "
+        "tasks; traces/ has those of training), and give both the same system prompt, tools and limits.",
+        (),
+        "verl-project/verl#6202",
     ),
 )

@@ -43,7 +43,7 @@ CAUSES = (
         "Some tasks are both trained on and held out: the held-out reward does not show whether the model learns to "
         "generalise.",
         "Remove the held-out tasks from the training data, or give --eval-datasets other tasks or another split.",
-        ("H08",),
+        (),
     ),
     Cause(
         "stop-token-wrong",
@@ -95,19 +95,68 @@ CAUSES = (
         ("H07",),
     ),
     Cause(
-        "calls-unread",
+        "calls-in-unread-form",
         "Many replies look like tool calls in a form that is not read: the model calls its tools, and they do not answer.",
         "Read the replies in the run's traces/, where `info` has each such text under unread_calls, and give the "
         "--tool-format in which they are written.",
         ("H07",),
     ),
     Cause(
-        "tools-unused",
+        "tools-never-used",
         "The environment has tools, and no rollout of the first steps calls any of them: training cannot reinforce what "
         "is never sampled.",
         "Read the prompt and the replies in the run's traces/; use a --model whose chat template describes tools, ask "
         "for their use in the prompt, or train on demonstrations first.",
         ("H07",),
+    ),
+    Cause(
+        "tools-return-nothing",
+        "The tools answer, but with nothing: their results are empty, or the same whatever is asked.",
+        "Call the tools by hand with the arguments that the run's traces/ show, and mend them; `evaluate ENV --oracle` "
+        "shows whether a perfect policy gets what it needs.",
+        ("H07",),
+        "rllm-org/rllm#392",
+    ),
+    Cause(
+        "tools-abandoned",
+        "The policy uses its tools, or takes turns, less than half as often as at first, and earns no more: it has learned "
+        "to guess.",
+        "Make guesses earn less than answers that were looked up, take the price off calls if there is one, and leave out "
+        "tasks that can be guessed. Until then, go back to a checkpoint from before the fall.",
+        ("H07", "H05"),
+        "verl-project/verl#1569",
+    ),
+    Cause(
+        "length-collapse",
+        "Rollouts become several times shorter and earn no more: the policy stops thinking or looking things up.",
+        "Look at how the reward depends on length, which the evidence gives, and take that out of the reward; use "
+        "--loss-type dr_grpo (the default) or dapo, which weigh all tokens alike.",
+        ("H05",),
+        "om-ai-lab/VLM-R1#280; arXiv:2503.20783, sec. 3.1",
+    ),
+    Cause(
+        "length-runaway",
+        "Rollouts become several times longer, or reach their limits more and more often, and earn no more.",
+        "Use --loss-type dr_grpo (the default) or dapo, and --overlong penalise, so that rollouts which a limit cuts off "
+        "earn less; look at how the reward depends on length, which the evidence gives.",
+        ("H04", "H05"),
+        "langfengQ/verl-agent#188; huggingface/trl#3138",
+    ),
+    Cause(
+        "degenerate-repetition",
+        "Many rollouts end in the same few words again and again: what they earn says nothing about the task.",
+        "If it begins during the run, lower --learning-rate and go back to a checkpoint from before. If the untrained model "
+        "does it, check its chat template and end token, and do not raise --max-tokens: loops fill any limit.",
+        ("H05",),
+        "unslothai/unsloth#2424",
+    ),
+    Cause(
+        "task-order-drifts",
+        "The tasks become harder during the run: a reward that stays the same hides what the policy learns.",
+        "Use --task-order shuffle (and no setting of the environment that sorts its tasks), or compare the reward of tasks "
+        "of the same difficulty, and the held-out reward.",
+        ("H05",),
+        "NVIDIA-NeMo/RL#3117",
     ),
 )
 

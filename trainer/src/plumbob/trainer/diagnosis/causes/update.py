@@ -19,7 +19,7 @@ CAUSES = (
         "skipped.",
         "Lower --learning-rate and keep --max-grad-norm 1. If that does not help, check that rewards and the model's "
         "logits are finite.",
-        (),
+        ("H08",),
         "huggingface/trl#6266",
     ),
     Cause(
@@ -106,7 +106,7 @@ CAUSES = (
         "learning-rate-too-high",
         "One optimizer step changes the policy so much that it loses what it has learned.",
         "Lower --learning-rate, for example to a tenth.",
-        (),
+        ("H08",),
         "areal-project/AReaL#1634",
     ),
     Cause(
@@ -129,5 +129,20 @@ CAUSES = (
         "Lower --learning-rate, keep --max-grad-norm 1, or add --kl-beta 0.001.",
         (),
         "arXiv:2505.22617",
+    ),
+    Cause(
+        "gradient-explodes",
+        "A gradient norm is a hundred times the usual one: a few tokens decide the update.",
+        "Keep --max-grad-norm 1, look at the rollouts of that step in traces/, and lower --learning-rate. If it happens "
+        "again and again, look for rewards far from the others, or for tokens with extreme importance ratios "
+        "(correction/mean_weight, sync/largest_gap).",
+        ("H08",),
+        "arXiv:2501.06842",
+    ),
+    Cause(
+        "schedule-hides-rate",
+        "The weights move with another learning rate than the one that the settings say: something else sets it.",
+        "Look for what changes the optimizer's learning rate besides --learning-rate, --lr-scheduler-type and "
+        "--warmup-steps: a scheduler of a DeepSpeed or accelerate configuration, or a patch.",
     ),
 )

@@ -1,0 +1,91 @@
+"""Metrics of the shape of a step's rollouts: what the watch needs, from lists that the step has anyway."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plumbob.rollout import Sample
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+END = 64
+"""Number of sampled tokens at a rollout's end in which repetition is looked for."""
+NGRAM = 4
+"""Number of tokens of the sequences that may occur more than once."""
+
+
+def repeats_itself(sample: Sample) -> bool:
+    """Whether the last `END` sampled tokens repeat themselves; false if the last turn has fewer.
+
+    It is the share of repeated n-grams of Welleck et al. (arXiv:1908.04319, sec. 6), 1% in human text, above a half.
+    """
+    last = len(sample.token_ids)
+    while last and not sample.loss_mask[last - 1]:
+        last -= 1
+    # If the last turn is shorter, what comes before it is not the rollout's end.
+    return last >= END and all(sample.loss_mask[last - END : last]) and repeats(sample.token_ids[last - END : last])
+
+
+def repeats(end: Sequence[int]) -> bool:
+    """Whether of the sequences of `NGRAM` tokens in `end`, fewer than half are different."""
+    count = len(end) - NGRAM + 1
+    return len({tuple(end[i : i + NGRAM]) for i in range(count)}) < count / 2
+
+
+def length_correlation(samples: Sequence[Sample]) -> float | None:
+    """Pearson correlation of reward and number of sampled tokens within groups; None if either never differs."""
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    rewards, lengths = [], []
+    for group in groups.values():
+        mean_reward = math.fsum(s.reward / len(group) for s in group)
+        counts = [s.num_sampled for s in group]
+        mean_length = sum(counts) / len(group)
+        rewards += [s.reward - mean_reward for s in group]
+        lengths += [count - mean_length for count in counts]
+    largest = max(map(abs, rewards), default=0.0)
+    if largest < 1e-12 or not any(lengths):
+        return None
+    rewards = [r / largest for r in rewards]  # squares of large numbers are beyond floats
+    size = math.sqrt(math.fsum(r * r for r in rewards) * math.fsum(x * x for x in lengths))
+    return math.fsum(r * x for r, x in zip(rewards, lengths, strict=True)) / size
+
+
+def shape_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Metrics of a step's usable rollouts that describe groups as a whole, lengths and ends."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample.reward)
+    means = [math.fsum(r / len(rewards) for r in rewards) for rewards in groups.values()]
+    correlation = length_correlation(samples)
+    return {
+        **({"reward/group_std": _deviation(means)} if len(means) > 1 else {}),
+        **({} if correlation is None else {"reward/length_correlation": correlation}),
+        "rollout/repetitive_share": sum(map(repeats_itself, samples)) / max(len(samples), 1),
+    }
+
+
+def misplaced_share(samples: Sequence[Sample], traces: Sequence[vf.Trace]) -> float | None:
+    """Share of the samples whose reward is not that of a trace with the same tokens. None if none has such a trace.
+
+    Samples of other processes are left out, because their traces are not here.
+    """
+    earned: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for trace in traces:
+        earned[tuple(t for node in trace.nodes for t in node.token_ids)].append(trace.reward)
+    own = [(s.reward, rewards) for s in samples if (rewards := earned.get(tuple(s.token_ids))) is not None]
+    if not own:
+        return None
+    return sum(not any(math.isclose(reward, r, abs_tol=1e-9) for r in rewards) for reward, rewards in own) / len(own)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample (divided by n - 1), of numbers of any size."""
+    largest = max(map(abs, values))
+    return statistics.stdev([v / largest for v in values]) * largest if largest else 0.0

@@ -1,0 +1,124 @@
+"""The rules of the watch about rollouts: do they end by themselves, without errors, and with tools that work?
+
+Rules about limits and tools look at a run's first steps only, before training can have destroyed the policy: a destroyed
+policy also calls tools wrongly and reaches every limit, and these are consequences, not causes.
+"""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, mean, number, share, total
+
+
+def hangs(h: History) -> Outcome:
+    """Do tools, hooks and rewards return in time?"""
+    if h.steps < WINDOW:
+        return None
+    stuck = share(h.recent, "rollout/stuck", "rollout/count")
+    return (
+        "environment-hangs" if stuck > thresholds.STUCK_ROLLOUTS else None
+    ), f"in {stuck:.0%} of the rollouts a tool, hook or reward did not return in time"
+
+
+def errors(h: History) -> Outcome:
+    """Do rollouts end without errors? Those that hang are for `hangs`."""
+    if h.steps < WINDOW:
+        return None
+    failed = share(h.recent, "rollout/errored", "rollout/count") - share(h.recent, "rollout/stuck", "rollout/count")
+    by_engine = share(h.recent, "rollout/engine_errors", "rollout/count")
+    cause = failure_cause(failed, by_engine) if failed > thresholds.FAILED_ROLLOUTS else None
+    return cause, f"{failed:.0%} of the rollouts ended in an error, {by_engine:.0%} in one of the engine"
+
+
+def first_turns(h: History) -> Outcome:
+    """Do rollouts reach the model's first turn?"""
+    if h.steps < WINDOW:
+        return None
+    none = share(h.first, "rollout/no_turn", "rollout/count")
+    evidence = f"{none:.0%} of the first {len(h.first)} steps' rollouts ended before the model's first turn"
+    return ("truncated-context" if none > thresholds.NO_TURN else None), evidence
+
+
+def tool_errors(h: History) -> Outcome:
+    """Do tool calls end without errors?"""
+    if h.steps < WINDOW or not total(h.first, "rollout/tool_calls"):
+        return None
+    failed = share(h.recent, "rollout/tool_errors", "rollout/tool_calls")
+    evidence = f"{failed:.0%} of the tool calls ended in an error"
+    return ("tools-fail" if failed > thresholds.TOOL_ERRORS and h.broken_by is None else None), evidence
+
+
+def tools_fail(h: History) -> bool:
+    return share(h.first, "rollout/tool_errors", "rollout/tool_calls") > thresholds.TOOL_ERRORS
+
+
+def malformed_calls(h: History) -> Outcome:
+    """Can the tool calls of the initial policy be parsed?"""
+    calls, malformed = total(h.start, "rollout/tool_calls"), total(h.start, "rollout/malformed_calls")
+    if unknown(h) or not calls + malformed:
+        return None
+    bad = malformed / (calls + malformed)
+    evidence = f"{bad:.0%} of the first {len(h.start)} steps' tool calls could not be parsed"
+    # A high temperature garbles calls like everything else, and a task out of reach some of them; `variety` names both.
+    # So do the replies of a broken tool, which are unlike anything that the policy has seen; `tool_errors` names that.
+    confused = h.config.temperature >= thresholds.HOT or tools_fail(h)
+    return ("calls-malformed" if bad > thresholds.MALFORMED_CALLS and not confused else None), evidence
+
+
+def unread_calls(h: History) -> Outcome:
+    """Are the initial policy's tool calls in a form that is read?"""
+    rows = h.start
+    unread = sum(number(row, "rollout/unread_calls") * number(row, "rollout/count") for row in rows)
+    if unknown(h) or not unread:
+        return None
+    replies = sum(number(row, "rollout/turns") * number(row, "rollout/count") for row in rows)
+    calls = total(rows, "rollout/tool_calls") + total(rows, "rollout/malformed_calls")
+    evidence = (
+        f"{unread:.0f} of {replies:.0f} replies of the first {len(rows)} steps look like tool calls in a form that was "
+        "not read"
+    )
+    bad = total(rows, "rollout/unread_calls") / (total(rows, "rollout/unread_calls") + calls)
+    confused = h.config.temperature >= thresholds.HOT or tools_fail(h)
+    return ("calls-in-unread-form" if bad > thresholds.UNREAD_CALLS and not confused else None), evidence
+
+
+def unused_tools(h: History) -> Outcome:
+    """Does the initial policy call the tools that it has?"""
+    if len(h.first) < WINDOW or not total(h.first, "rollout/tools"):
+        return None
+    called = sum(total(h.first, f"rollout/{name}_calls") for name in ("tool", "malformed", "unread")) / WINDOW
+    reward = mean(h.first, "reward/mean")
+    evidence = f"{called:.2g} tool calls per rollout in the first {WINDOW} steps, mean reward {reward:.3f}"
+    # Tasks that are solved without tools need none.
+    unused = called < thresholds.CALLS_AT_ALL and (called == 0 or not h.solved)
+    return ("tools-never-used" if unused else None), evidence
+
+
+def unknown(h: History) -> bool:
+    """Whether too few of the first steps show the initial policy."""
+    return len(h.first) < WINDOW or len(h.start) < 3
+
+
+STOPS = {
+    "max_turn_tokens": ("truncated-turns", "--max-tokens"),
+    "max_total_tokens": ("truncated-context", "--max-context"),
+    "max_turns": ("truncated-rollouts", "--max-turns"),
+    "agent_timeout": ("truncated-rollouts", "--max-seconds"),
+}
+"""Stop reason -> (cause, option that sets the limit)."""
+
+
+def truncation(h: History) -> Outcome:
+    """Do the rollouts of the initial policy end by themselves, and not at a limit?"""
+    if unknown(h):
+        return None
+    shares = {stop: mean(h.start, f"rollout/stopped/{stop}") for stop in STOPS}
+    most = max(shares, key=lambda stop: shares[stop])
+    cause, limit = STOPS[most]
+    value: float = getattr(h.config, limit.removeprefix("--").replace("-", "_"))
+    evidence = f"{shares[most]:.0%} of the first {len(h.start)} steps' rollouts ended at {limit} {value:g}"
+    # Rollouts that repeat themselves fill any limit: `repetition` names that.
+    loops = mean(h.start, "rollout/repetitive_share") > max(thresholds.REPETITIVE, 0.5 * shares[most])
+    cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
+    return (cause if cut and not loops else None), evidence

@@ -1,0 +1,146 @@
+"""Stored rollouts as the checks of a run directory see them, and where one of them can be looked at."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.trainer.diagnosis.findings import Place
+from plumbob.trainer.run_files import trace_files
+
+
+@dataclass(frozen=True)
+class Part:
+    """One message of a rollout."""
+
+    role: str
+    text: str
+    sampled: bool
+    """Whether the policy wrote it."""
+    start: int
+    """Number of tokens of the rollout before it."""
+    size: int
+    """Number of its tokens."""
+    calls: tuple[tuple[str, str, str], ...] = ()
+    """Of each tool call: (id, name, arguments as JSON)."""
+    answers: str = ""
+    """Of a tool's message: id of the call that it answers."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What the checks need of one line of a run's traces."""
+
+    step: int
+    line: int
+    """Number of its line in the file, from 1."""
+    group: int
+    """Number of the group in its file: line number divided by group size, because a group's lines are consecutive."""
+    task: str
+    """Key of the task."""
+    number: int
+    """Number of the rollout among those of the task in its file, from 0."""
+    ok: bool
+    token_ids: tuple[int, ...]
+    reward: float
+    metrics: dict[str, float]
+    parts: tuple[Part, ...]
+    gold: tuple[str, ...]
+    """Answers that the task's data names as right."""
+    stop: str
+    """The stop reason."""
+    unread: tuple[tuple[int, str], ...]
+    """Of each call in a form that was not read: (number of the turn from 0, text)."""
+
+    @classmethod
+    def of(cls, record: dict[str, Any], step: int, line: int, group: int, number: int) -> Rollout:
+        """The rollout of a stored trace.
+
+        Raises LookupError, TypeError, ValueError or AttributeError if it is not one.
+        """
+        data = record["task"]["data"]
+        answers = [data.get("answer"), *(data.get("answers") or [])]
+        rewards = [r for r in record["rewards"].values() if r is not None]
+        unread = (record.get("info") or {}).get("unread_calls") or ()
+        return cls(
+            step,
+            line,
+            group,
+            record["task"]["key"],
+            number,
+            bool(record["ok"]),
+            tuple(t for node in record["nodes"] for t in node["token_ids"]),
+            sum(r["score"] * r["weight"] for r in rewards),
+            record["metrics"],
+            tuple(_parts(record["nodes"])),
+            tuple(str(a) for a in answers if isinstance(a, str | int | float)),
+            record.get("stop_condition") or "",
+            tuple((noted["turn"], noted["text"]) for noted in unread),
+        )
+
+    @property
+    def reply(self) -> str:
+        """Text of the last message if the policy wrote it, else empty."""
+        return self.parts[-1].text if self.parts and self.parts[-1].sampled else ""
+
+    @property
+    def turns(self) -> list[Part]:
+        """The policy's messages."""
+        return [part for part in self.parts if part.sampled]
+
+    @property
+    def results(self) -> list[tuple[str, str, Part]]:
+        """Of each tool result: (name of the tool, arguments, message)."""
+        asked = {call: (name, arguments) for part in self.parts for call, name, arguments in part.calls}
+        return [(*asked.get(part.answers, ("", "")), part) for part in self.parts if part.role == "tool"]
+
+    def place(self, part: Part | None = None) -> Place:
+        """Where to look: the whole rollout, or one of its messages."""
+        tokens = None if part is None or not part.size else (part.start, part.start + part.size - 1)
+        return Place(self.step, self.task, self.number, tokens)
+
+
+def _parts(nodes: list[dict[str, Any]]) -> Iterable[Part]:
+    start = 0
+    for node in nodes:
+        message, size = node["message"], len(node["token_ids"])
+        text = message.get("content")
+        calls = tuple((c.get("id", ""), c["name"], c["arguments"]) for c in message.get("tool_calls") or ())
+        yield Part(
+            message["role"],
+            text if isinstance(text, str) else "",
+            bool(node["sampled"]),
+            start,
+            size,
+            calls,
+            message.get("tool_call_id") or "",
+        )
+        start += size
+
+
+def read_traces(path: Path, group_size: int) -> list[Rollout]:
+    """The rollouts of one step.
+
+    Raises OSError, ValueError, LookupError, TypeError or AttributeError for another file.
+    """
+    step = int(path.name.split(".")[0].removeprefix("step_"))
+    seen: dict[str, int] = defaultdict(int)
+    rollouts = []
+    for i, line in enumerate(trace_files.read(path).splitlines()):
+        record = json.loads(line)
+        key = record["task"]["key"]
+        rollouts.append(Rollout.of(record, step, i + 1, i // group_size, seen[key]))
+        seen[key] += 1
+    return rollouts
+
+
+def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each group of each step."""
+    groups: dict[tuple[int, int], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.step, rollout.group].append(rollout)
+    return list(groups.values())

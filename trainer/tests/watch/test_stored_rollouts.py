@@ -1,0 +1,131 @@
+"""Checks of stored rollouts: tools that say nothing, tasks that are few, and where a finding can be looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.watch.change import of_same_tasks
+from plumbob.trainer.watch.places import with_places
+from plumbob.trainer.watch.stored_rollouts import Rollout
+from plumbob.trainer.watch.traces import distinct_tasks, tool_results
+
+
+def _rollout(
+    step: int = 1,
+    task: str = "t",
+    number: int = 0,
+    reward: float = 0.0,
+    results: tuple[tuple[str, str], ...] = (),
+    prompt: str = "",
+    **extra: Any,
+) -> Rollout:
+    """A stored rollout of one call per (arguments, result)."""
+    nodes: list[dict[str, Any]] = [
+        {"message": {"role": "user", "content": prompt or task}, "sampled": False, "token_ids": [1, 2, 3]}
+    ]
+    for i, (arguments, result) in enumerate(results):
+        call = {"id": f"c{i}", "name": "search", "arguments": json.dumps({"q": arguments})}
+        nodes.append(
+            {
+                "message": {"role": "assistant", "content": "", "tool_calls": [call]},
+                "sampled": True,
+                "token_ids": [4, 5],
+            }
+        )
+        nodes.append(
+            {
+                "message": {"role": "tool", "tool_call_id": f"c{i}", "content": result},
+                "sampled": False,
+                "token_ids": [6],
+            }
+        )
+    nodes.append({"message": {"role": "assistant", "content": "so"}, "sampled": True, "token_ids": [7, 8]})
+    record = {
+        "task": {"key": task, "data": {"answer": "paris"}},
+        "nodes": nodes,
+        "ok": True,
+        "metrics": {},
+        "rewards": {"r": {"score": reward, "weight": 1.0}},
+        **extra,
+    }
+    return Rollout.of(record, step, number + 1, 0, number)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (lambda i: "", "tools-return-nothing"),
+        (lambda i: "Result of the search:", "tools-return-nothing"),
+        (lambda i: f"page {i}: paris", None),
+        (lambda i: "" if i % 2 else f"page {i}", None),  # programs that print nothing
+        (lambda i: "HTTP 503: try again" if i % 3 == 0 else f"page {i}", "tools-fail"),
+        (lambda i: "Error: unknown page" if i % 3 else f"page {i}", None),  # the policy's own mistakes
+    ],
+)  # fmt: skip
+def test_tools_that_return_nothing(answer: Callable[[int], str], cause: str | None) -> None:
+    rollouts = [
+        _rollout(task=f"t{i}", results=((f"who {i}", answer(2 * i)), (f"where {i}", answer(2 * i + 1))))
+        for i in range(12)
+    ]
+    found = tool_results(rollouts)
+    assert found is not None and found.cause == cause
+    if cause:
+        place = found.places[0]
+        assert (place.step, place.task, place.rollout, place.tokens) == (
+            1,
+            "t0",
+            0,
+            (5, 5),
+        )  # the tool's message itself
+    assert tool_results([_rollout(results=(("the same", ""),)) for _ in range(30)]) is None
+
+
+def test_duplicate_prompts_are_few_tasks_whatever_their_keys_are() -> None:
+    def stored(different: int) -> list[Rollout]:
+        rows = [_rollout(task=f"key-{i}", prompt=f"question {i % different}") for i in range(32)]
+        return [dataclasses.replace(row, group=i) for i, row in enumerate(rows)]
+
+    found, healthy = distinct_tasks(stored(8)), distinct_tasks(stored(32))
+    assert found is not None and found.cause == "few-distinct-tasks" and "32 stored groups have 8" in found.evidence
+    assert healthy is not None and healthy.cause is None
+    assert distinct_tasks(stored(8)[:10]) is None
+
+
+UNREAD = {"turn": 0, "text": "<tools>{}", "explained": False}
+
+
+def test_findings_say_where_to_look_and_how(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces/step_1.jsonl").write_text("")
+    rollouts = [
+        _rollout(number=0, stop_condition="agent_completed"),
+        _rollout(number=1, stop_condition="max_turn_tokens", info={"unread_calls": [UNREAD]}),
+    ]  # fmt: skip
+    cut = with_places(Finding("c", "fail", "e", "truncated-turns", 5), rollouts, tmp_path)
+    assert [(p.rollout, p.tokens) for p in cut.places] == [(1, (3, 4))]
+    assert "step_1.jsonl" in cut.command and "sed -n 2p" in cut.command
+    unread = with_places(Finding("c", "fail", "e", "calls-in-unread-form", 5), rollouts, tmp_path)
+    assert [(p.rollout, p.tokens) for p in unread.places] == [(1, (3, 4))]
+    numbers = with_places(Finding("c", "fail", "e", "learning-rate-too-low", 5), rollouts, tmp_path)
+    assert numbers.places == () and numbers.command == f"doctor --config {tmp_path / 'config.toml'}"
+    assert with_places(Finding("c", "pass", "e"), rollouts, tmp_path).command == ""
+
+
+def test_tasks_that_were_seen_twice_are_compared_with_themselves() -> None:
+    """The later half has harder tasks as well, so that the plain mean falls; on the same tasks the reward rises."""
+    early = [_rollout(step=1, task=f"t{i}", number=j, reward=0.1 * (i % 5)) for i in range(10) for j in range(2)]
+    late = [
+        _rollout(step=9, task=f"t{i}", number=j, reward=0.1 * (i % 5) + 0.3 + 0.01 * i)
+        for i in range(10)
+        for j in range(2)
+    ]
+    hard = [_rollout(step=9, task=f"h{i}", number=0, reward=0.0) for i in range(50)]
+    change = of_same_tasks([*early, *late, *hard])
+    assert change is not None and change.difference == pytest.approx(0.345) and change.low > 0
+    assert of_same_tasks([*early, *hard]) is None

@@ -128,7 +128,7 @@ def test_a_probe_that_breaks_off_is_no_pass_and_others_are_asked(monkeypatch):
         yield Finding("second", "pass", "")
 
     monkeypatch.setattr(run_probes, "PROBES", {"data": broken, "reward": sound})
-    findings = list(examine(SimpleNamespace(is_drawn=True)))
+    findings = list(examine(SimpleNamespace(is_drawn=True, agrees=True)))
     assert [(name, f.verdict) for name, f in findings] == [("data", "pass"), ("data", "error"), ("reward", "pass")]
     assert "KeyError: 'lost' (test_probes.py, line" in findings[1][1].evidence
 
@@ -138,7 +138,7 @@ def test_without_rollouts_nothing_else_is_asked(monkeypatch):
         yield Finding("rollouts", "fail", "", "environment-fails")
 
     monkeypatch.setattr(run_probes, "PROBES", {"data": failed, "reward": failed})
-    findings = list(examine(SimpleNamespace(is_drawn=False), everything=True))
+    findings = list(examine(SimpleNamespace(is_drawn=False, agrees=True), everything=True))
     assert len(findings) == 1
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import probes
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.rollouts.collect import RunFailed
 
 Probe = Callable[[Subject], Iterator[Finding]]
 
@@ -28,10 +29,13 @@ PROBES = _found()
 def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str, Finding]]:
     """Yields (name of the probe, finding) one by one, until the first failure or, with `everything`, to the end.
 
+    If engine and trainer differ from the start, the probes that can say why come first, because everything that is
+    sampled may suffer from it.
+
     A probe that raises an exception yields a finding with the verdict `error`, and later probes still run, because they
     may show the cause. Without any usable rollout, the first probe is the last.
     """
-    for name, probe in PROBES.items():
+    for name, probe in _in_order(subject).items():
         findings = probe(subject)
         while True:
             try:
@@ -46,6 +50,19 @@ def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str
                 return
         if not subject.is_drawn:
             return
+
+
+WHY_DIFFERENT = ("tokens", "conditioning", "parity")
+"""Probes that find out why engine and trainer differ."""
+
+
+def _in_order(subject: Subject) -> dict[str, Probe]:
+    try:
+        if subject.agrees:
+            return PROBES
+    except RunFailed:  # the first probe says why
+        return PROBES
+    return {name: PROBES[name] for name in (*WHY_DIFFERENT, *(n for n in PROBES if n not in WHY_DIFFERENT))}
 
 
 def _describe(error: Exception) -> str:

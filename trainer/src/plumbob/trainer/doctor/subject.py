@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.rollout import Completion, Limits, Sample, Sampling, derive_seed, run_rollout
+from plumbob.rollout import Completion, EngineError, Limits, Sample, Sampling, derive_seed, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.algorithm.advantages import Advantages, step_advantages
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.rollouts.collect import Batch, collect
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -29,6 +31,8 @@ from plumbob.trainer.training.setup import set_up
 
 GROUPS = 8
 """Number of groups that are sampled: enough to detect mixed groups and a constant reward, quick for a tiny model."""
+FEW = 4
+"""Number of rollouts on which engine and trainer are compared before anything else."""
 HELD_OUT = 16
 """Largest number of held-out tasks that are loaded."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
@@ -86,6 +90,35 @@ class Subject:
         """Advantages of the samples in `drawn`, by the run's settings."""
         return step_advantages(self.drawn.samples, self.run.config.advantages())
 
+    @functools.cached_property
+    def first_gap(self) -> float:
+        """Mean |difference| of engine and trainer log-probabilities on the run's fixed ids, in nats: the parity of set-up.
+
+        NaN if one of them has no log-probabilities.
+        """
+        row = self.run.parity_row
+        try:
+            engine = torch.tensor(self.run.engine.score(row.token_ids))
+        except EngineError:
+            return math.nan
+        return mean_abs([engine], self.score([row], 1.0))
+
+    @functools.cached_property
+    def began(self) -> bool:
+        """Whether engine and trainer agreed after the first weight sync, so that `train` would have begun."""
+        config = self.run.config
+        return self.first_gap <= (config.parity_limit or thresholds.SYNC_PARITY[config.bf16])
+
+    @functools.cached_property
+    def agrees(self) -> bool:
+        """Whether engine and trainer agree on given tokens, and on a few of those that were sampled.
+
+        Raises RunFailed if every rollout failed.
+        """
+        rows = [row for row in self.drawn.samples if row.num_sampled][:FEW]
+        gap = mean_abs([torch.tensor(row.sampled_logprobs) for row in rows], self.score(rows))
+        return self.began and gap <= thresholds.SAMPLING_GAP[self.run.config.bf16]
+
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
         """Play `task` with replies from a script in place of the model's, and score it."""
         tasks = self.run.tasks
@@ -139,7 +172,11 @@ class Subject:
 def load_subject(
     config: TrainConfig, here: World, folder: Path, status: Callable[[str], None], groups: int = GROUPS
 ) -> Subject:
-    """Set up the run that `config` describes, in a run directory under `folder`. Raises UserError and SyncError."""
+    """Set up the run that `config` describes, in a run directory under `folder`.
+
+    Engine and trainer may differ: the probes find out why. Raises UserError, and SyncError if the engine refuses the
+    weights.
+    """
     if here.size > 1:
         raise UserError("doctor examines a run in one process; start it without torchrun or another launcher")
     config = dataclasses.replace(
@@ -151,7 +188,7 @@ def load_subject(
         max_staleness=0,
         eval_examples=min(config.eval_examples, HELD_OUT),
     )
-    run = set_up(config, here, None, status)
+    run = set_up(config, here, None, status, parity_checked=False)
     run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, groups_per_step=groups))
     return Subject(run, asyncio.Runner(), groups)
 

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
@@ -20,6 +21,7 @@ from plumbob.trainer.training.best import kept_step, why_it_stopped
 from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.saved_model import LARGEST, saved_gap
 
 
 def finish(run: Run, seconds: float) -> int:
@@ -43,6 +45,7 @@ def finish(run: Run, seconds: float) -> int:
         if not run.world.is_main:
             return 0
         run.tokenizer.save_pretrained(directory / "model")
+        differs = _saved_otherwise(run)
         _write_summary(run, seconds)
     except checkpoint.WRITE_ERRORS as error:
         print(
@@ -51,6 +54,8 @@ def finish(run: Run, seconds: float) -> int:
         )
         return 1
     _print_result(run, seconds)
+    if differs:
+        print(differs, file=sys.stderr)
     return _upload(run) if run.config.push_to_hub else 0
 
 
@@ -63,6 +68,22 @@ def _load_best(run: Run) -> None:
     if (wrong := damage(folder)) is not None:
         raise OSError(f"the best checkpoint {folder} is damaged: {wrong}")
     run.policy.restore(folder / "model")
+
+
+def _saved_otherwise(run: Run) -> str:
+    """A sentence if the saved model, loaded afresh, is not the trained one; empty if it is, or if it is too large."""
+    if run.policy.sharding.collective_forward or run.policy.num_parameters > LARGEST:
+        return ""
+    try:
+        gap = saved_gap(run, run.directory / "model")
+    except Exception as error:  # whatever loading a model raises: the run itself is over and well
+        return f"The model in {run.directory / 'model'} cannot be loaded: {first_line(error)}"
+    if gap <= thresholds.SYNC_PARITY[run.config.bf16]:
+        return ""
+    return (
+        f"The model in {run.directory / 'model'}, loaded afresh, is not the one that was trained: their log-probabilities "
+        f"differ by {gap:.2g} nats per token (saved-model-differs)."
+    )
 
 
 def _write_summary(run: Run, seconds: float) -> None:

@@ -55,19 +55,34 @@ from transformers import PreTrainedModel
 Status = Callable[[str], None]
 
 
-def set_up(config: TrainConfig, world: World, resume_from: Path | None, status: Status = lambda _: None) -> Run:
+def set_up(
+    config: TrainConfig,
+    world: World,
+    resume_from: Path | None,
+    status: Status = lambda _: None,
+    *,
+    parity_checked: bool = True,
+) -> Run:
     """Load everything, make and lock the run directory, and restore a checkpoint when resuming.
 
     Collective. `resume_from`: a run directory, or one of its checkpoints; None for a new run. `status` is called with a
-    text that says what the set-up is waiting for. Raises UserError and SyncError.
+    text that says what the set-up is waiting for. `parity_checked`: whether it is an error if engine and trainer give
+    different log-probabilities after the first weight sync. Raises UserError and SyncError.
     """
     with ExitStack() as on_failure:
-        run = _set_up(config, world, resume_from, status, on_failure)
+        run = _set_up(config, world, resume_from, status, on_failure, parity_checked)
         on_failure.pop_all()
     return run
 
 
-def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status: Status, on_failure: ExitStack) -> Run:
+def _set_up(
+    config: TrainConfig,
+    world: World,
+    resume_from: Path | None,
+    status: Status,
+    on_failure: ExitStack,
+    parity_checked: bool,
+) -> Run:
     request = requested()
     lock, folder = _begin_resuming(config, world, resume_from, on_failure)
     config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
@@ -143,7 +158,7 @@ def _set_up(config: TrainConfig, world: World, resume_from: Path | None, status:
         task_fingerprint={**fingerprint_of(environments), **demonstrations.fingerprint()} if world.is_main else {},
         demonstrations=demonstrations.rows,
     )
-    _begin(run, folder, demonstrations, status)
+    _begin(run, folder, demonstrations, status, parity_checked)
     return run
 
 
@@ -212,7 +227,7 @@ def _begin_resuming(
     return lock, Path(chosen) if chosen else None
 
 
-def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status: Status) -> None:
+def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status: Status, parity_checked: bool) -> None:
     """Restore the checkpoint `folder`, if any, write config.toml and what is imitated, and sync the weights."""
     world = run.world
     if folder is not None:
@@ -230,11 +245,16 @@ def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status
             raise UserError(f"cannot write to {run.directory}: {error.strerror}") from None
     run.engine.version = run.state.step  # the policy versions of a resumed run continue those of the interrupted one
     try:
-        sync_weights(run.policy, run.engine, run.parity_row)
+        sync_weights(run.policy, run.engine, run.parity_row, checked=parity_checked)
     except SyncError as error:
         if world.is_main:
             write_stop(run.directory, Stop(0, "SyncError", str(error)))
-        raise
+        if not parity_checked or run.config.COMMAND != "train":
+            raise
+        settings = run.directory / "config.toml"
+        raise SyncError(
+            f"{error}\nFind the cause with:  doctor --config {settings}", error.status, error.reason
+        ) from error
 
 
 def _optimizer(config: TrainConfig, world: World) -> MakeOptimizer:

@@ -119,4 +119,47 @@ CAUSES = (
         ("H06",),
         "vllm-project/vllm#22103, OpenRLHF/OpenRLHF#1155",
     ),
+    Cause(
+        "positions-shifted",
+        "Engine or trainer (the evidence says which) gives tokens other positions than the model was made for: it "
+        "computes another distribution.",
+        "Give each row positions from 0 in steps of 1, over prompt, completions and tool results alike; a row in a packed "
+        "batch begins at 0 again, and padding on the left does not count.",
+        ("H02", "H06"),
+    ),
+    Cause(
+        "adapter-scale-differs",
+        "The engine multiplies the LoRA adapter by another number than the trainer: it samples from a policy that is "
+        "further from the base model, or nearer to it, than the one that is trained.",
+        "Use the same lora_alpha / r in engine and trainer: check lora_alpha in the adapter_config.json that the engine "
+        "reads, and that rank-stabilised scaling (alpha / sqrt(r)) is on in both or in neither.",
+        ("H06",),
+        "vllm-project/vllm#10798",
+    ),
+    Cause(
+        "head-not-tied",
+        "The model's output embeddings are its input embeddings (tied), but engine or trainer computes logits with a "
+        "tensor of its own, which other weights reach, or none.",
+        "Load the model with tie_word_embeddings as its config.json has it, in engine and trainer, and tie the weights "
+        "again (`model.tie_weights()`) after weights are loaded or replaced.",
+        ("H06",),
+        "huggingface/transformers#43429, vllm-project/vllm#51665",
+    ),
+    Cause(
+        "prompt-replaced",
+        "The engine samples after another prompt than the one it was given: rows hold the given prompt, so the "
+        "trainer scores every completion in a context in which it was not sampled.",
+        "Send token ids to the engine, not text or messages; switch off what a server adds (a start token, a system "
+        "prompt, its own chat template), and do not change ids on the way.",
+        ("H02", "H04", "H07"),
+        "huggingface/trl#3853",
+    ),
+    Cause(
+        "saved-model-differs",
+        "The model that a run saves is not the one that it trained: loaded afresh, it gives other log-probabilities.",
+        "Save the weights that are trained, with the adapter merged at the trainer's own scale (lora_alpha / r) and in "
+        "float32, tie the embeddings again, and load what was saved before it is used.",
+        ("H06",),
+        "PrimeIntellect-ai/prime-rl#1456, unslothai/unsloth#2009",
+    ),
 )

@@ -119,14 +119,6 @@ CAUSES = (
         ("H05",),
     ),
     Cause(
-        "rewards-of-other-rollouts",
-        "Rollouts are trained with rewards that other rollouts earned: advantages are noise.",
-        "Find where rewards leave their rollouts: whatever sorts, filters, gathers or pads one list must do the same to the "
-        "other. Keep the reward in the rollout's own `Sample`.",
-        ("H05",),
-        "PeterGriffinJin/Search-R1#88",
-    ),
-    Cause(
         "evaluation-prompted-differently",
         "Held-out tasks are prompted, limited or sampled otherwise than training tasks: the evaluation measures another task "
         "than the one that is trained.",
@@ -134,5 +126,32 @@ CAUSES = (
         "tasks; traces/ has those of training), and give both the same system prompt, tools and limits.",
         (),
         "verl-project/verl#6202",
+    ),
+    Cause(
+        "rewards-of-other-rollouts",
+        "Samples are trained with the rewards of other rollouts: the policy learns which rollouts came before or after "
+        "good ones. The mean reward of a step looks right.",
+        "Keep each reward in one object with its rollout, from scoring to the loss; where rewards are a list beside the "
+        "rollouts, sort, filter and gather both in the same way.",
+        ("H05",),
+        "PeterGriffinJin/Search-R1#88, tenstorrent/tt-metal#46412",
+    ),
+    Cause(
+        "advantages-wrong",
+        "Advantages are not what the settings say of the rollouts' rewards (--scale-rewards, --baseline, "
+        "--multi-objective-aggregation, --overlong): with a mean over the whole step, for example, easy tasks are reinforced "
+        "whatever the policy does.",
+        "Compute the baseline over the rollouts of one task, and check grouping, scale and sign of the advantages against "
+        "the formula in the help of these options.",
+        ("H01", "H05"),
+        "sail-sg/oat#33",
+    ),
+    Cause(
+        "tool-results-mixed",
+        "Tool results in a rollout are those of another rollout's calls: the policy is trained on evidence that it did "
+        "not ask for.",
+        "Keep what a tool remembers of a rollout in that rollout's own state, not in a global variable or an attribute "
+        "that concurrent rollouts share; --max-concurrent 1 shows whether that is the reason.",
+        ("H05", "H07"),
     ),
 )

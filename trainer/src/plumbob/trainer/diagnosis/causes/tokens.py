@@ -65,4 +65,22 @@ CAUSES = (
         "Use an attention implementation that is causal and stops at the row boundaries of a packed microbatch.",
         ("H02",),
     ),
+    Cause(
+        "loss-mask-shifted",
+        "The loss is on other positions of the row than the loss mask says, in the backward pass alone or everywhere: "
+        "tokens that were not sampled are trained, and sampled ones are not.",
+        "The logits that score token t are those after token t - 1: shift logits, ids and mask exactly once, by one and "
+        "in the same direction.",
+        ("H02",),
+        "PrimeIntellect-ai/prime-rl#1525, huggingface/trl#3681",
+    ),
+    Cause(
+        "logprobs-permuted",
+        "Log-probabilities that are compared with each other belong to different tokens (shifted, or in another order): "
+        "importance ratios are noise, and clipping removes tokens at random.",
+        "Keep sampling and old log-probabilities in the order of the row's tokens, and split and join microbatches in the "
+        "same order.",
+        ("H02",),
+        "modelscope/ms-swift#8196",
+    ),
 )

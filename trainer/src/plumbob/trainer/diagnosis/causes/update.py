@@ -141,8 +141,12 @@ CAUSES = (
     ),
     Cause(
         "schedule-hides-rate",
-        "The weights move with another learning rate than the one that the settings say: something else sets it.",
-        "Look for what changes the optimizer's learning rate besides --learning-rate, --lr-scheduler-type and "
-        "--warmup-steps: a scheduler of a DeepSpeed or accelerate configuration, or a patch.",
+        "The optimizer uses another learning rate than --learning-rate, --lr-scheduler-type and --warmup-steps say: the "
+        "printed rate, and every setting, look right.",
+        "Look for a second scheduler, a hook or a wrapper around the optimizer that writes `param_groups[...]['lr']` "
+        "or scales the update (also one of a DeepSpeed or accelerate configuration), and remove it; a scheduler must be "
+        "stepped once per training step.",
+        (),
+        "huggingface/accelerate#963",
     ),
 )

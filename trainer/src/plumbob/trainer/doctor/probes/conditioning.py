@@ -18,6 +18,8 @@ ORDER = 40
 
 ROWS = 8
 """Number of rows that are scored, and of long prompts that are sampled from."""
+PARTS = 16
+"""Number of parts of a prompt of which the engine may miss some."""
 DRAWS = 4
 """Number of completions that are sampled from each prompt."""
 
@@ -33,18 +35,34 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def _sees_prompt(subject: Subject, rows: Sequence[Sample]) -> Finding:
-    changed = [_replaced(row, [(0, row.loss_mask.index(True))], rows) for row in rows]
-    moved = mean_abs(subject.score(rows), subject.score(changed))
+    # The last token of a context stays: even a model that attends to nothing of it predicts from that one's embedding.
+    changed = [_replaced(row, [(0, row.loss_mask.index(True) - 1)], rows) for row in rows]
+    moved = mean_abs(_inside(rows, subject.score(rows)), _inside(rows, subject.score(changed)))
     return _blindness("the trainer sees the prompt", "other prompts", moved)
 
 
 def _sees_tools(subject: Subject, rows: Sequence[Sample]) -> Finding:
-    changed = [_replaced(row, _tool_spans(row), rows) for row in rows]
+    spans = [[(start, end - 1) for start, end in _tool_spans(row)] for row in rows]
+    changed = [_replaced(row, own, rows) for row, own in zip(rows, spans, strict=True)]
+    before, after = subject.score(rows), subject.score(changed)
     moved = mean_abs(
-        [_after_first_tool(row, s) for row, s in zip(rows, subject.score(rows), strict=True)],
-        [_after_first_tool(row, s) for row, s in zip(rows, subject.score(changed), strict=True)],
+        [_after_first_tool(row, s) for row, s in zip(rows, _inside(rows, before), strict=True)],
+        [_after_first_tool(row, s) for row, s in zip(rows, _inside(rows, after), strict=True)],
     )
     return _blindness("the trainer sees tool results", "other tool results", moved)
+
+
+def _inside(rows: Sequence[Sample], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same log-probabilities, with 0 for the first token of each turn of more than one, in each row [n].
+
+    The first token of a turn depends on the last token of its context even in a model that attends to no context.
+    """
+    kept = []
+    for row, values in zip(rows, scores, strict=True):
+        mask = row.loss_mask
+        first = [not mask[i - 1] and mask[i + 1 : i + 2] == [True] for i in range(len(mask)) if mask[i]]
+        kept.append(values.masked_fill(torch.tensor(first), 0.0))
+    return kept
 
 
 def _blindness(check: str, what: str, moved: float) -> Finding:
@@ -101,8 +119,40 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
         f"with another first quarter, {blind} of {len(moved)} prompts of up to {max(map(len, prompts))} tokens leave the "
         f"next token as likely as before; the median {shift}"
     )
-    bad = blind > len(moved) / 2
-    return Finding(check, "fail" if bad else "pass", evidence, "truncated-context" if bad else None)
+    if blind <= len(moved) / 2:
+        return Finding(check, "pass", evidence)
+    rest = [p[: len(p) // 4] + [chance.choice(words) for _ in p[len(p) // 4 : -8]] + p[-8:] for p in prompts]
+    seen = [max(_differences(a, b), default=math.inf) for a, b in zip(first, _drawn(subject, rest), strict=True)]
+    if sum(not m > max(thresholds.BLIND, 3 * noise) for m in seen) > len(seen) / 2:
+        return Finding(check, "fail", f"{evidence}; so do other tokens in the rest of the prompt", "prompt-replaced")
+    return Finding(check, "fail", evidence, "truncated-context")
+
+
+def unseen_parts(subject: Subject) -> str | None:
+    """Evidence that the engine samples alike whatever stands in some part of long prompts; None if it sees all parts."""
+    longest = sorted(subject.drawn.calls, key=lambda calls: -len(calls[-1].prompt_ids) if calls else 0)[:ROWS]
+    prompts = subject.prompts([calls[-1] for calls in longest if calls], 1)
+    words, chance = sorted({t for prompt in prompts for t in prompt}), random.Random(0)
+    first, again = (_drawn(subject, prompts) for _ in range(2))
+    noise = max((d for a, b in zip(first, again, strict=True) for d in _differences(a, b)), default=0.0)
+    unseen = []
+    for part in range(PARTS - 1):  # the first tokens and the last part may be what every prompt has in common
+        bounds = [(max(len(p) * part // PARTS, 4), len(p) * (part + 1) // PARTS) for p in prompts]
+        changed = [
+            p[:start] + [chance.choice(words) for _ in p[start:end]] + p[end:]
+            for p, (start, end) in zip(prompts, bounds, strict=True)
+        ]
+        moved = [
+            max(_differences(a, b), default=math.inf) for a, b in zip(first, _drawn(subject, changed), strict=True)
+        ]
+        if sum(not m > max(thresholds.BLIND, 3 * noise) for m in moved) > len(moved) / 2:
+            unseen.append(part + 1)
+    if not unseen:
+        return None
+    return (
+        f"the engine samples alike whatever stands in {len(unseen)} of {PARTS} equal parts of prompts (part {unseen[0]} is "
+        "the first)"
+    )
 
 
 def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import Sample
@@ -15,8 +16,15 @@ ORDER = 80
 
 ROWS = 8
 """Number of rows on which the direction of the gradient is checked."""
-SMALL_STEP = 1e-3
-"""Length of a small step, relative to the norm of the weights: small enough for the first order to hold."""
+SMALL_STEPS = tuple(4.0**-k for k in range(5, 13))
+"""Lengths of small steps, relative to the norm of the weights, from 1e-3 to 6e-8, longest first."""
+KL_STEP = 1e-3
+"""Length of a step along the KL term."""
+LINEAR = 0.3
+"""Largest relative difference of the slopes of two steps, one a quarter of the other, that count as one slope."""
+CERTAIN = -1e-6
+"""Log-probability of a token that has no gradient, because no other token has any probability."""
+NO_SIGNAL = "no group has a signal, so there is no advantage to examine it with"
 EPSILON = 1e-8
 """Adam's epsilon, for an optimizer that has none in its parameter groups."""
 
@@ -24,31 +32,45 @@ Gradient = dict[str, torch.Tensor]
 """Trained tensor -> its gradient, in main memory and float32."""
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Rows, and the advantages that their gradient is computed with."""
+
+    rows: list[Sample]
+    advantages: list[float]
+    real: bool
+    """Whether these are advantages of the run; if no group has a signal, they are all 1, which is no training."""
+
+
 def probe(subject: Subject) -> Iterator[Finding]:
-    rows, advantages = rows_with_advantage(subject)
+    found = rows_with_advantage(subject)
+    rows, advantages = found.rows, found.advantages
+    if not rows:
+        yield Finding("rollouts with an advantage give a gradient", "unsure", "no rollout has a sampled token")
+        return
     noise = _apart(*(gradient_of(subject, rows, advantages) for _ in range(2)))
     yield _repeated(subject, noise)
     for sign in (1.0, -1.0):
         finding = _direction(subject, rows[:ROWS], sign)
         yield finding
-        if finding.cause == "no-gradient":
+        if finding.cause == "no-gradient" or finding.verdict == "unsure":
             return  # the other checks need a gradient
     yield _invariance(subject, rows, advantages, noise)
-    yield _clipping(subject, rows, advantages)
+    if found.real:
+        yield _clipping(subject, rows, advantages)
+    else:
+        yield Finding("gradient clipping leaves a gradient", "unsure", NO_SIGNAL)
     if subject.run.objective.kl_beta > 0:
         yield _kl(subject, rows[:ROWS])
 
 
-def rows_with_advantage(subject: Subject) -> tuple[list[Sample], list[float]]:
-    """Rows with their advantages.
-
-    If no group has a signal, rows of the run with alternating advantages of +1 and -1.
-    """
+def rows_with_advantage(subject: Subject) -> Trained:
+    """Rows with their advantages; if no group has a signal, rows of the run with an advantage of 1 each."""
     rows, advantages = subject.trained_rows()
-    if not rows:
-        rows = [s for s in subject.drawn.samples if s.num_sampled][:ROWS]
-        advantages = [1.0 - 2.0 * (i % 2) for i in range(len(rows))]
-    return rows, advantages
+    if rows:
+        return Trained(rows, advantages, True)
+    rows = [s for s in subject.drawn.samples if s.num_sampled][:ROWS]
+    return Trained(rows, [1.0] * len(rows), False)
 
 
 def gradient_of(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Gradient:
@@ -79,24 +101,58 @@ def step_along(subject: Subject, gradient: Gradient, size: float) -> None:
 
 
 def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding:
-    """A small step with an advantage of `sign` on every row must change the log-probabilities in the same direction."""
+    """A step along the gradient with an advantage of `sign` on every row must move log-probabilities in that direction.
+
+    The change to first order is known: minus the inner product of the step and the gradient of the loss. It is measured
+    by the difference of a step forwards and a step backwards, which has no term of second order, and the step is
+    shortened until the measured change is in proportion to its length. A change that is not, or that rounding hides,
+    shows no direction.
+    """
     word = "raises" if sign > 0 else "lowers"
     check = f"an advantage of {sign:+g} {word} log-probabilities"
     gradient = gradient_of(subject, rows, [sign] * len(rows))
     norm = norm_of(gradient)
     if not norm > 0 or not math.isfinite(norm):
+        if norm == 0 and all((scores > CERTAIN).all() for scores in subject.score(rows)):
+            evidence = "every sampled token has a probability of 1, so no gradient is to be expected"
+            return Finding(check, "unsure", evidence)
         return Finding(check, "fail", f"gradient norm {norm:g} over {len(gradient)} tensors", "no-gradient")
-    before = _mean_logprob(subject, rows)
-    change = 0.0
-    for size in (SMALL_STEP, SMALL_STEP / 10):
-        with undone(subject.run):
-            step_along(subject, gradient, size)
-            change = _mean_logprob(subject, rows) - before
-        if change * sign > 0:
+    wanted, slopes = _expected_slope(subject, rows, norm), []
+    for size in SMALL_STEPS:
+        slopes.append(_slope(subject, rows, gradient, size))
+        if len(slopes) > 1 and abs(slopes[-1] - slopes[-2]) < LINEAR * abs(slopes[-1]):
             break
-    evidence = f"a small step changes {len(rows)} rollouts by {change:+.2g} nats per token; gradient norm {norm:.2g}"
-    bad = not change * sign > 0
+    else:
+        evidence = (
+            f"the change is in proportion to no step from {SMALL_STEPS[0]:g} to {SMALL_STEPS[-1]:g} of the weights"
+        )
+        return Finding(check, "unsure", f"{evidence}, as rounding makes it; gradient norm {norm:.2g}")
+    slope = slopes[-1]
+    evidence = (
+        f"a step of {SMALL_STEPS[len(slopes) - 1]:.0e} of the weights changes {len(rows)} rollouts by "
+        f"{slope * SMALL_STEPS[len(slopes) - 1]:+.2g} nats per token, {slope * sign / wanted:+.2f} times what the gradient's "
+        f"norm of {norm:.2g} says"
+    )
+    bad = not slope * sign > 0
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-backwards" if bad else None)
+
+
+def _slope(subject: Subject, rows: Sequence[Sample], gradient: Gradient, size: float) -> float:
+    """Change of the mean log-probability per step length: a step forwards minus one backwards, by their distance."""
+    ends = []
+    for way in (1.0, -1.0):
+        with undone(subject.run):
+            step_along(subject, gradient, way * size)
+            ends.append(_mean_logprob(subject, rows))
+    return (ends[0] - ends[1]) / (2 * size)
+
+
+def _expected_slope(subject: Subject, rows: Sequence[Sample], norm: float) -> float:
+    """The slope to first order if `norm` is that of the gradient of minus the weighted sum of log-probabilities."""
+    weights = subject.minibatch(rows, [1.0] * len(rows)).weights
+    total = math.fsum(w * row.num_sampled for w, row in zip(weights, rows, strict=True))
+    trainable = subject.run.policy.trainable.values()
+    return norm * math.sqrt(math.fsum(p.detach().double().square().sum().item() for p in trainable)) / total
 
 
 def _mean_logprob(subject: Subject, rows: Sequence[Sample]) -> float:
@@ -181,14 +237,14 @@ def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
 
     with undone(run):
         push = gradient_of(subject, rows, [1.0] * len(rows))
-        step_along(subject, push, 10 * SMALL_STEP)
+        step_along(subject, push, 10 * KL_STEP)
         away = divergence()
         pull = gradient_of(subject, rows, [0.0] * len(rows))
         if not norm_of(pull) > 0:
             return Finding(
                 check, "fail", "the gradient of the KL term is 0 away from the reference policy", "kl-backwards"
             )
-        step_along(subject, pull, SMALL_STEP)
+        step_along(subject, pull, KL_STEP)
         back = divergence()
     estimator = run.objective.kl_estimator
     evidence = (

@@ -9,18 +9,25 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, rows_with_advantage
+from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_of, norm_of, rows_with_advantage
+from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 
 ORDER = 90
 
+RATE = "updates change the policy neither too little nor too much"
+OVERFITS = "a few updates on one group favour its better rollouts"
 UPDATES = 4
 """Number of updates on one group."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
-    rows, advantages = rows_with_advantage(subject)
-    run = subject.run
+    found, run = rows_with_advantage(subject), subject.run
+    rows, advantages = found.rows, found.advantages
+    if not found.real:
+        for check in (RATE, OVERFITS):
+            yield Finding(check, "unsure", NO_SIGNAL)
+        return
     with undone(run) as before:
         full_rate(run)
         others = _other_rows(subject, rows)
@@ -32,6 +39,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
         near = divergence(old, torch.cat(subject.score(rows)))
         far = divergence(old_others, torch.cat(subject.score(others)))
         yield _weights(subject, before, touched)
+        with undone(run):
+            yield _schedule(subject)
         yield _rate(subject, near, far)
         if run.objective.kl_beta > 0:
             yield _kl_pull(subject, rows, push, near)
@@ -83,6 +92,26 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     return Finding(check, "fail", evidence, "learning-rate-too-low" if moved else "optimizer-moves-nothing")
 
 
+def _schedule(subject: Subject) -> Finding:
+    """Does the optimizer use the learning rates of the settings, over the whole run? The gradient must be there."""
+    check, config = "the optimizer uses the learning rate of the settings", subject.run.config
+    rates = list(measured_rates(subject))
+    settings = f"--lr-scheduler-type {config.lr_scheduler_type} --warmup-steps {config.warmup_steps}"
+    if not rates:
+        return Finding(
+            check, "unsure", f"{settings}: the updates are too small compared with the weights to be measured"
+        )
+    off = [(abs(math.log(rate / wanted)) if rate > 0 else math.inf, step) for step, wanted, rate in rates]
+    worst, at = max(off)
+    step, wanted, rate = next(r for r in rates if r[0] == at)
+    evidence = (
+        f"{settings}: of {len(rates)} simulated steps from 1 to {rates[-1][0] + 1}, step {step + 1} is furthest from it: "
+        f"the weights move by a rate of {rate:.3g} in place of {wanted:.3g}"
+    )
+    bad = not worst <= thresholds.RATE_APART
+    return Finding(check, "fail" if bad else "pass", evidence, "schedule-hides-rate" if bad else None)
+
+
 def _other_rows(subject: Subject, rows: Sequence[Sample]) -> list[Sample]:
     """Rows of other groups than those of `rows`; `rows` themselves if there are no others."""
     groups = {row.group for row in rows}
@@ -112,7 +141,7 @@ def _rate(subject: Subject, near: float, far: float) -> Finding:
         f"{near:.2g} nats per token, and by {far:.2g} on other tasks; a hundred updates change it by {low:.2g} in "
         f"random directions and by {high:.2g} in the same direction"
     )
-    check = "updates change the policy neither too little nor too much"
+    check = RATE
     if not far <= thresholds.TOO_FAR:
         return Finding(check, "fail", evidence, "learning-rate-too-high")
     if high < thresholds.TOO_NEAR:
@@ -170,7 +199,7 @@ def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
     )
     failed = not margin > 0
     return Finding(
-        "a few updates on one group favour its better rollouts",
+        OVERFITS,
         "fail" if failed else "pass",
         evidence,
         "does-not-overfit" if failed else None,

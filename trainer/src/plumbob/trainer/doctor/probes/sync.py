@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.base import Sharding
+from plumbob.trainer.doctor.explanations import after_short_prompts, is_tied
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
@@ -32,6 +34,8 @@ LARGE_CHANGE = 0.3
 """Mean |change| of the trainer's log-probabilities that the large weight change must cause at least, in nats."""
 EARLY_UPDATES = (1, 10, 100)
 """Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
+SCALES = tuple(2.0**k for k in range(-6, 7))
+"""Scales of an adapter that are tried first."""
 AUDIBLE = 20.0
 """How many times the floating-point noise a change must be to be measured."""
 
@@ -52,8 +56,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
     run = subject.run
     usual, samples = _draw(subject).gap, subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]
-    with undone(run):
-        yield _large_change(subject, rows, _direction(subject, rows), usual)
+    with undone(run) as before:
+        yield _large_change(subject, rows, _direction(subject, rows), usual, before)
     _sync(subject)  # if the engine refuses it, the next finding shows the numbers
     yield _gone(subject, usual)
     if not run.config.bf16:  # in bfloat16, the engine's own rounding is as large as a small change
@@ -82,6 +86,11 @@ def _direction(subject: Subject, rows: Sequence[Sample]) -> Direction:
     return sizes
 
 
+def change_largely(subject: Subject, rows: Sequence[Sample]) -> None:
+    """Change the trained weights so much that the log-probabilities of these rows move by about LARGE_CHANGE or more."""
+    _move(subject, _direction(subject, rows), 1.0)
+
+
 @torch.no_grad()
 def _move(subject: Subject, direction: Direction, factor: float) -> None:
     """Add `factor` times fixed noise to the weights.
@@ -97,10 +106,12 @@ def _move(subject: Subject, direction: Direction, factor: float) -> None:
     sharding.changed()
 
 
-def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction, usual: float) -> Finding:
+def _large_change(
+    subject: Subject, rows: Sequence[Sample], direction: Direction, usual: float, first: Mapping[str, torch.Tensor]
+) -> Finding:
     """A large weight change must show in what the engine samples.
 
-    Leaves the weights changed. `usual`: the gap before, in nats.
+    Leaves the weights changed. `usual`: the gap before, in nats. `first`: copies of the weights before.
     """
     run, check = subject.run, "a large weight change shows in what the engine samples"
     before = subject.score(rows)
@@ -141,6 +152,8 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
     _sync(subject)
     if _draw(subject).gap <= limit:
         return Finding(check, "fail", f"{evidence}; after a second sync they agree{complaint}", "engine-stale")
+    if old > limit and (found := _served_otherwise(subject, seen, first)) is not None:
+        return Finding(check, "fail", f"{evidence}; {found[1]}", found[0])
     arrived, total = _arrived(subject)
     if total:
         evidence += f"; {arrived} of {total} tensors arrived"
@@ -150,7 +163,86 @@ def _large_change(subject: Subject, rows: Sequence[Sample], direction: Direction
         return Finding(check, "fail", evidence, "adapter-bound-to-no-module")
     if run.config.peft and old <= limit and arrived == total:
         return Finding(check, "fail", evidence, "adapter-not-applied")
+    if old > limit and arrived == total and (cause := _not_by_weights(subject, limit)) is not None:
+        return Finding(check, "fail", f"{evidence}; {cause[1]}", cause[0])
     return Finding(check, "fail", evidence, "weights-not-synced")
+
+
+def _not_by_weights(subject: Subject, limit: float) -> tuple[str, str] | None:
+    """(cause, evidence) if the engine scores given tokens as the trainer does: then it has the weights."""
+    row = subject.run.parity_row
+    try:
+        given = mean_abs([torch.tensor(subject.run.engine.score(row.token_ids))], subject.score([row], 1.0))
+    except EngineError:
+        return None
+    if given > limit:
+        return None
+    evidence = f"on given tokens they differ by {given:.2g} only"
+    asked = after_short_prompts(subject, lambda row: subject.score([row], 1.0)[0], limit)
+    if asked is not None:
+        return "prompt-replaced", f"{evidence}; {asked}"
+    return "engine-trainer-mismatch", evidence
+
+
+def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """(cause, evidence) if the engine has the new weights but computes with them otherwise than the trainer.
+
+    `first`: copies of the trained weights before the change, on which an engine with a head of its own still computes.
+    """
+    limit = max(thresholds.SAMPLING_GAP[subject.run.config.bf16], seen.gap * thresholds.UNEXPLAINED_REST)
+    if subject.run.config.peft:
+        scale, rest = _fitted_scale(subject, seen.rows)
+        if rest <= limit:
+            return "adapter-scale-differs", (
+                f"the engine computes base + {scale:.3g} times what the adapter adds in the trainer (rest {rest:.2g})"
+            )
+        return None
+    rest = _gap_with_first_head(subject, seen.rows, first)
+    if rest is not None and rest <= limit:
+        return "head-not-tied", (
+            f"the engine computes logits with the output embeddings from before the change (rest {rest:.2g}), though they "
+            "are tied to the input embeddings, which it has"
+        )
+    return None
+
+
+def _fitted_scale(subject: Subject, rows: Sequence[Sample]) -> tuple[float, float]:
+    """(s, gap in nats) with which base + s (trainer - base) is closest to the engine. LoRA only: s scales its B."""
+    policy = subject.run.policy
+    tensors = {n: policy.sharding.local(p) for n, p in policy.trainable.items() if "lora_B" in n}
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def gap(scale: float) -> float:
+        for name, tensor in tensors.items():
+            tensor.copy_(kept[name] * scale)
+        policy.sharding.changed()
+        return _gap(subject, rows)
+
+    try:
+        tried = {s: gap(s) for s in SCALES}
+        for step in (1.2, 1.04, 1.01):
+            best = min(tried, key=tried.__getitem__)
+            tried |= {s: gap(s) for k in range(-4, 5) if (s := best * step**k) not in tried}
+        best = min(tried, key=tried.__getitem__)
+        return best, tried[best]
+    finally:
+        gap(1.0)
+
+
+def _gap_with_first_head(subject: Subject, rows: Sequence[Sample], first: Mapping[str, torch.Tensor]) -> float | None:
+    """Gap in nats if the trainer, too, computes logits with the first output embeddings; None if they are not tied."""
+    model: Any = subject.run.policy.model
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    name = next((n for n, p in model.named_parameters() if p is inputs.weight), None)
+    if head is None or not is_tied(model) or name is None or name not in first:
+        return None
+    tied = head.weight
+    head.weight = torch.nn.Parameter(first[name].to(tied), requires_grad=False)
+    try:
+        return _gap(subject, rows)
+    finally:
+        head.weight = tied
 
 
 def _sync(subject: Subject) -> tuple[SyncReport | None, str]:
@@ -182,7 +274,8 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     Leaves the weights changed.
     """
     run, check = subject.run, "a small weight change reaches the engine completely"
-    rows, advantages = rows_with_advantage(subject)
+    found = rows_with_advantage(subject)
+    rows, advantages = found.rows, found.advantages
     # A server that scores a prompt needs room for one more token.
     short = [row for row in rows if len(row.token_ids) < run.config.max_context]
     shown = [short[i] for i in spread(len(short), SHOWN)]
@@ -213,7 +306,7 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     evidence += f"; {lost:.1%} of the change is missing in the engine"
     if refused:
         evidence += f"; {refused}"
-    cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "weights-not-synced" if refused else None
+    cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "engine-trainer-mismatch" if refused else None
     return Finding(check, "fail" if cause else "pass", evidence, cause)
 
 

@@ -1,0 +1,45 @@
+"""Is the model that a run saves the one that it trained?"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.probes.reward import spread
+from plumbob.trainer.doctor.probes.sync import change_largely
+from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
+from plumbob.trainer.training.saved_model import LARGEST, saved_gap
+
+ORDER = 95
+
+SHOWN = 4
+"""Number of rows on which the size of the weight change is measured."""
+
+
+def probe(subject: Subject) -> Iterator[Finding]:
+    """After a large weight change, save the model with the run's own code, load it afresh and compare."""
+    run, check = subject.run, "the saved model is the trained one"
+    size = 4 * run.policy.num_parameters
+    with tempfile.TemporaryDirectory() as folder:
+        if run.policy.num_parameters > LARGEST or shutil.disk_usage(folder).free < 3 * size:
+            yield Finding(check, "unsure", f"not examined, because it would write {size / 1e9:.1f} GB to {folder}")
+            return
+        samples = subject.drawn.samples
+        rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]
+        fixed, row = subject.score([run.parity_row], 1.0), run.parity_row
+        with undone(run):
+            change_largely(subject, rows)
+            moved = mean_abs(subject.score([row], 1.0), fixed)
+            run.policy.save_final(Path(folder))
+            gap = saved_gap(run, Path(folder))
+    limit = max(thresholds.SAMPLING_GAP[run.config.bf16], thresholds.ARRIVED * moved * run.config.bf16)
+    evidence = (
+        f"a weight change moves log-probabilities by {moved:.2g} nats; the model that is saved then, loaded afresh, differs "
+        f"from the trained one by {gap:.2g} (limit {limit:.2g})"
+    )
+    bad = not gap <= limit
+    yield Finding(check, "fail" if bad else "pass", evidence, "saved-model-differs" if bad else None)

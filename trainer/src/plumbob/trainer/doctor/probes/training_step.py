@@ -1,0 +1,148 @@
+"""Does the training step give the loss what belongs to each token: its position, its advantage, its old log-probability?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.probes.pairing import expected_advantages
+from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+
+ORDER = 75
+
+ROWS = 16
+"""Most rows of the rehearsed step, as far as whole groups allow."""
+LOOKED_AT = 3
+"""Number of rows whose trained positions are looked at, the ones with the most turns."""
+SHIFTS = (1, -1, 2, -2)
+"""Shifts of the loss mask that are tried, in tokens."""
+CERTAIN = -1e-3
+"""A token above this log-probability may have no gradient, in nats."""
+
+
+def probe(subject: Subject) -> Iterator[Finding]:
+    samples = [s for s in subject.drawn.samples if s.num_sampled and not s.truncated] or subject.drawn.samples
+    turns = sorted(samples, key=lambda s: -sum(b and not a for a, b in zip(s.loss_mask, s.loss_mask[1:], strict=False)))
+    yield _positions(subject, [s for s in turns if s.num_sampled][:LOOKED_AT])
+    chosen = _some_groups(subject)
+    check = "the loss gets each token's own advantage"
+    if not chosen:
+        yield Finding(check, "unsure", "no group has a signal, so no rollout is trained on")
+        return
+    first = {id(row): scores for row, scores in zip(chosen, subject.score(chosen), strict=True)}
+    found = rehearse(subject, chosen)
+    if not found:
+        yield Finding(check, "unsure", "the training step's loss does not show which token is whose")
+        return
+    yield _advantages(subject, check, chosen, found)
+    if subject.run.config.lora_dropout == 0:
+        yield _logprobs(subject, found, first)
+
+
+def _some_groups(subject: Subject) -> list[Sample]:
+    """The samples of the first groups with a signal, up to `ROWS`, and of at least as many as there are minibatches."""
+    names = [n for n in dict.fromkeys(s.group for s in subject.drawn.samples) if n in subject.advantages.with_signal]
+    size = subject.run.config.num_generations
+    kept = set(names[: max(ROWS // size, 2, subject.run.config.num_minibatches)])
+    return [s for s in subject.drawn.samples if s.group in kept]
+
+
+def _positions(subject: Subject, rows: Sequence[Sample]) -> Finding:
+    """The tokens that get a gradient must be those of the loss mask."""
+    check = "the loss is on the positions of the loss mask"
+    extra = missing = total = 0
+    shifts = []
+    scores = subject.score(rows)
+    for row, logprobs in zip(rows, scores, strict=True):
+        trained = trained_positions(subject, row)
+        if trained is None:
+            return Finding(check, "unsure", "the model does not show the hidden states after its last layer")
+        mask = [i for i, m in enumerate(row.loss_mask) if m]
+        certain = {i for i, logprob in zip(mask, logprobs.tolist(), strict=True) if logprob > CERTAIN}
+        extra += len(trained - set(mask))
+        missing += len(set(mask) - trained - certain)
+        total += len(mask)
+        shifts.append(_shift(trained, mask, len(row.token_ids)))
+    evidence = (
+        f"in {len(rows)} rollouts with {total} sampled tokens, {extra} other tokens get a gradient and {missing} sampled "
+        "ones get none"
+    )
+    if extra + missing <= thresholds.SAME_POSITIONS * total:
+        return Finding(check, "pass", evidence)
+    if shifts[0] is not None and len(set(shifts)) == 1:
+        evidence += f"; the trained positions are those of the loss mask moved by {shifts[0]:+d}"
+        return Finding(check, "fail", evidence, "loss-mask-shifted")
+    if missing and not extra and subject.run.config.correction()[0].endswith("mask"):
+        return Finding(
+            check, "unsure", f"{evidence}; --importance-correction {subject.run.config.correction()[0]} masks some"
+        )
+    return Finding(check, "fail", evidence, "context-tokens-trained" if extra else "sampled-tokens-masked")
+
+
+def _shift(trained: set[int], mask: Sequence[int], length: int) -> int | None:
+    """By how many tokens the mask must be moved to explain at least nine tenths of what is trained; None if by none."""
+    for by in SHIFTS:
+        moved = {i + by for i in mask if 0 < i + by < length}
+        if trained and len(trained & moved) >= 0.9 * len(trained | moved) > 0 and not trained <= set(mask):
+            return by
+    return None
+
+
+def _advantages(subject: Subject, check: str, samples: Sequence[Sample], found: Sequence[Trained]) -> Finding:
+    """Every token's advantage must be that of its row, by the settings' formula, from the reward of its own trace."""
+    drawn, config = subject.drawn, subject.run.config
+    if config.kl_in_reward:
+        return Finding(check, "unsure", "with --kl-placement reward, advantages also depend on the KL divergence")
+    rewards = {id(s): t.reward for s, t in zip(drawn.samples, drawn.traces, strict=True)}
+    values = expected_advantages(samples, [rewards[id(s)] for s in samples], config.advantages())
+    wanted = {id(s): value for s, value in zip(samples, values, strict=True)}
+    pairs = [(t, wanted[id(t.row)]) for t in found if id(t.row) in wanted]
+    limit = thresholds.ADVANTAGE_OF_TOKEN * max(1.0, *map(abs, values))
+    wrong = [(t, a) for t, a in pairs if not (t.advantages - a).abs().max().item() <= limit]
+    evidence = f"in {1 + max(t.update for t in found)} optimizer steps on {len(samples)} rollouts, "
+    if not wrong:
+        return Finding(check, "pass", f"{evidence}every token has the advantage of its rollout's reward")
+    first, value = wrong[0]
+    evidence += (
+        f"{len(wrong)} of {len(pairs)} rollouts have another advantage in the loss, the first "
+        f"{first.advantages[0].item():+.3g} in place of {value:+.3g} (group {first.row.group})"
+    )
+    got, right = (
+        sorted(round(v, 4) for v in vs) for vs in ([t.advantages[0].item() for t, _ in pairs], [a for _, a in pairs])
+    )
+    return Finding(check, "fail", evidence, "rewards-of-other-rollouts" if got == right else "advantages-wrong")
+
+
+def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch.Tensor]) -> Finding:
+    """Old log-probabilities, and those of the first update, must be the ones that the same rows got before the step."""
+    check, limit = (
+        "the loss compares log-probabilities of the same tokens",
+        thresholds.SAMPLING_GAP[subject.run.config.bf16],
+    )
+    known = [t for t in found if id(t.row) in first]
+    before = [t for t in known if t.update == 0]
+    old = mean_abs([t.old_logprobs for t in known], [first[id(t.row)] for t in known])
+    new = mean_abs([t.logprobs for t in before], [first[id(t.row)] for t in before]) if before else 0.0
+    evidence = (
+        f"mean |difference| from log-probabilities before the step: {old:.2g} nats for the old ones of {len(known)} rows, "
+        f"{new:.2g} for those of the first update (limit {limit:g})"
+    )
+    if max(old, new) <= limit:
+        return Finding(check, "pass", evidence)
+    tensors = [t.old_logprobs if old > limit else t.logprobs for t in (known if old > limit else before)]
+    truth = [first[id(t.row)] for t in (known if old > limit else before)]
+    for what, change in (
+        ("those of other tokens of the same row", lambda parts: [p.sort().values for p in parts]),
+        ("those of other rows", lambda parts: [torch.cat(list(parts)).sort().values]),
+    ):
+        rest = mean_abs(change(tensors), change(truth))
+        if rest <= max(limit, thresholds.UNEXPLAINED_REST * max(old, new)):
+            return Finding(check, "fail", f"{evidence}; they are {what} (rest {rest:.2g})", "logprobs-permuted")
+    if old > limit:
+        return Finding(check, "fail", evidence, "logprobs-permuted")
+    evidence += "; with gradients on, the trainer computes something else than without"
+    return Finding(check, "fail", evidence, "engine-trainer-mismatch")

@@ -1,0 +1,109 @@
+"""The training step's own code on a few rollouts, with a record of what reaches the loss, and of where gradients end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.losses import LossInputs
+from plumbob.trainer.doctor.subject import Subject, undone
+from plumbob.trainer.training import forward_backward
+from plumbob.trainer.training import step as training_step
+from plumbob.trainer.training.minibatches import Minibatch
+
+ITERATIONS = 2
+"""Most passes over the same rollouts: enough for log-probabilities of the first weights to matter."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the loss was given for one row, in one optimizer step."""
+
+    update: int
+    """Number of the optimizer step, from 0."""
+    row: Sample
+    logprobs: torch.Tensor
+    """[n] log-probabilities under the weights being trained."""
+    old_logprobs: torch.Tensor
+    """[n] those under the step's first weights."""
+    advantages: torch.Tensor
+    """[n] advantage of each token."""
+
+
+def rehearse(subject: Subject, samples: Sequence[Sample]) -> list[Trained]:
+    """Take a training step on these samples as `train_step` does, without rollouts and sync; it is undone afterwards.
+
+    The step's functions are looked up where `train_step` looks them up.
+    """
+    run, step = subject.run, training_step
+    config, found = run.config, []
+    with undone(run):
+        step.set_learning_rate(run)
+        kl_sums = step.reference_kl(run, list(samples)) if config.kl_in_reward else None
+        advantages = step.step_advantages(samples, config.advantages(), kl_sums)
+        minibatches = step.make_minibatches(samples, advantages, config, run.world, count=config.num_minibatches)
+        if run.updates_per_step > 1:
+            for minibatch in minibatches[1:]:
+                step.score_old_policy(run, minibatch)
+        for update, minibatch in enumerate(minibatches * min(config.num_iterations, ITERATIONS)):
+            with _recorded(update) as rows:
+                step.optimizer_step(run, minibatch, None)
+            found += rows
+    return found
+
+
+@contextmanager
+def _recorded(update: int) -> Generator[list[Trained]]:
+    """Record what `policy_loss` is given inside the context, row by row."""
+    found: list[Trained] = []
+    rows: list[Sample] = []
+    loss, policy_loss = forward_backward.grpo_loss, forward_backward.policy_loss
+
+    def of_rows(run: Any, minibatch: Minibatch, indices: Sequence[int]) -> Any:
+        rows[:] = [minibatch.rows[i] for i in indices]
+        return loss(run, minibatch, indices)
+
+    def of_tokens(inputs: LossInputs, objective: Any) -> Any:
+        counts = [row.num_sampled for row in rows]
+        tensors = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
+        if all(len(t) == sum(counts) for t in tensors):
+            parts = zip(*(t.detach().cpu().split(counts) for t in tensors), strict=True)
+            found.extend(Trained(update, row, *part) for row, part in zip(rows, parts, strict=True))
+        return policy_loss(inputs, objective)
+
+    with (
+        mock.patch.object(forward_backward, "grpo_loss", of_rows),
+        mock.patch.object(forward_backward, "policy_loss", of_tokens),
+    ):
+        yield found
+
+
+def trained_positions(subject: Subject, row: Sample) -> set[int] | None:
+    """The positions of the row whose tokens get a gradient with an advantage of 1: what the loss is really on.
+
+    The logits of the token at position t come from the hidden state at t - 1, and from no other: a hidden state after the
+    last layer that has a gradient belongs to a trained token. None if these hidden states cannot be seen.
+    """
+    decoder, found = subject.run.policy.model.get_decoder(), []
+
+    def seen(module: Any, args: Any, output: Any) -> None:
+        hidden = getattr(output, "last_hidden_state", None)
+        if hidden is not None and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: found.append(gradient.detach()))
+
+    handle = decoder.register_forward_hook(seen)
+    try:
+        subject.gradient([row], [1.0])
+    finally:
+        handle.remove()
+        subject.run.policy.sharding.zero_grad()
+    if not found or any(g.shape[:2].numel() != len(row.token_ids) for g in found):
+        return None
+    hit = sum((g.flatten(0, 1) != 0).any(-1).int() for g in found)
+    assert isinstance(hit, torch.Tensor)
+    return {i + 1 for i in hit.nonzero()[:, 0].tolist()}

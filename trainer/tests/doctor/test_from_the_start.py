@@ -1,0 +1,152 @@
+"""Faults that are there before a run is set up: the probes go on where `train` stops, and find out which side is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from plumbob.console import UserError
+from plumbob.testing.faults.doubles import blind, engine_of, lora_layers, put
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.probes import conditioning
+from plumbob.trainer.doctor.run_probes import PROBES, examine
+from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.policy import policy
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.training.train import run as train
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> Subject:
+            config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
+            subject = load_subject(config, join_world(torch.device("cpu")), tmp_path, lambda _: None, 4)
+            stack.callback(subject.close)
+            return subject
+
+        yield make
+
+
+def trainer_blind(patch: Patch) -> None:
+    """The loss mask is the attention mask, as in verifiers' GRPOTrainer from July to October 2025."""
+    score = Policy.score
+    patch.setattr(
+        Policy, "score", lambda self, rows, temperature: blind(lambda r, t: score(self, r, t), rows, temperature)
+    )
+
+
+def temperature_ignored(patch: Patch) -> None:
+    score = Policy.score
+    patch.setattr(Policy, "score", lambda self, rows, temperature: score(self, rows, 1.0))
+
+
+def positions_back(patch: Patch) -> None:
+    """In the trainer, what follows the first prompt has positions that are one too low."""
+    make_batch = policy.make_batch
+
+    def shifted(rows: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        batch = make_batch(rows, *args, **kwargs)
+        places = [[i - (i >= row.loss_mask.index(True)) for i in range(len(row.token_ids))] for row in rows]
+        batch.inputs["position_ids"] = torch.tensor([[i for row in places for i in row]])
+        return batch
+
+    patch.setattr(policy, "make_batch", shifted)
+
+
+def prompted(change: Callable[[list[int]], list[int]]) -> Callable[[Patch], None]:
+    """The engine samples after the prompt that `change` makes of the given one."""
+
+    def put_in(patch: Patch) -> None:
+        generate = TransformersEngine.generate
+        patch.setattr(
+            TransformersEngine, "generate", lambda self, ids, sampling: generate(self, change(list(ids)), sampling)
+        )
+
+    return put_in
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "evidence", "settings"),
+    [
+        (trainer_blind, "loss-mask-as-attention-mask", "other prompts move", {}),
+        (temperature_ignored, "temperature-not-applied", "trainer computes at temperature 1 in place of 1.3", {"temperature": 1.3}),
+        (positions_back, "positions-shifted", "first prompt moved by -1", {}),
+        (prompted(lambda ids: ids[:-3]), "assistant-header-missing", "engine computes without the assistant header", {}),
+        (prompted(lambda ids: [ids[0]] + [40] * (len(ids) - 9) + ids[-8:]), "prompt-replaced", "", {}),
+    ],
+    ids=["mask", "temperature", "positions", "header", "prompt"],
+)  # fmt: skip
+def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause, evidence, settings):
+    fault(monkeypatch)
+    findings = [finding for _, finding in examine(loaded(**settings))]
+    assert findings[-1].cause == cause, findings[-1]
+    assert evidence in findings[-1].evidence
+
+
+def test_a_fitted_temperature_is_the_best_and_not_the_first_that_fits(loaded, monkeypatch):
+    """At 0.7 for 1 the gap is small, so that 0.6 leaves little as well."""
+    generate = TransformersEngine.generate
+
+    def at(self: Any, ids: Any, sampling: Any) -> Any:
+        return generate(self, ids, dataclasses.replace(sampling, temperature=0.7))
+
+    monkeypatch.setattr(TransformersEngine, "generate", at)
+    found = [f for f in PROBES["parity"](loaded()) if f.cause]
+    assert found[0].cause == "temperature-not-applied"
+    assert "engine computes at temperature 0.7 in place of 1" in found[0].evidence
+
+
+def test_train_stops_and_names_the_command_that_finds_the_cause(tmp_path, monkeypatch):
+    trainer_blind(monkeypatch)
+    config = TrainConfig(output_dir=str(tmp_path), run_name="stopped", eval_examples=0)
+    with pytest.raises(UserError, match="doctor --config .*stopped.config.toml"):
+        train(config)
+    assert (tmp_path / "stopped" / "config.toml").is_file()
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+def test_the_scale_of_an_adapter_in_the_engine_is_fitted(loaded, factor):
+    subject = loaded(peft=True)
+    with ExitStack() as stack:
+        for module in lora_layers(subject.run).values():
+            put(stack, module, "scaling", {name: s * factor for name, s in module.scaling.items()})
+        found = [f for f in PROBES["sync"](subject) if f.cause]
+    assert found[0].cause == "adapter-scale-differs"
+    assert f"base + {factor:g} times" in found[0].evidence
+
+
+def test_a_head_that_is_not_tied_is_named(loaded):
+    subject = loaded()
+    head: Any = engine_of(subject.run).model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    assert subject.began
+    assert next(f for f in PROBES["sync"](subject) if f.cause).cause == "head-not-tied"
+
+
+def test_an_attention_mask_of_sampled_tokens_is_seen_although_each_turn_sees_its_last_context_token(
+    loaded, monkeypatch
+):
+    make_batch = policy.make_batch
+
+    def masked(rows: Sequence[Any], layout: Any, device: Any, flash: bool = False) -> Any:
+        batch = make_batch(rows, "padded", device)
+        mask = torch.zeros_like(batch.ids)
+        for i, row in enumerate(rows):
+            mask[i, : len(row.token_ids)] = torch.tensor(row.loss_mask)
+        batch.inputs["attention_mask"] = mask
+        return batch
+
+    subject = loaded()
+    subject.run.policy.model.set_attn_implementation("sdpa")
+    monkeypatch.setattr(policy, "make_batch", masked)
+    assert next(f for f in conditioning.probe(subject) if f.cause).cause == "loss-mask-as-attention-mask"

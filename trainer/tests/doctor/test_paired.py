@@ -1,0 +1,220 @@
+"""Probes that compare what is paired: rewards, advantages, log-probabilities, positions, learning rates, the saved model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plumbob.rollout import Sample
+from plumbob.testing.faults.doubles import Inject, put
+from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.probes.pairing import expected_advantages
+from plumbob.trainer.doctor.rehearsal import trained_positions
+from plumbob.trainer.doctor.run_probes import PROBES
+from plumbob.trainer.doctor.schedule import scheduled_rate
+from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.policy import policy
+from plumbob.trainer.rollouts import collect
+from plumbob.trainer.training import forward_backward
+from plumbob.trainer.training import step as training_step
+from plumbob.trainer.training.step import set_learning_rate
+
+
+@pytest.fixture
+def subject_with(tmp_path):
+    with ExitStack() as stack:
+
+        def make(inject: Inject | None = None, **settings: Any) -> Subject:
+            config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
+            subject = load_subject(config, join_world(torch.device("cpu")), tmp_path, lambda _: None, 4)
+            stack.callback(subject.close)
+            if inject is not None:
+                inject(stack, subject.run)
+            return subject
+
+        yield make
+
+
+def advantages_of(change: Callable[[list[Sample], list[float]], list[float]]) -> Inject:
+    """The training step's advantages become what `change` makes of its samples and their right advantages."""
+
+    def inject(stack: ExitStack, run: Any) -> None:
+        original = training_step.step_advantages
+
+        def changed(samples: Any, *args: Any) -> Any:
+            right = original(samples, *args)
+            return dataclasses.replace(right, values=change(list(samples), right.values))
+
+        put(stack, training_step, "step_advantages", changed)
+
+    return inject
+
+
+def less_the_batch_mean(samples: list[Sample], values: list[float]) -> list[float]:
+    return [s.reward - sum(t.reward for t in samples) / len(samples) for s in samples]
+
+
+def of_the_next(samples: list[Sample], values: list[float]) -> list[float]:
+    return [*values[1:], values[0]]
+
+
+def rewards_rolled(stack: ExitStack, run: Any) -> None:
+    """Rollouts get the reward of the one before, between scoring and training."""
+    add_round = collect._add_round
+
+    async def rolled(*args: Any) -> None:
+        await add_round(*args)
+        batch = args[-1]
+        rewards = [sample.reward for sample in batch.drawn]
+        batch.drawn[:] = [dataclasses.replace(s, reward=rewards[i - 1]) for i, s in enumerate(batch.drawn)]
+
+    put(stack, collect, "_add_round", rolled)
+
+
+def mask_moved_with_gradients_on(stack: ExitStack, run: Any) -> None:
+    score = run.policy.score
+
+    def moved(rows: Any, temperature: float) -> Any:
+        if torch.is_grad_enabled():
+            rows = [dataclasses.replace(row, loss_mask=[*row.loss_mask[1:], False]) for row in rows]
+        return score(rows, temperature)
+
+    put(stack, run.policy, "score", moved)
+
+
+def old_logprobs_backwards(stack: ExitStack, run: Any) -> None:
+    score = forward_backward.score_old_policy
+
+    def backwards(run: Any, minibatch: Any) -> None:
+        score(run, minibatch)
+        minibatch.old_logprobs.update({i: values.flip(0) for i, values in minibatch.old_logprobs.items()})
+
+    put(stack, training_step, "score_old_policy", backwards)
+
+
+def rate_stuck_after_three_updates(stack: ExitStack, run: Any) -> None:
+    step, taken = run.optimizer.step, []
+
+    def stuck(*args: Any, **kwargs: Any) -> Any:
+        taken.append(1)
+        for group in run.optimizer.param_groups:
+            group["lr"] *= 1.0 if len(taken) <= 3 else 1e-3
+        return step(*args, **kwargs)
+
+    put(stack, run.optimizer, "step", stuck)
+
+
+def adapter_merged_at_half_scale(stack: ExitStack, run: Any) -> None:
+    merged = policy.merged_state
+
+    def halved(model: Any) -> Any:
+        layers = [m for m in model.modules() if hasattr(m, "lora_A")]
+        with ExitStack() as inner:
+            for layer in layers:
+                put(inner, layer, "scaling", {name: s / 2 for name, s in layer.scaling.items()})
+            return merged(model)
+
+    put(stack, policy, "merged_state", halved)
+
+
+@pytest.mark.parametrize(
+    ("probe", "fault", "cause", "settings"),
+    [
+        ("pairing", rewards_rolled, "rewards-of-other-rollouts", {}),
+        ("pairing", advantages_of(of_the_next), "rewards-of-other-rollouts", {}),
+        ("pairing", advantages_of(less_the_batch_mean), "advantages-wrong", {}),
+        ("pairing", advantages_of(lambda _, values: [-v for v in values]), "advantages-wrong", {"num_generations": 8}),
+        ("training_step", advantages_of(less_the_batch_mean), "advantages-wrong", {}),
+        ("training_step", mask_moved_with_gradients_on, "loss-mask-shifted", {}),
+        ("training_step", old_logprobs_backwards, "logprobs-permuted", {"num_minibatches": 2}),
+        ("movement", rate_stuck_after_three_updates, "schedule-hides-rate", {}),
+        ("saved", adapter_merged_at_half_scale, "saved-model-differs", {"peft": True}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_is_paired_wrongly_is_named(subject_with, probe, fault, cause, settings):
+    found = [finding for finding in PROBES[probe](subject_with(fault, **settings)) if finding.cause]
+    assert found and found[0].cause == cause, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bf16": True, "num_iterations": 2, "num_minibatches": 2},
+        {"bf16": True, "peft": True, "lora_r": 1},
+        {"scale_rewards": "group", "baseline": "leave_one_out", "warmup_steps": 10, "lr_scheduler_type": "cosine"},
+        {"scale_rewards": "batch", "weight_decay": 0.1, "max_grad_norm": 0.1, "kl_beta": 0.04},
+        {"num_generations": 2, "loss_type": "gspo", "num_iterations": 4},
+    ],
+    ids=str,
+)
+def test_unusual_settings_give_no_alarm(subject_with, settings):
+    subject = subject_with(**settings)
+    names = ("pairing", "parity", "training_step", "gradient", "movement", "saved", "sync")
+    assert [(f.check, f.evidence) for name in names for f in PROBES[name](subject) if f.cause] == []
+
+
+def test_without_a_signal_nothing_that_needs_one_is_judged(subject_with):
+    subject = subject_with(env_args=("difficulty=hard",))
+    assert not subject.advantages.with_signal
+    findings = [f for name in ("training_step", "sync", "gradient", "movement", "saved") for f in PROBES[name](subject)]
+    assert [(f.check, f.evidence) for f in findings if f.cause] == []
+    unsure = {f.check for f in findings if f.verdict == "unsure" and "no group has a signal" in f.evidence}
+    assert len(unsure) >= 3
+
+
+def test_a_gradient_predicts_the_change_of_a_small_step(subject_with):
+    subject = subject_with()
+    findings = {f.check: f for f in PROBES["gradient"](subject)}
+    for check in ("an advantage of +1 raises log-probabilities", "an advantage of -1 lowers log-probabilities"):
+        assert findings[check].verdict == "pass"
+        assert "+1.00 times what the gradient's norm" in findings[check].evidence
+
+
+def test_trained_positions_are_those_of_the_mask(subject_with):
+    subject = subject_with()
+    row = next(s for s in subject.drawn.samples if sum(s.loss_mask) > 4)
+    mask = {i for i, m in enumerate(row.loss_mask) if m}
+    found = trained_positions(subject, row)
+    assert found is not None and found <= mask and len(found) >= 0.9 * len(mask)
+
+
+def sample(reward: float, group: int, truncated: bool, parts: dict[str, float]) -> Sample:
+    return Sample([0, 1], [False, True], [0.0, -1.0], reward, str(group), "", truncated, rewards=parts)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-50, 50), st.integers(0, 2), st.booleans(), st.integers(-8, 8)), min_size=1, max_size=16
+    ),
+    st.sampled_from(["none", "group", "batch"]),
+    st.sampled_from(["mean", "leave_one_out"]),
+    st.sampled_from(["sum_then_normalize", "normalize_then_sum"]),
+    st.sampled_from(["keep", "penalise"]),
+)
+def test_two_independent_computations_of_advantages_agree(rows, scale, baseline, aggregation, overlong):
+    settings = AdvantageSettings(scale=scale, baseline=baseline, aggregation=aggregation, overlong=overlong)
+    samples = [sample(float(r), g, cut, {"a": float(a), "b": float(r - a)}) for r, g, cut, a in rows]
+    expected = expected_advantages(samples, [s.reward for s in samples], settings)
+    assert expected == pytest.approx(step_advantages(samples, settings).values, abs=1e-9)
+
+
+@given(
+    st.sampled_from(["linear", "cosine", "constant", "constant_with_warmup"]), st.integers(0, 20), st.integers(1, 60)
+)
+def test_two_independent_schedules_agree(kind, warmup, total):
+    config = TrainConfig(lr_scheduler_type=kind, warmup_steps=warmup, max_steps=total, learning_rate=1e-3)
+    for step in range(total):
+        state = type("State", (), {"step": step})
+        run: Any = type("Run", (), {"config": config, "state": state, "optimizer": torch.optim.SGD([torch.zeros(1)])})
+        assert math.isclose(set_learning_rate(run), scheduled_rate(config, step), rel_tol=1e-9, abs_tol=1e-18)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,23 +21,26 @@ def rewarded(weight: float = 1.0, **rewards: Callable[[vf.Task, vf.Trace, float]
     reward; added rewards have weight 1.
     """
 
-    def inject(stack: ExitStack, run: Run) -> None:
-        cls: Any = type(run.tasks.train[0])
-        own = reward_name(cls)
-        original = getattr(cls, own)
+    return lambda stack, run: replace_rewards(stack, type(run.tasks.train[0]), weight, rewards)
 
-        def hook(name: str, function: Callable[[vf.Task, vf.Trace, float], float]) -> Any:
-            async def score(self: vf.Task, trace: vf.Trace) -> float:
-                return function(self, trace, await original(self, trace))
 
-            score.__name__ = name
-            return vf.reward(weight=weight if name == own else 1.0)(score)
+def replace_rewards(
+    stack: ExitStack, cls: Any, weight: float, rewards: Mapping[str, Callable[[vf.Task, vf.Trace, float], float]]
+) -> None:
+    """What `rewarded` does, for the tasks of this class."""
+    own = reward_name(cls)
+    original = getattr(cls, own)
 
-        for name, function in rewards.items():
-            name = own if name == "correct" else name
-            put(stack, cls, name, hook(name, function))
+    def hook(name: str, function: Callable[[vf.Task, vf.Trace, float], float]) -> Any:
+        async def score(self: vf.Task, trace: vf.Trace) -> float:
+            return function(self, trace, await original(self, trace))
 
-    return inject
+        score.__name__ = name
+        return vf.reward(weight=weight if name == own else 1.0)(score)
+
+    for name, function in rewards.items():
+        name = own if name == "correct" else name
+        put(stack, cls, name, hook(name, function))
 
 
 def reward_name(cls: type[vf.Task]) -> str:

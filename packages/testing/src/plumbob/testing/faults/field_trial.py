@@ -1,0 +1,57 @@
+"""Set a run up with a fault of the field and sample a few of its rollouts, for tests that the fault does what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import torch
+import typer
+from plumbob.rollout.verifiers_adapter import Trace
+from plumbob.testing.faults.field import BASE, FieldFault
+from plumbob.trainer.cli import doctor
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.subject import Subject, load_subject
+
+
+def config_of(fault: FieldFault, env: str) -> TrainConfig:
+    """The settings with which `doctor ENV` examines this fault, but without the check of a weight sync."""
+    words = [env, *BASE[env].split(), *fault.options.split(), "--eval-examples", "4"]
+    command = typer.main.get_command(doctor.app)
+    given = dict(command.make_context("doctor", words).params)
+    for name in ("everything", "as_json", "html", "version"):
+        given.pop(name, None)
+    config, _ = doctor.configure(given)
+    return dataclasses.replace(config, parity_limit=1e6)
+
+
+@contextmanager
+def tried(fault: FieldFault, folder: Path, env: str | None = None, groups: int = 2) -> Generator[Subject]:
+    """A run with the fault in it, whose rollouts can be drawn."""
+    env = env or fault.envs[0]
+    with ExitStack() as stack:
+        if fault.start is not None:
+            fault.start(stack, env)
+        subject = load_subject(
+            config_of(fault, env), join_world(torch.device("cpu")), folder, lambda _: None, groups=groups
+        )
+        stack.enter_context(closing(subject))
+        if fault.inject is not None:
+            fault.inject(stack, subject.run)
+        yield subject
+
+
+def gap(subject: Subject) -> float:
+    """Mean absolute difference of the engine's and the trainer's log-probabilities of the sampled tokens, in nats."""
+    samples = subject.drawn.samples
+    trained = torch.cat(subject.score(samples))
+    return (trained - torch.tensor([x for s in samples for x in s.sampled_logprobs])).abs().mean().item()
+
+
+def texts(trace: Trace, kind: str) -> list[str]:
+    """The texts of a rollout's messages of one kind: "ToolMessage", "SystemMessage", "UserMessage" or
+    "AssistantMessage"."""
+    return [str(node.message.content) for node in trace.nodes if type(node.message).__name__ == kind]

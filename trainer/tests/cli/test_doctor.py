@@ -82,7 +82,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
         ("tokens", Finding("b", "fail", "3 of 4", "groups-mixed")),
         ("sync", Finding("c", "fail", "5 of 6", "engine-stale")),
     ]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--all", "--html", str(page)])
@@ -95,28 +95,30 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
 
 def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "fail", "2", "groups-mixed"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert exit_.value.code == 1 and report["cause"] == "groups-mixed"
     assert [f["verdict"] for f in report["findings"]] == ["pass", "fail"]
     assert report["findings"][1]["probe"] == "tokens"
+    assert report["limits"][-1].startswith("Not examined") and report["findings"][1]["links"] == []
     assert report["causes"]["groups-mixed"]["hypotheses"] == list(CAUSES["groups-mixed"].hypotheses)
 
 
 def test_nothing_wrong_is_exit_code_0(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "unsure", "2"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup"])
     assert exit_.value.code == 0
-    assert "No cause found: 2 checks, 1 of them inconclusive (unsure)." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "No cause found in 2 checks.\n  Not certain: b (2)\n  Not examined, because nothing is trained" in out
 
 
 def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "error", "KeyError: 'x'"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything: (pair for pair in found))
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     code, out, _ = told("lookup", "--html", str(page))
     assert code == 2
@@ -130,7 +132,7 @@ def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
 def test_ctrl_c_ends_it_without_a_traceback(told, monkeypatch):
     closed = []
 
-    def probed(config, everything):
+    def probed(config, everything, scope):
         try:
             yield "data", Finding("a", "pass", "1")
             raise KeyboardInterrupt

@@ -75,9 +75,21 @@ class BoundTool:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
             raise ValueError(f"wrong arguments for {self.spec.declared.name}: {problems}") from None
         caller = caller or Caller(Limits().max_tool_seconds)
-        result = await self.spec.calls.call(f"`{self.spec.declared.name}`", self.fn, kwargs, caller)
-        blocks = _convert_to_content(result)
-        return "\n".join(getattr(block, "text", str(block)) for block in blocks) if blocks else "[]"
+        return _as_text(await self.spec.calls.call(f"`{self.spec.declared.name}`", self.fn, kwargs, caller))
+
+    async def own_result(self, arguments: dict[str, Any]) -> str:
+        """What the tool itself returns, as text: without time limit, threads, or anything else that a rollout adds.
+
+        To compare it with what a rollout showed the model. Raises whatever the tool raises.
+        """
+        result = self.fn(**self.spec.metadata.validate_arguments(arguments))
+        return _as_text(await result if inspect.isawaitable(result) else result)
+
+
+def _as_text(result: Any) -> str:
+    """What a tool returned, as the text that verifiers' harness would show the model."""
+    blocks = _convert_to_content(result)
+    return "\n".join(getattr(block, "text", str(block)) for block in blocks) if blocks else "[]"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import signal
@@ -22,16 +23,21 @@ from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading,
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.doctor.scope import Scope
 
 if TYPE_CHECKING:
     from plumbob.trainer.diagnosis.findings import Finding
 
 app = typer.Typer(rich_markup_mode=None)
 
+MOST_PLACES = 3
+"""Most places of a finding that the terminal shows."""
+
 _HELP = """Find out why a training run does not learn.
 
-`doctor ENV --model M`, with the options of `train`, runs controlled experiments (probes) on your model, environment and
-options, in minutes. `doctor` stops at the first probe that fails, and names the cause.
+`doctor ENV --model M`, with the options of `train`, first examines settings, tasks, rewards and tools, which takes
+seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
+and stops at the first probe that fails. It names the cause.
 
 `doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running.
 
@@ -54,15 +60,16 @@ def doctor(**given: Any) -> int:
         from plumbob.trainer.watch.watch import run_config
 
         config = run_config(Path(target).expanduser())
+        scope = Scope(run=True)
         found, title = _watched(Path(target)), f"doctor {target}"
-        everything = True
     else:
         config, _ = configure(given)
         if config.mixture:
             names = [env for env, _ in config.members]
             raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
         check_before_loading(config, None)
-        found, title = _probed(config, bool(everything)), f"doctor {config.env} --model {config.model}"
+        scope = Scope()
+        found, title = _probed(config, bool(everything), scope), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
         with closing(found), first_ctrl_c():
@@ -73,15 +80,16 @@ def doctor(**given: Any) -> int:
     except KeyboardInterrupt:
         print("doctor: interrupted", file=sys.stderr)
         return INTERRUPTED
+    limits = scope.limits([finding for _, finding in findings])
     if as_json:
-        print(json.dumps(_report(title, findings), indent=2))
+        print(json.dumps(_report(title, findings, limits), indent=2))
     else:
-        print(_conclusion([f for _, f in findings], bool(everything), config))
+        print(_conclusion([f for _, f in findings], limits, scope, config))
     if page is not None:
         from plumbob.trainer.doctor.page import render
 
         try:
-            Path(page).write_text(render([f for _, f in findings], title), encoding="utf-8")
+            Path(page).write_text(render([f for _, f in findings], title, limits), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
     if any(f.cause for _, f in findings):
@@ -138,8 +146,19 @@ def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
         yield "watch", finding
 
 
-def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Finding]]:
-    announce(f"torch, verifiers and the environment {config.env}")
+def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tuple[str, Finding]]:
+    """First what needs settings only, then tasks, rewards and tools, then the model: each as soon as it is loaded.
+
+    All that needs no model is examined also after a failure, because it takes seconds.
+    """
+    failed = False
+    for name, finding in _without_model(config, scope):
+        failed = failed or finding.verdict == "fail"
+        yield name, finding
+    if failed and not everything:
+        scope.stopped = True
+        return
+    announce("torch and transformers")
     with fast_imports():
         import_transformers()
         from plumbob.trainer.diagnosis.findings import Finding
@@ -155,19 +174,42 @@ def _probed(config: TrainConfig, everything: bool) -> Generator[tuple[str, Findi
     try:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                subject = load_subject(config, here, Path(folder), _print_status)
+                subject = load_subject(config, here, Path(folder), _print_status, environments=scope.environments)
             except SyncError as error:
                 yield "sync", Finding("the first weight sync succeeds", "fail", str(error), "weights-not-synced")
+                scope.stopped = True
                 return
             try:
                 for note in subject.run.tasks.notes:
                     _print_status(note)
                 _print_status(f"sampling {subject.run.rollouts_per_step} rollouts")
-                yield from examine(subject, everything=everything)
+                for name, finding in examine(subject, everything=everything, without=("environment",)):
+                    if subject.is_drawn:
+                        scope.rollouts, scope.groups = len(subject.drawn.samples), subject.groups
+                    scope.stopped = finding.verdict == "fail" and not everything
+                    yield name, finding
             finally:
                 subject.close()
     finally:
         leave_world()
+
+
+def _without_model(config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
+    """The findings that need neither torch nor a model."""
+    from plumbob.trainer.doctor.before_model import settings
+
+    for finding in settings.checks(config):
+        yield "settings", finding
+    announce(f"verifiers and the environment {config.env}")
+    with fast_imports():
+        from plumbob.trainer.doctor.before_model.examine import examine_environment
+        from plumbob.trainer.doctor.environment import Environment
+        from plumbob.trainer.rollouts.tasks import load_environments
+    scope.environments = load_environments(config)
+    with asyncio.Runner() as runner:
+        environment = Environment(config, scope.environments[0], runner)
+        scope.tasks = len(environment.sample)
+        yield from examine_environment(environment)
 
 
 def _print_status(text: str) -> None:
@@ -177,18 +219,24 @@ def _print_status(text: str) -> None:
 def _line(finding: Finding) -> str:
     loud = finding.verdict in ("fail", "error")
     step = f" (step {finding.step})" if finding.step is not None else ""
-    return f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
+    text = f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
+    for place in finding.places[:MOST_PLACES] if finding.verdict != "pass" else ():
+        text += f"\n        look at: report.html#{place.fragment}"
+    if finding.command and loud:
+        text += f"\n        shown again by: {finding.command}"
+    return text
 
 
-def _conclusion(findings: list[Finding], everything: bool, config: TrainConfig) -> str:
+def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config: TrainConfig) -> str:
     from plumbob.trainer.diagnosis.causes import CAUSES
 
     causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
     if not causes:
-        unsure, broken = (sum(f.verdict == verdict for f in findings) for verdict in ("unsure", "error"))
-        if broken:
-            return f"\nNo cause found, but {broken} of {len(findings)} checks could not be completed (ERROR)."
-        return f"\nNo cause found: {len(findings)} checks, {unsure} of them inconclusive (unsure)."
+        broken = sum(f.verdict == "error" for f in findings)
+        first = f"No cause found, but {broken} of {len(findings)} checks could not be completed (ERROR)."
+        if not broken:
+            first = f"No cause found in {len(findings)} checks."
+        return "\n".join([f"\n{first}", *(f"  {limit}" for limit in limits)])
     first = CAUSES[causes[0]]
     lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.advice(config.env, config.model)}"]
     about = [", ".join(first.hypotheses), first.source and f"reported in {first.source}"]
@@ -196,20 +244,29 @@ def _conclusion(findings: list[Finding], everything: bool, config: TrainConfig) 
         lines.append(f"  ({'; '.join(part for part in about if part)})")
     if causes[1:]:
         lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(causes[1:])}")
-    elif not everything:
-        lines.append("The checks after this failure were not run; --all runs them too.")
+    if scope.stopped:
+        what = "The model was not examined" if not scope.rollouts else "The checks after this failure were not run"
+        lines.append(f"{what}; --all does that too.")
     return "\n".join(lines)
 
 
-def _report(title: str, findings: list[tuple[str, Finding]]) -> dict[str, Any]:
+def _report(title: str, findings: list[tuple[str, Finding]], limits: list[str]) -> dict[str, Any]:
     from plumbob.trainer.diagnosis.causes import CAUSES
 
     causes = dict.fromkeys(f.cause for _, f in findings if f.cause is not None)
     return {
         "title": title,
         "cause": next(iter(causes), None),
-        "findings": [{"probe": probe, **dataclasses.asdict(finding)} for probe, finding in findings],
+        "findings": [
+            {
+                "probe": probe,
+                **dataclasses.asdict(finding),
+                "links": [f"report.html#{place.fragment}" for place in finding.places],
+            }
+            for probe, finding in findings
+        ],
         "causes": {name: dataclasses.asdict(CAUSES[name]) for name in causes},
+        "limits": limits,
     }
 
 

@@ -176,7 +176,7 @@ LARGE_REWARD = Threshold(
 NOT_FINITE = Threshold(0.1, "largest share of rollouts whose reward may be NaN or infinite", "reward-not-finite")
 LITTLE_SIGNAL = Threshold(
     0.3, "smallest share of groups, before a run, in which the rewards must differ",
-    "task-out-of-reach", "task-solved", "groups-without-variety",
+    "task-out-of-reach", "task-solved", "groups-without-variety", "too-little-signal",
 )  # fmt: skip
 NO_SIGNAL = Threshold(
     0.8,
@@ -344,11 +344,6 @@ LIVE_SHARE = Threshold(
     0.3, "smallest share of groups with a signal in a run's first steps, as the probes ask for before a run",
     "too-little-signal",
 )  # fmt: skip
-LIVE_GROUPS = Threshold(
-    4.0, "groups with a signal per step below which a step is too few to learn from, if most groups have none: the "
-    "direction of an update is then that of two or three tasks (huggingface/trl#3017)",
-    "too-little-signal",
-)  # fmt: skip
 RATE_APART = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
 )
@@ -364,12 +359,12 @@ FEWEST_DROPPED = Threshold(
     8, "fewest rollouts left out in the last five steps whose length is compared with that of the others",
     "drops-are-biased",
 )  # fmt: skip
-FEW_TASKS = Threshold(
+FEW_TASKS_SEEN = Threshold(
     16, "number of training tasks, each seen four times, at or below which a run has few: a step of the default size "
     "holds all of them",
     "few-distinct-tasks",
 )  # fmt: skip
-EMPTY_RESULTS = Threshold(
+EMPTY_IN_A_RUN = Threshold(
     0.9, "largest share of tool results that may be empty, or the same to different calls. Programs that print nothing "
     "are common, so it is high",
     "tools-return-nothing",
@@ -377,4 +372,98 @@ EMPTY_RESULTS = Threshold(
 DOWN_RESULTS = Threshold(
     0.2, "largest share of tool results that may be a server's errors, written as text; as for rollouts that fail",
     "tools-fail",
+)  # fmt: skip
+
+# Data and environment, before a run
+
+FEW_TASKS = Threshold(
+    32, "smallest number of different training tasks. With fewer, the share of solved tasks is known to no better than "
+    "9 percent points (one standard error, at half of them solved), and it is for these tasks alone",
+    "few-distinct-tasks",
+)  # fmt: skip
+SEEN_OFTEN = Threshold(
+    3,
+    "smallest number of times that each of few tasks is taken in a run at which they are too few",
+    "few-distinct-tasks",
+)
+DUPLICATES = Threshold(0.2, "largest share of training tasks that may be copies of other ones", "duplicate-tasks")
+COMPARED_PROMPTS = Threshold(
+    4, "smallest number of training prompts, and of held-out ones, that are compared", "evaluation-prompted-differently"
+)
+GIVEN_AWAY = Threshold(
+    0.9, "smallest share of the prompts with a certain text in which the answer follows that text, so that the text gives "
+    "it away. Where a prompt lists options, an option follows the text and is the answer in half of the prompts at most",
+    "answer-in-prompt",
+)  # fmt: skip
+GIVEN_AWAY_SHARE = Threshold(
+    0.15, "smallest share of all first prompts in which the answer must be given away", "answer-in-prompt"
+)
+GIVEN_AWAY_TASKS = Threshold(
+    6, "smallest number of first prompts in which the answer must be given away", "answer-in-prompt"
+)
+SILENT_ZEROS = Threshold(
+    0.5, "largest share of tasks whose oracle earns nothing that is attributed to single tasks; above it, the reward or the "
+    "oracle is wrong for all",
+    "grader-swallows-errors", "oracle-fails",
+)  # fmt: skip
+SLOW_SCORING = Threshold(
+    5, "longest time that a reply of 10,000 characters may take to be scored without a remark, in seconds"
+)
+EXPLOITABLE = Threshold(
+    0.5, "largest share of what an oracle earns above an empty reply that a transcript which solves nothing may earn",
+    "reward-exploitable",
+)  # fmt: skip
+EXPLOITABLE_EMPTY = Threshold(
+    0.75, "largest share of the reward's range, from the worst transcript to the oracle's, that an empty reply may earn. A "
+    "reward of -1, 0 and 1 for wrong, no and right answers gives it half",
+    "reward-exploitable",
+)  # fmt: skip
+CHEAP_PLAYED = Threshold(
+    6, "smallest number of tasks in which a kind of cheap transcript is played to be judged", "reward-exploitable"
+)
+JUDGED_RESULTS = Threshold(
+    8, "smallest number of tool results of oracles that are judged", "tools-return-nothing", "tool-results-cut"
+)
+EMPTY_RESULTS = Threshold(0.5, "largest share of the tool results of oracles that may be empty", "tools-return-nothing")
+NEEDS_HELD = Threshold(
+    0.1, "share of an oracle's later arguments and answers that must stand in what it has read, if results are empty or all "
+    "the same",
+    "tools-return-nothing",
+)  # fmt: skip
+NEEDS_HELD_WHOLE = Threshold(
+    0.5, "share of an oracle's later arguments and answers that must stand in what it has read, if tool results end inside "
+    "texts of the task's data",
+    "tool-results-cut",
+)  # fmt: skip
+LIVE_GROUPS = Threshold(
+    4, "smallest expected number of groups with a signal in a step. The mean of fewer is chance: its standard error is more "
+    "than half of the spread of single groups",
+    "too-little-signal",
+)  # fmt: skip
+LIVE_ROLLOUTS = Threshold(
+    32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
+    "too-little-signal",
+)  # fmt: skip
+DEAD_SHARE = Threshold(
+    0.6,
+    "largest share of groups without a signal that passes without a remark, and that must be exceeded for certain "
+    "where a larger group size would give a signal",
+    "too-little-signal",
+)
+PENALISED = ByPrecision(
+    0.01, 0.05, "smallest difference between tokens that the text already has and other tokens, in how the engine's "
+    "log-probabilities differ from the trainer's, that counts as a penalty, in nats",
+    "sampling-penalised",
+)  # fmt: skip
+TOO_SELDOM = Threshold(
+    5, "standard deviations by which sampled tokens may repeat the model's own tokens less often than the trainer's "
+    "distribution says. By chance, one in three million examinations exceeds it",
+    "sampling-penalised",
+)  # fmt: skip
+NEVER_CALLED = Threshold(
+    0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"
+)
+UNREAD_REPLIES = Threshold(
+    0.1, "largest share of rollouts with a reply that names a tool and its arguments in a form that is not read",
+    "calls-in-unread-form",
 )  # fmt: skip

@@ -14,6 +14,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --fail: #f85149; --unsure: #d29922; --error: #a371f7; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; }
+h2 { font-size: 1.1rem; }
 .answer { font-size: 1.1rem; border-left: 4px solid; padding: .25rem 0 .25rem 1rem; margin: 1.5rem 0; }
 .answer p { margin: .25rem 0; }
 table { border-collapse: collapse; width: 100%; }
@@ -30,8 +31,11 @@ code { font-size: .95em; }
 """
 
 
-def render(findings: Sequence[Finding], title: str) -> str:
-    """The HTML page: first the answer (the cause of the first failure), then every check with its evidence."""
+def render(findings: Sequence[Finding], title: str, limits: Sequence[str] = ()) -> str:
+    """The HTML page: first the answer (the cause of the first failure), then every check with its evidence.
+
+    `limits`: what was not examined and how sure the rest is, one sentence each.
+    """
     rows = "\n".join(_row(finding) for finding in findings)
     return f"""<!doctype html>
 <html lang="en">
@@ -51,6 +55,7 @@ def render(findings: Sequence[Finding], title: str) -> str:
 </tbody>
 </table>
 <p><small>{_counts(findings)}</small></p>
+{_limits(limits)}
 </body>
 </html>
 """
@@ -74,8 +79,25 @@ def _row(finding: Finding) -> str:
     why = f'<div class="cause"><strong>{_text(cause.id)}</strong>{_reason(cause)}</div>' if cause else ""
     return (
         f'<tr><td class="{finding.verdict}">{finding.verdict}</td><td>{_text(finding.check)}{step}</td>'
-        f'<td><span class="evidence">{_text(finding.evidence)}</span>{why}</td></tr>'
+        f'<td><span class="evidence">{_text(finding.evidence)}</span>{_shown(finding)}{why}</td></tr>'
     )
+
+
+def _shown(finding: Finding) -> str:
+    """Links to the rollouts that show the finding, in the report beside this page, and the command that shows it again."""
+    if finding.verdict == "pass":
+        return ""
+    links = [
+        f'<a href="report.html#{_text(place.fragment)}">step {place.step}, {_text(place.task)}, rollout {place.rollout}</a>'
+        for place in finding.places
+    ]
+    shown = f"<div>Look at {', '.join(links)}</div>" if links else ""
+    return shown + (f"<div>Shown again by <code>{_text(finding.command)}</code></div>" if finding.command else "")
+
+
+def _limits(limits: Sequence[str]) -> str:
+    items = "\n".join(f"<li>{_text(limit)}</li>" for limit in limits)
+    return f"<h2>What was not examined, and how sure the rest is</h2>\n<ul>\n{items}\n</ul>" if limits else ""
 
 
 def _reason(cause: Cause) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
 
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import probes
+from plumbob.trainer.doctor.before_model.examine import describe
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.rollouts.collect import RunFailed
 
@@ -26,16 +25,21 @@ PROBES = _found()
 """Name -> probe, from what all others depend on to what depends on all others."""
 
 
-def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str, Finding]]:
+def examine(
+    subject: Subject, *, everything: bool = False, without: Collection[str] = ()
+) -> Iterator[tuple[str, Finding]]:
     """Yields (name of the probe, finding) one by one, until the first failure or, with `everything`, to the end.
 
     If engine and trainer differ from the start, the probes that can say why come first, because everything that is
     sampled may suffer from it.
 
     A probe that raises an exception yields a finding with the verdict `error`, and later probes still run, because they
-    may show the cause. Without any usable rollout, the first probe is the last.
+    may show the cause. Without any usable rollout, the first probe of rollouts, `data`, is the last. `without`: names of
+    probes that are left out.
     """
     for name, probe in _in_order(subject).items():
+        if name in without:
+            continue
         findings = probe(subject)
         while True:
             try:
@@ -43,12 +47,12 @@ def examine(subject: Subject, *, everything: bool = False) -> Iterator[tuple[str
             except StopIteration:
                 break
             except Exception as error:
-                yield name, Finding(f"the {name} probe can be completed", "error", _describe(error))
+                yield name, Finding(f"the {name} probe can be completed", "error", describe(error))
                 break
             yield name, finding
             if finding.verdict == "fail" and not everything:
                 return
-        if not subject.is_drawn:
+        if name == "data" and not subject.is_drawn:
             return
 
 
@@ -63,9 +67,3 @@ def _in_order(subject: Subject) -> dict[str, Probe]:
     except RunFailed:  # the first probe says why
         return PROBES
     return {name: PROBES[name] for name in (*WHY_DIFFERENT, *(n for n in PROBES if n not in WHY_DIFFERENT))}
-
-
-def _describe(error: Exception) -> str:
-    """The error and where it was raised: the mistake may be in the environment, the model or the doctor itself."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"

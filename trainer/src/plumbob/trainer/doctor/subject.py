@@ -16,14 +16,16 @@ from typing import Any
 import torch
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.rollout import Completion, EngineError, Limits, Sample, Sampling, derive_seed, run_rollout
+from plumbob.rollout import Completion, EngineError, Sample, Sampling, derive_seed, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.algorithm.advantages import Advantages, step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.distributed.world import World
+from plumbob.trainer.doctor.environment import UNBOUNDED
 from plumbob.trainer.rollouts.collect import Batch, collect
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.run import Run
@@ -35,8 +37,6 @@ FEW = 4
 """Number of rollouts on which engine and trainer are compared before anything else."""
 HELD_OUT = 16
 """Largest number of held-out tasks that are loaded."""
-UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
-"""Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,19 @@ class Subject:
 
 
 def load_subject(
-    config: TrainConfig, here: World, folder: Path, status: Callable[[str], None], groups: int = GROUPS
+    config: TrainConfig,
+    here: World,
+    folder: Path,
+    status: Callable[[str], None],
+    groups: int = GROUPS,
+    environments: Sequence[Tasks] | None = None,
 ) -> Subject:
     """Set up the run that `config` describes, in a run directory under `folder`.
 
     Engine and trainer may differ: the probes find out why. Raises UserError, and SyncError if the engine refuses the
     weights.
+
+    `environments`: its tasks, if they are already loaded; of the held-out ones, the first `HELD_OUT` are kept.
     """
     if here.size > 1:
         raise UserError("doctor examines a run in one process; start it without torchrun or another launcher")
@@ -188,7 +195,9 @@ def load_subject(
         max_staleness=0,
         eval_examples=min(config.eval_examples, HELD_OUT),
     )
-    run = set_up(config, here, None, status, parity_checked=False)
+    if environments is not None:
+        environments = [dataclasses.replace(e, held_out=e.held_out[:HELD_OUT]) for e in environments]
+    run = set_up(config, here, None, status, environments, parity_checked=False)
     run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, groups_per_step=groups))
     return Subject(run, asyncio.Runner(), groups)
 

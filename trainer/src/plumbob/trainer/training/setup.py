@@ -60,17 +60,19 @@ def set_up(
     world: World,
     resume_from: Path | None,
     status: Status = lambda _: None,
+    environments: Sequence[Tasks] | None = None,
     *,
     parity_checked: bool = True,
 ) -> Run:
     """Load everything, make and lock the run directory, and restore a checkpoint when resuming.
 
     Collective. `resume_from`: a run directory, or one of its checkpoints; None for a new run. `status` is called with a
-    text that says what the set-up is waiting for. `parity_checked`: whether it is an error if engine and trainer give
-    different log-probabilities after the first weight sync. Raises UserError and SyncError.
+    text that says what the set-up is waiting for. `environments`: the tasks of the run if they are already loaded.
+    `parity_checked`: whether it is an error if engine and trainer give different log-probabilities after the first weight
+    sync. Raises UserError and SyncError.
     """
     with ExitStack() as on_failure:
-        run = _set_up(config, world, resume_from, status, on_failure, parity_checked)
+        run = _set_up(config, world, resume_from, status, environments, on_failure, parity_checked)
         on_failure.pop_all()
     return run
 
@@ -80,6 +82,7 @@ def _set_up(
     world: World,
     resume_from: Path | None,
     status: Status,
+    loaded: Sequence[Tasks] | None,
     on_failure: ExitStack,
     parity_checked: bool,
 ) -> Run:
@@ -93,7 +96,7 @@ def _set_up(
     chat = load_chat(tokenizer, None, tool_format=config.tool_format)
     environments = tuple(
         dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
-        for tasks in load_environments(config)
+        for tasks in loaded or load_environments(config)
     )
     model = load_model(config.model)
     _check_context(model, config)

@@ -78,7 +78,7 @@ def seen_again(h: History) -> Outcome:
         return None
     tasks = h.groups / (epoch + 1)
     evidence = f"about {tasks:.0f} training tasks, each taken {epoch:.0f} times before the last step"
-    return ("few-distinct-tasks" if epoch >= 3 and tasks <= thresholds.FEW_TASKS else None), evidence
+    return ("few-distinct-tasks" if epoch >= 3 and tasks <= thresholds.FEW_TASKS_SEEN else None), evidence
 
 
 def misplaced(h: History) -> Outcome:

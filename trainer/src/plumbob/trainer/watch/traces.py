@@ -194,7 +194,7 @@ def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
         by_tool[name].append((part, rollout))
     for name, results in by_tool.items():
         empty = [(part, r) for part, r in results if part.text.strip().lower() in EMPTY]
-        if len(results) >= FEWEST_RESULTS and len(empty) > thresholds.EMPTY_RESULTS * len(results):
+        if len(results) >= FEWEST_RESULTS and len(empty) > thresholds.EMPTY_IN_A_RUN * len(results):
             evidence = f"{len(empty)} of {len(results)} results of the tool {name!r} are empty"
             places = tuple(r.place(part) for part, r in empty[:MOST_PLACES])
             return Finding(check, "fail", evidence, "tools-return-nothing", empty[0][1].step, places)
@@ -209,7 +209,7 @@ def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
     quoted = text if len(text) <= 60 else f"{text[:60]}..."
     evidence = f"{len(found)} results of {len(by_tool)} tools have {len(texts)} different texts"
     # The policy's mistakes get other texts, so that not all results of a broken tool are equal.
-    if different >= FEWEST_RESULTS and count > thresholds.EMPTY_RESULTS * len(found):
+    if different >= FEWEST_RESULTS and count > thresholds.EMPTY_IN_A_RUN * len(found):
         evidence += f"; {count} are {quoted!r}, to {different} different calls"
         places = tuple(r.place(part) for _, _, part, r in found if part.text == text)[:MOST_PLACES]
         return Finding(check, "fail", evidence, "tools-return-nothing", found[0][3].step, places)
@@ -232,7 +232,7 @@ def distinct_tasks(rollouts: Sequence[Rollout]) -> Finding | None:
     evidence = f"{len(groups)} stored groups have {len(asked)} different prompts"
     check = "the groups have different tasks"
     # Of N tasks drawn at random, a sample of 2N groups or more holds most of them.
-    if len(asked) > thresholds.FEW_TASKS or len(asked) > len(groups) / 2:
+    if len(asked) > thresholds.FEW_TASKS_SEEN or len(asked) > len(groups) / 2:
         return Finding(check, "pass", evidence)
     most = max(asked.values(), key=len)
     places = tuple(r.place() for r in most[:MOST_PLACES])

@@ -162,4 +162,13 @@ CAUSES = (
         ("H06",),
         "PrimeIntellect-ai/prime-rl#1456, unslothai/unsloth#2009",
     ),
+    Cause(
+        "sampling-penalised",
+        "The engine samples with penalties on tokens that the text already has (repetition, presence or frequency), and "
+        "the trainer computes log-probabilities without them: the gradient is not that of the policy that samples.",
+        "Remove the penalties: start vLLM with --generation-config vllm (vf-vllm does), or take repetition_penalty and "
+        "the like out of the model's generation_config.json and of the server's defaults.",
+        (),
+        "NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
+    ),
 )

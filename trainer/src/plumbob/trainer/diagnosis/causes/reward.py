@@ -105,17 +105,45 @@ CAUSES = (
         "arXiv:2503.20783, sec. 3.1; arXiv:2508.08221",
     ),
     Cause(
-        "too-little-signal",
-        "Few groups of a step have rollouts with different rewards: an update follows two or three tasks, and noise.",
-        "Raise --num-generations or the groups per step (--batch-size, --gradient-accumulation-steps), use --zero-signal "
-        "refill or --task-pools, or take tasks that the model solves more often or less often.",
+        "reward-exploitable",
+        "Transcripts that solve nothing earn nearly as much as perfect ones: the policy will learn to write those, and "
+        "the reward rises without better answers.",
+        "Make the reward refuse the transcript that the evidence quotes: compare whole answers rather than parts of them, "
+        "read one answer only, and give nothing for form alone.",
         ("H05",),
-        "huggingface/trl#2872, huggingface/trl#3017",
+        "Liuziyu77/Visual-RFT#176, #79",
+    ),
+    Cause(
+        "grader-swallows-errors",
+        "Some right answers earn nothing, and no error is reported: a reward function fails on them and returns 0, so "
+        "the policy is taught to avoid what is right.",
+        "Score the transcripts of the tasks that the evidence names by hand; make the reward raise what it cannot "
+        "handle in place of returning 0, so that the rollout leaves its group, and correct or remove tasks whose own "
+        "answer is wrong. `evaluate ENV --oracle` shows the reward of every task.",
+        ("H05",),
+        "huggingface/Math-Verify#50; meta-pytorch/OpenEnv#1025",
+    ),
+    Cause(
+        "answer-in-prompt",
+        "The first prompt holds the right answer at a place where a policy can read it: the reward rises by copying, "
+        "and the held-out reward of tasks without it does not.",
+        "Remove the answer from the prompt where the evidence shows it: a few-shot example, a template or a column of the "
+        "data.",
+        ("H05",),
     ),
     Cause(
         "few-distinct-tasks",
-        "The run sees the same few tasks again and again: the policy learns their answers by heart.",
-        "Train on more tasks (--datasets, or the environment's settings), and remove duplicates; watch the held-out reward.",
+        "The run takes the same few tasks again and again: the policy can learn their answers by heart, and the training "
+        "reward says little about other tasks.",
+        "Train on more tasks (the environment's settings in `train ENV --help`, such as its number of examples, or "
+        "--datasets), or lower --max-steps.",
+        ("H05",),
+    ),
+    Cause(
+        "duplicate-tasks",
+        "Many training tasks are copies of others: they are trained on more often than the rest, and the number of tasks "
+        "says too much.",
+        "Remove the copies from the training data.",
         ("H05",),
     ),
     Cause(
@@ -126,6 +154,15 @@ CAUSES = (
         "tasks; traces/ has those of training), and give both the same system prompt, tools and limits.",
         (),
         "verl-project/verl#6202",
+    ),
+    Cause(
+        "too-little-signal",
+        "In too many groups all rollouts earn the same reward, so that a step has hardly any group to learn from: the "
+        "gradient is mostly chance.",
+        "Raise --num-generations to the number that the evidence names, or --batch-size for more groups in a step; use "
+        "--zero-signal refill or --task-pools; or choose tasks that succeed about half of the time.",
+        ("H05",),
+        "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
     ),
     Cause(
         "rewards-of-other-rollouts",

@@ -96,26 +96,37 @@ CAUSES = (
     ),
     Cause(
         "calls-in-unread-form",
-        "Many replies look like tool calls in a form that is not read: the model calls its tools, and they do not answer.",
-        "Read the replies in the run's traces/, where `info` has each such text under unread_calls, and give the "
-        "--tool-format in which they are written.",
+        "Replies name a tool and its arguments in a form that is not read: the model calls its tools, and nothing "
+        "answers.",
+        "Give the --tool-format in which the quoted reply is written, or a --model whose chat template has a form for "
+        "tool calls; or teach the form first (`sft ENV --model MODEL --demonstrations oracle`).",
         ("H07",),
+        "Visual-Agent/DeepEyes#55",
     ),
     Cause(
         "tools-never-used",
-        "The environment has tools, and no rollout of the first steps calls any of them: training cannot reinforce what "
-        "is never sampled.",
-        "Read the prompt and the replies in the run's traces/; use a --model whose chat template describes tools, ask "
-        "for their use in the prompt, or train on demonstrations first.",
+        "The environment offers tools, and its own perfect transcripts use them, but hardly any rollout calls one: what "
+        "is never sampled cannot be reinforced.",
+        "Read the prompt and a few replies. Use a --model whose chat template describes tools, ask for their use in the "
+        "prompt, or teach their use first (`sft ENV --model MODEL --demonstrations oracle`).",
         ("H07",),
+        "volcengine/verl#1569",
     ),
     Cause(
         "tools-return-nothing",
-        "The tools answer, but with nothing: their results are empty, or the same whatever is asked.",
-        "Call the tools by hand with the arguments that the run's traces/ show, and mend them; `evaluate ENV --oracle` "
-        "shows whether a perfect policy gets what it needs.",
+        "Tool results say nothing: they are empty, or the same whatever is asked, so that no policy can learn to use "
+        "them.",
+        "Look at the first tool result of a rollout, and mend the tool: a search that finds nothing often reads an empty "
+        "index or returns headings without their texts.",
         ("H07",),
         "rllm-org/rllm#392",
+    ),
+    Cause(
+        "tool-results-cut",
+        "Tool results reach the model shortened: what the tasks need is often in the part that is missing.",
+        "Remove the limit on the length of tool results, or make the tool itself return less text and all of it that "
+        "matters.",
+        ("H04", "H07"),
     ),
     Cause(
         "tools-abandoned",

@@ -11,7 +11,7 @@ import torch
 from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.reward import spread
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 40

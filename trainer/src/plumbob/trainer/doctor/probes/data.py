@@ -36,8 +36,6 @@ def probe(subject: Subject) -> Iterator[Finding]:
         _cause_of_failures(batch) if failed else None,
     )
     yield _grouping(subject)
-    if subject.run.tasks.held_out:
-        yield _held_out(subject)
     yield _stops(subject)
 
 
@@ -59,18 +57,6 @@ def _grouping(subject: Subject) -> Finding:
     bad = mixed or oversize
     return Finding(
         "a group's rollouts share one task", "fail" if bad else "pass", evidence, "groups-mixed" if bad else None
-    )
-
-
-def _held_out(subject: Subject) -> Finding:
-    tasks = subject.run.tasks
-    both = tasks.trained_and_held_out()
-    evidence = f"{both} of {len(tasks.held_out)} held-out tasks are among {len(tasks.train)} training tasks"
-    return Finding(
-        "held-out tasks are not trained on",
-        "fail" if both else "pass",
-        evidence,
-        "held-out-in-training" if both else None,
     )
 
 

@@ -10,9 +10,9 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts, apart, explain, other_weights, third_opinion
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
-from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject
 
 ORDER = 50

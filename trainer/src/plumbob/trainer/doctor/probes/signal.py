@@ -6,21 +6,27 @@ the tokens that it needs to see.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
-from plumbob.rollout import Sample, StopReason
+from plumbob.rollout import ChatReply, Sample, StopReason
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.reward import oracle_of
-from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.environment import oracle_of
+from plumbob.trainer.doctor.group_sizes import dead_share, needed_size, table
+from plumbob.trainer.doctor.subject import Subject, draw
 
 ORDER = 60
 
 TRANSPLANTS = 8
 """Number of transcripts that are scored on another task."""
+ROLLOUTS_OF_A_TASK = 12
+"""Number of rollouts of a task from which its success is estimated; if groups are smaller, more are sampled."""
+MOST_ROLLOUTS = 32
+"""Largest number of drawn rollouts at which more are sampled."""
 
 
 LIMITS: dict[str, str] = {
@@ -34,7 +40,9 @@ LIMITS: dict[str, str] = {
 
 def probe(subject: Subject) -> Iterator[Finding]:
     yield _truncation(subject)
-    yield _reach(subject)
+    yield (reach := _reach(subject))
+    if reach.verdict != "fail":
+        yield _groups(subject)
     yield _components(subject)
     yield _scaling(subject)
 
@@ -63,22 +71,75 @@ def _reach(subject: Subject) -> Finding:
         f"{found.groups_all_min} all rollouts earn the lowest reward, in {found.groups_all_max} the same higher reward"
     )
     check = "the base policy sometimes succeeds and sometimes fails"
-    best = _best(subject, rewards)
     few = signal < max(1, thresholds.LITTLE_SIGNAL * groups)
-    if few and mean >= thresholds.SOLVED * best:
-        return Finding(check, "fail", evidence, "task-solved")
+    if few and (solved := _solved(subject)) >= thresholds.SOLVED:
+        return Finding(check, "fail", f"{evidence}; {solved:.0%} of rollouts earn what is best there", "task-solved")
+    if signal == 0 and any(max(own) > min(own) for own in _rewards_by_task(subject)):
+        return Finding(check, "unsure", f"{evidence}; of further rollouts of these tasks, some earn other rewards")
     if signal == 0:
         both = found.groups_all_min and found.groups_all_max
         return Finding(check, "fail", evidence, "groups-without-variety" if both else "task-out-of-reach")
     return Finding(check, "unsure" if few else "pass", evidence)
 
 
-def _best(subject: Subject, rewards: Sequence[float]) -> float:
-    """Reward of a perfect rollout: what the oracle earns, or without an oracle the largest of 1 and `rewards`."""
-    task = subject.run.tasks.take(0, 1)[0]
-    if not hasattr(task, "oracle"):
-        return max(1.0, *rewards)
-    return subject.play(task, ScriptedChat.of_messages(oracle_of(task))).reward
+def _solved(subject: Subject) -> float:
+    """Share of rollouts that earn nearly as much, above an empty reply, as their own task's perfect transcript.
+
+    Without an oracle, the best is the largest of 1 and all rewards.
+    """
+    drawn = subject.drawn
+    most = max(1.0, *(s.reward for s in drawn.samples))
+    bounds: dict[int, tuple[float, float]] = {}
+    solved = 0
+    for task, sample in zip(drawn.tasks, drawn.samples, strict=True):
+        if id(task) not in bounds:
+            floor = subject.play(task, ScriptedChat([ChatReply("")], ending="max_turns")).reward
+            best = (
+                subject.play(task, ScriptedChat.of_messages(oracle_of(task))).reward
+                if hasattr(task, "oracle")
+                else most
+            )
+            bounds[id(task)] = floor, best
+        floor, best = bounds[id(task)]
+        solved += sample.reward - floor >= thresholds.SOLVED * (best - floor) if best > floor else sample.reward >= most
+    return solved / len(drawn.samples)
+
+
+def _groups(subject: Subject) -> Finding:
+    """How many groups of a step will have a signal, by each task's own success? And with which group size?"""
+    check = "a step has enough groups with a signal"
+    config, rewards = subject.run.config, _rewards_by_task(subject)
+    size = config.num_generations
+    groups = config.rollouts_per_step(1) // size
+    dead = dead_share(rewards, size)
+    live, most = groups * (1 - dead.mean), groups * (1 - dead.low)
+    success = [fmean(own) for own in rewards]
+    evidence = (
+        f"by {sum(map(len, rewards))} rollouts of {len(rewards)} tasks (mean rewards {min(success):.2f} to "
+        f"{max(success):.2f}), {dead.mean:.0%} of groups of {size} will have no signal (90% interval {dead.low:.0%} to "
+        f"{dead.high:.0%}): {live:.1f} of the {groups} groups of a step have one"
+    )
+    if dead.mean <= thresholds.DEAD_SHARE and live >= thresholds.LIVE_GROUPS:
+        return Finding(check, "pass", evidence)
+    better = needed_size(rewards, 0.5)
+    evidence += f". Groups with a signal by group size: {table(rewards)}"
+    evidence += f"; --num-generations {better} would give half of the groups one" if better and better > size else ""
+    few = most < thresholds.LIVE_GROUPS and most * size < thresholds.LIVE_ROLLOUTS
+    likely = 1 - dead.mean <= thresholds.LITTLE_SIGNAL and dead.low >= thresholds.DEAD_SHARE
+    few = few or (likely and better is not None and better > size)
+    return Finding(check, "fail" if few else "unsure", evidence, "too-little-signal" if few else None)
+
+
+def _rewards_by_task(subject: Subject) -> list[list[float]]:
+    """The rewards of each task's rollouts: those that were drawn and, if groups are small, some more."""
+    found: dict[int, list[float]] = {}
+    size, drawn = subject.run.config.num_generations, [subject.drawn]
+    if len(subject.drawn.samples) <= MOST_ROLLOUTS:
+        drawn += [draw(subject, step) for step in range(1, math.ceil(ROLLOUTS_OF_A_TASK / size))]
+    for one in drawn:
+        for task, sample in zip(one.tasks, one.samples, strict=True):
+            found.setdefault(id(task), []).append(sample.reward)
+    return list(found.values())
 
 
 def _components(subject: Subject) -> Finding:

@@ -16,9 +16,9 @@ from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.base import Sharding
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts, is_tied
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
-from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
 from plumbob.trainer.inference.weight_sync import SyncError, SyncReport, sync_weights
 

@@ -1,0 +1,233 @@
+"""Are there enough different tasks, is none both trained on and held out, and do prompts hide their answers?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import verifiers.v1 as vf
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import Environment, Played, normalised, spread
+from plumbob.trainer.rollouts.stream import TaskStream
+
+SHOWN = 40
+"""Most characters of a text that evidence quotes."""
+_LABELS = {"idx", "id", "name", "description"}
+
+
+def checks(environment: Environment) -> Iterator[Finding]:
+    yield from _enough_tasks(environment)
+    if environment.tasks.held_out:
+        yield _apart(environment)
+    yield _answers_hidden(environment)
+    if environment.tasks.held_out:
+        yield _prompted_alike(environment)
+
+
+def _enough_tasks(environment: Environment) -> Iterator[Finding]:
+    """Number of different tasks against the number that the run takes, and tasks that occur more than once."""
+    config, train = environment.config, environment.tasks.train
+    groups = config.rollouts_per_step(1) // config.num_generations
+    taken = groups * config.max_steps if config.max_steps > 0 else math.ceil((config.num_epochs or 1) * len(train))
+    endless = isinstance(train, TaskStream)
+    tasks = list(train[: min(taken, 1000)]) if endless else list(train)
+    different = len(_contents(tasks))
+    check = "there are enough different tasks"
+    times = taken / max(different, 1)
+    known = f"{different:,} different tasks" + (f" among the first {len(tasks):,}" if endless else "")
+    evidence = f"{known}; the run takes {taken:,} ({groups} per step), so each is seen {_times(times)}"
+    few = different < thresholds.FEW_TASKS and times >= thresholds.SEEN_OFTEN
+    yield Finding(check, "fail" if few else "pass", evidence, "few-distinct-tasks" if few else None)
+    copies = 1 - different / len(tasks)
+    bad = copies > thresholds.DUPLICATES and not few
+    yield Finding(
+        "training tasks differ from each other",
+        "fail" if bad else "unsure" if copies > thresholds.DUPLICATES / 4 else "pass",
+        f"{len(tasks) - different:,} of {len(tasks):,} training tasks equal another one but for case, spacing and names",
+        "duplicate-tasks" if bad else None,
+    )
+
+
+def _times(times: float) -> str:
+    if times < 1:
+        return f"at most once ({times:.0%} of them are taken)"
+    return f"about {times:.3g} times"
+
+
+def _contents(tasks: Iterable[vf.Task]) -> dict[str, list[vf.Task]]:
+    """Tasks by their content, without labels, case, punctuation and spacing.
+
+    Contents are compared only among tasks with the same prompt, because they may be long.
+    """
+    by_prompt: dict[str, list[vf.Task]] = defaultdict(list)
+    for task in tasks:
+        by_prompt[_prompt(task)].append(task)
+    found: dict[str, list[vf.Task]] = defaultdict(list)
+    for prompt, alike in by_prompt.items():
+        for task in alike:
+            found[prompt if len(alike) == 1 else _content(task)].append(task)
+    return found
+
+
+def _prompt(task: vf.Task) -> str:
+    prompt = task.data.prompt
+    return normalised(prompt if isinstance(prompt, str) else str(task.data.prompt_text if prompt else task.hash))
+
+
+def _content(task: vf.Task) -> str:
+    content = task.data.model_dump(
+        mode="json", exclude=_LABELS, exclude_none=True, fallback=lambda value: type(value).__name__
+    )
+    return hashlib.sha256(normalised(json.dumps(content, sort_keys=True)).encode()).hexdigest()
+
+
+def _apart(environment: Environment) -> Finding:
+    """No held-out task may be a training task, also if case, spacing or labels differ."""
+    tasks = environment.tasks
+    read = tasks.train.read if isinstance(tasks.train, TaskStream) else tasks.train
+    wanted = {_prompt(task) for task in tasks.held_out}
+    trained = {_content(task) for task in read if _prompt(task) in wanted}
+    alike = [task for task in tasks.held_out if _content(task) in trained]
+    both = max(tasks.trained_and_held_out(), len(alike))
+    example = f", such as {alike[0].key}" if alike else ""
+    return Finding(
+        "held-out tasks are not trained on",
+        "fail" if both else "pass",
+        f"{both} of {len(tasks.held_out)} held-out tasks are among {len(read):,} training tasks{example}",
+        "held-out-in-training" if both else None,
+    )
+
+
+def _prompted_alike(environment: Environment) -> Finding:
+    """Are training and held-out tasks put to the model in the same words? Their content may differ."""
+    check = "held-out tasks are prompted as training tasks are"
+    train, held_out = environment.silent, environment.silent_held_out
+    if len(train) < thresholds.COMPARED_PROMPTS or len(held_out) < thresholds.COMPARED_PROMPTS:
+        return Finding(check, "unsure", f"only {len(train)} training and {len(held_out)} held-out prompts to compare")
+    tools = [{tool.name for tool in played.trace.tools or ()} for played in (train[0], held_out[0])]
+    if tools[0] != tools[1]:
+        only = ", ".join(sorted(tools[0] ^ tools[1]))
+        return Finding(check, "fail", f"tools that only one of the two has: {only}", "evaluation-prompted-differently")
+    for name, of, others in (("training", train, held_out), ("held-out", held_out, train)):
+        if (text := _only_in(of, others)) is not None:
+            evidence = f"every {name} prompt has {text!r}, and no prompt of the others has it"
+            return Finding(check, "fail", evidence, "evaluation-prompted-differently")
+    evidence = f"{len(train)} training and {len(held_out)} held-out prompts have the same fixed parts"
+    return Finding(check, "pass", evidence)
+
+
+def _only_in(of: Sequence[Played], others: Sequence[Played]) -> str | None:
+    """A text that is in all prompts of `of` and in no other: a line, or what all of them begin or end with."""
+    prompts, rest = ([_whole(played) for played in side] for side in (of, others))
+    lines = Counter(line for prompt in prompts for line in {line.strip() for line in prompt.splitlines()})
+    fixed = [line for line, count in lines.items() if count == len(prompts) and len(line) > 1]
+    for backwards in (False, True):
+        fixed.append(_shared(prompts, backwards=backwards))
+    for text in fixed:
+        if _is_wording(text) and not any(_squeezed(text) in _squeezed(prompt) for prompt in rest):
+            return text[:SHOWN]
+    return None
+
+
+def _whole(played: Played) -> str:
+    return "\n".join(text for _, text in played.opening)
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _shared(texts: Sequence[str], *, backwards: bool) -> str:
+    """What all texts begin with, or end with, up to a whole word."""
+    texts = [text[::-1] if backwards else text for text in texts]
+    low, high = min(texts), max(texts)
+    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    shared = low[:length]
+    if length < len(low):
+        shared = re.sub(r"\S*$", "", shared)
+    return (shared[::-1] if backwards else shared).strip()
+
+
+def _is_wording(text: str) -> bool:
+    """Whether a text is an instruction, and not a word or a number that all samples happen to have."""
+    return len(re.findall(r"[^\W\d]{2,}", text)) >= 2
+
+
+def _answers_hidden(environment: Environment) -> Finding:
+    """Does the first prompt hold the answer at a place that a policy can learn to read it from?
+
+    That the answer's words are in the prompt is no fault: in reading comprehension and multiple choice they must be. A
+    place is a text that stands once in each prompt, such as "Answer:", or the end of a message. It gives answers away if
+    what follows it is the task's own answer, and is not the answer of other tasks, almost wherever the place exists.
+    """
+    check = "prompts do not give the answers away"
+    if environment.gold_field is None:
+        return Finding(check, "unsure", "it is not known which field of a task's data is its answer")
+    pairs = [(_whole(played), environment.gold(played.task)) for played in environment.silent]
+    pairs = [(prompt, gold) for prompt, gold in pairs if gold]
+    held = [_occurs(gold, prompt) for prompt, gold in pairs]
+    golds = [gold for _, gold in pairs]
+    chance = _mean([_occurs(golds[j], prompt) for i, (prompt, gold) in enumerate(pairs) for j in spread(len(golds), 16)
+                    if j != i and golds[j].casefold() != gold.casefold()])  # fmt: skip
+    evidence = (
+        f"the field {environment.gold_field!r} of a task occurs in {sum(held)} of {len(pairs)} first prompts; answers of "
+        f"other tasks occur in {chance:.0%} of them"
+    )
+    least = max(thresholds.GIVEN_AWAY_TASKS, thresholds.GIVEN_AWAY_SHARE * len(pairs))
+    place, given, seen, others = _best_place(pairs)
+    if given >= least and given >= thresholds.GIVEN_AWAY * seen and others < given / seen / 2:
+        evidence += f"; after {place!r} stands the answer in {given} of {seen}"
+        return Finding(check, "fail", evidence, "answer-in-prompt")
+    return Finding(check, "pass", evidence)
+
+
+def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]:
+    """(a place, prompts in which the answer follows it, prompts that have it, share in which another's answer does)."""
+    counts: Counter[str] = Counter()
+    for prompt, gold in pairs:
+        counts.update({left for at in _places(gold, prompt) for left in _lefts(prompt[:at])})
+    best = ("", 0, 1, 0.0)
+    golds = [gold for _, gold in pairs]
+    for left, count in counts.most_common(200):
+        if count < thresholds.GIVEN_AWAY_TASKS:
+            break
+        follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := _after(left, prompt)) is not None]
+        own = sum(_begins(text, golds[i]) for i, text in follows)
+        if follows and (own / len(follows), own) > (best[1] / best[2], best[1]):
+            other = _mean([_begins(text, golds[j]) for i, text in follows for j in spread(len(golds), 16) if j != i])
+            best = (left, own, len(follows), other)
+    return best
+
+
+def _lefts(before: str) -> list[str]:
+    """The texts of 6, 12 and 24 characters that stand before a place, with # for digits."""
+    tail = re.sub(r"\d", "#", before[-24:])
+    return [tail[-size:] for size in (6, 12, 24) if len(tail) >= size]
+
+
+def _after(left: str, prompt: str) -> str | None:
+    """What follows a text in a prompt, if the prompt has it exactly once."""
+    masked = re.sub(r"\d", "#", prompt)
+    at = masked.find(left)
+    return prompt[at + len(left) :] if at >= 0 and masked.find(left, at + 1) < 0 else None
+
+
+def _begins(text: str, gold: str) -> bool:
+    return bool(re.match(rf"{re.escape(gold)}(?!\w)", text, re.IGNORECASE))
+
+
+def _places(gold: str, prompt: str) -> list[int]:
+    return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", prompt, re.IGNORECASE)]
+
+
+def _occurs(gold: str, prompt: str) -> bool:
+    return bool(_places(gold, prompt))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

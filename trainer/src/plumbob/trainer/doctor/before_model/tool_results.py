@@ -1,0 +1,192 @@
+"""Do tools return what the tasks need, and does all of it reach the model?"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import verifiers.v1 as vf
+from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
+
+NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
+"""Results that say nothing, in lower case."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tool call of a rollout."""
+
+    task: vf.Task
+    name: str
+    arguments: object
+    shown: str
+    """What the conversation shows the model."""
+    own: str | None = None
+    """What the tool itself returns; None if it cannot be called alone."""
+
+
+def checks(environment: Environment) -> Iterator[Finding]:
+    first = environment.silent[0].trace if environment.silent else None
+    if first is None or not first.tools:
+        return
+    if not environment.has_oracle:
+        yield Finding(
+            "tools return what tasks need", "unsure", "the environment has no oracle that shows how tools are used"
+        )
+        return
+    played = [p for p in environment.oracles if p.trace.ok]
+    results = [result for p in played for result in results_of(environment, p.task, p.trace)]
+    yield (found := whole(results))
+    if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
+        yield _useful(environment, played, results)
+
+
+def results_of(environment: Environment, task: vf.Task, trace: vf.Trace) -> list[Result]:
+    """The tool calls of a trace, with what the conversation shows and what the tools return when called directly."""
+    calls = {call.id: call for message in trace.assistant_messages for call in message.tool_calls or ()}
+    shown = [node.message for node in trace.nodes if node.message.role == "tool"]
+    pairs = [(calls[message.tool_call_id], text_of(message)) for message in shown if message.tool_call_id in calls]
+    own = environment.runner.run(_directly(environment, task, [call for call, _ in pairs]))
+    return [
+        Result(task, call.name, arguments_of(call), text, result)
+        for (call, text), result in zip(pairs, own, strict=True)
+    ]
+
+
+async def _directly(environment: Environment, task: vf.Task, calls: Sequence[object]) -> list[str | None]:
+    """Call the tools of a task one after another, outside a rollout; None from the first call on that fails."""
+
+    async def play() -> list[str | None]:
+        found: list[str | None] = []
+        box = await adapter.open_tools(task, adapter.new_trace(task), environment.tasks.toolsets)
+        for call in calls:
+            tool, arguments = box.tools.get(getattr(call, "name", "")), arguments_of(call)
+            found.append(await tool.own_result(arguments) if tool and isinstance(arguments, dict) else None)
+        return found
+
+    try:
+        # In an asyncio task of its own, because tools find their state in a context variable.
+        async with asyncio.timeout(environment.config.max_tool_seconds):
+            return await asyncio.create_task(play())
+    except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
+        return [None] * len(calls)
+
+
+def whole(results: Sequence[Result]) -> Finding:
+    """Does the model see what tools return? Each result is compared with that of a call outside the rollout."""
+    check = "tool results reach the model whole"
+    compared = [r for r in results if r.own is not None]
+    if not compared:
+        return Finding(check, "unsure", f"none of {len(results)} tool results could be compared with a direct call")
+    cut = [r for r in compared if is_part(r.shown, r.own or "")]
+    evidence = f"{len(cut)} of {len(compared)} tool results are shorter than what the tool returns"
+    if cut:
+        lost = max(cut, key=lambda r: len(r.own or "") - len(r.shown))
+        evidence += f", such as {len(lost.shown)} of {len(lost.own or '')} characters, ending in {lost.shown[-30:]!r}"
+        return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", "tool-results-cut")
+    return Finding(check, "pass", evidence)
+
+
+def is_part(shown: str, own: str) -> bool:
+    """Whether `shown` is `own` with something left out: its beginning, its end, or both, with a mark between."""
+    if len(shown) >= len(own) or _squeezed(shown) == _squeezed(own):
+        return False
+    kept = re.sub(r"\W*(\.\.\.|…|\[?\(?truncated\)?\]?)\W*$", "", shown)
+    start = next((i for i, (a, b) in enumerate(zip(kept, own, strict=False)) if a != b), len(kept))
+    rest = kept[start:]
+    end = next((i for i in range(len(rest) + 1) if own.endswith(rest[i:])), len(rest))
+    return len(kept) == 0 or start == len(kept) or start + len(rest) - end >= 0.6 * len(kept)
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _useful(environment: Environment, played: Sequence[Played], results: Sequence[Result]) -> Finding:
+    """Do results hold what the oracle's later calls and answer need? Not asked of the last call, whose result is unused."""
+    check = "tools return what tasks need"
+    if not results:
+        return Finding(check, "pass", "the oracles call no tool")
+    empty = [r for r in results if r.shown.strip().lower() in NOTHING]
+    needs = [need for p in played for need in _needs(environment, p)]
+    held = sum(need.held for need in needs)
+    texts = {r.shown for r in results}
+    asked = {repr((r.name, r.arguments)) for r in results}
+    evidence = (
+        f"{len(results)} results of the oracles' calls: {len(empty)} empty, {len(texts)} different for {len(asked)} "
+        f"different calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
+    )
+    if len(results) < thresholds.JUDGED_RESULTS:
+        return Finding(check, "unsure", evidence)
+    if len(empty) > thresholds.EMPTY_RESULTS * len(results) and held <= thresholds.NEEDS_HELD * len(needs):
+        return Finding(check, "fail", evidence, "tools-return-nothing")
+    lost = [need for need in needs if need.cut]
+    if held < thresholds.NEEDS_HELD_WHOLE * len(needs) and len(lost) > (len(needs) - held) / 2:
+        example = lost[0]
+        return Finding(
+            check,
+            "fail",
+            f"{evidence}; results end where the task's data go on, such as {example.cut!r} before {example.text!r}",
+            "tool-results-cut",
+        )
+    if len(texts) == 1 and len(asked) > 1 and held <= thresholds.NEEDS_HELD * len(needs):
+        return Finding(check, "fail", f"{evidence}; all are {next(iter(texts))[:40]!r}", "tools-return-nothing")
+    if len(needs) >= thresholds.JUDGED_RESULTS and held == 0:
+        few = len(texts) <= max(1, 0.1 * len(asked))
+        return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)
+    return Finding(check, "pass", evidence)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A word that an oracle uses and that the prompt does not have."""
+
+    text: str
+    held: bool
+    """Whether something that a policy could read before has it."""
+    cut: str
+    """The end of a result that the task's data continue with this word; "" if there is none."""
+
+
+def _needs(environment: Environment, played: Played) -> Iterator[Need]:
+    """What the oracle must have read: new words of each call after the first result, and of the answer."""
+    read = "\n".join(text for _, text in played.opening).casefold()
+    given, said = _words(read), set[str]()
+    data = strings(played.task.data.model_dump(exclude={"prompt", "system_prompt"}))
+    shown: list[str] = []
+    for node in played.trace.nodes[len(played.opening) :]:
+        message = node.message
+        if message.role == "tool":
+            shown.append(text_of(message))
+            read += "\n" + shown[-1].casefold()
+        elif message.role == "assistant":
+            texts = [text for call in message.tool_calls or () for text in strings(arguments_of(call))]
+            texts += [] if message.tool_calls else [environment.gold(played.task)]
+            new = {word for text in texts for word in _words(text)} - said
+            said |= new
+            if shown:
+                for word in sorted(new - given):
+                    held = bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", read))
+                    yield Need(word, held, "" if held else _cut_before(word, shown, data))
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.casefold()) if len(word) > 3 or word.isdigit()}
+
+
+def _cut_before(word: str, shown: Sequence[str], data: Sequence[str]) -> str:
+    """The end of a result that stops inside a text of the task's data which goes on to this word; "" if none does."""
+    for result in shown:
+        tail = result.strip()[-24:]
+        while len(tail) >= 4:
+            for text in data:
+                at = text.find(tail)
+                if at >= 0 and word in text[at:].casefold() and len(text) > at + len(tail):
+                    return tail
+            tail = tail[len(tail) // 4 + 1 :]
+    return ""

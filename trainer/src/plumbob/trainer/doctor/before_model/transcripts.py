@@ -1,0 +1,168 @@
+"""Does the reward tell right transcripts from wrong ones: the oracles' own, and odd and cheap ones?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import verifiers.v1 as vf
+from plumbob.hub import find
+from plumbob.rollout import ChatReply
+from plumbob.rollout.scripted import ScriptedChat
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, spread
+
+TWICE = 12
+"""Number of transcripts that are scored twice."""
+NAMED = 3
+"""Most tasks that evidence names."""
+_TOLERANCE = thresholds.REWARD_TOLERANCE
+
+
+def checks(environment: Environment) -> Iterator[Finding]:
+    yield (played := _play(environment))
+    if played.verdict == "fail":
+        return
+    yield _deterministic(environment)
+    yield from _oracles(environment)
+    if environment.tasks.held_out:
+        yield _scored_alike(environment)
+
+
+def _play(environment: Environment) -> Finding:
+    """Can tasks be played and scored without errors, by the oracle and with an empty reply?"""
+    check = "tasks can be played and scored without a model"
+    every = [*environment.silent, *(environment.oracles if environment.has_oracle else ())]
+    failed = [played for played in every if not played.trace.ok]
+    if not failed:
+        seconds = sum(played.seconds for played in every)
+        return Finding(check, "pass", f"{len(every)} transcripts of {len(environment.sample)} tasks in {seconds:.1f} s")
+    kinds = [played.trace.errors[-1].type for played in failed]
+    first = failed[0].trace.errors[-1]
+    evidence = (
+        f"{len(failed)} of {len(every)} transcripts failed; the first, of task {failed[0].task.key}: "
+        f"{first.type}: {' '.join(first.message.split())[:300]}"
+    )
+    if environment.hanging:
+        return Finding(check, "fail", evidence, "environment-hangs")
+    if len(failed) <= thresholds.FAILED_ROLLOUTS / 4 * len(every):
+        return Finding(check, "unsure", evidence)
+    return Finding(check, "fail", evidence, "reward-not-finite" if "NotFinite" in kinds else "environment-fails")
+
+
+def _deterministic(environment: Environment) -> Finding:
+    """Empty transcripts, and the oracles' own, are scored twice; the two rewards must be equal."""
+    check = "the same transcript of a script earns the same reward"
+    pairs = [(p.reward, environment.say(p.task, ChatReply("")).reward) for p in _some(environment.silent)]
+    if environment.has_oracle:
+        replies = environment.turns
+        pairs += [
+            (p.reward, environment.play(p.task, ScriptedChat(replies[id(p.task)])).reward)
+            for p in _some(environment.oracles)
+        ]
+    gaps = [abs(a - b) for a, b in pairs]
+    differ = sum(gap > _TOLERANCE for gap in gaps)
+    evidence = f"{len(pairs)} transcripts were scored twice: {differ} got different rewards, by up to {max(gaps, default=0.0):.3g}"
+    return Finding(check, "fail" if differ else "pass", evidence, "reward-nondeterministic" if differ else None)
+
+
+def _some(played: Sequence[Played]) -> list[Played]:
+    return [played[i] for i in spread(len(played), TWICE)] if played else []
+
+
+def _oracles(environment: Environment) -> Iterator[Finding]:
+    """Every task's own oracle against the same task's empty transcript: any task whose oracle earns no more is a fault."""
+    check = "a perfect transcript earns more than an empty one, in every task"
+    silent = {id(played.task): played.reward for played in environment.silent}
+    if not environment.has_oracle:
+        rewards = list(silent.values())
+        evidence = f"the environment has no oracle; empty transcripts of {len(rewards)} tasks earn {_range(rewards)}"
+        yield Finding(check, "unsure", evidence)
+        return
+    raised = [
+        (task, why) for task, why in zip(environment.sample, environment.replies, strict=False) if isinstance(why, str)
+    ]
+    played = [p for p in environment.oracles if p.trace.ok]
+    rewards = [p.reward for p in played]
+    nothing = [p for p in played if p.reward <= silent[id(p.task)] + _TOLERANCE]
+    evidence = (
+        f"oracles of {len(played)} tasks earn {_range(rewards)}, empty transcripts {_range(list(silent.values()))}"
+    )
+    if raised:
+        evidence += (
+            f"; the `oracle` method of {len(raised)} tasks failed, of {raised[0][0].key} with {raised[0][1][:200]}"
+        )
+    if played and len(nothing) == len(played) and _equal([*rewards, *silent.values()]):
+        yield Finding(check, "fail", evidence, "reward-constant")
+        return
+    if nothing:
+        keys = ", ".join(p.task.key for p in nothing[:NAMED])
+        evidence += f"; in {len(nothing)} tasks the oracle earns no more than an empty reply, such as {keys}"
+        if own := _with_own_settings(environment):
+            # Where, for example, a retriever misses a document, the oracle cannot earn anything.
+            settings = _oracle_settings(environment)
+            missed = [p for p in own if p.reward <= silent_reward(environment, p.task) + _TOLERANCE]
+            evidence += f"; with {settings}, for which it is made, in {len(missed)} of {len(own)}"
+            nothing = missed
+    few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
+    if nothing or raised:
+        cause = "grader-swallows-errors" if nothing and few and not raised else "oracle-fails"
+        command = f"evaluate {environment.config.env} --oracle"
+        yield Finding(check, "fail", evidence, cause, command=command)
+        return
+    yield Finding(check, "pass", evidence)
+
+
+def silent_reward(environment: Environment, task: vf.Task) -> float:
+    """What an empty reply earns in this task."""
+    return environment.say(task, ChatReply("")).reward
+
+
+def _oracle_settings(environment: Environment) -> dict[str, str]:
+    return dict(getattr(find(environment.config.env).load(), "oracle_settings", {}))
+
+
+def _with_own_settings(environment: Environment) -> list[Played]:
+    """The sampled tasks played by their oracles with the settings for which these are made; [] if there are none."""
+    if not _oracle_settings(environment):
+        return []
+    from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
+
+    config = environment.config
+    given = dict(pair.split("=", 1) for pair in config.env_args)
+    if config.datasets is not None:
+        given["datasets"] = config.datasets
+    like = load_evaluation_tasks(config.env, given, 1, oracle=True).tasks[0]
+    played = []
+    for task in environment.sample:
+        other = type(task)(task.data, like.config)
+        played.append(environment.play(other, ScriptedChat.of_messages(oracle_of(other))))
+    return [p for p in played if p.trace.ok]
+
+
+def _range(rewards: Sequence[float]) -> str:
+    if not rewards:
+        return "nothing"
+    low, high = min(rewards), max(rewards)
+    return f"{low:.3g}" if high - low <= _TOLERANCE else f"{low:.3g} to {high:.3g} (mean {fmean(rewards):.3g})"
+
+
+def _equal(rewards: Sequence[float]) -> bool:
+    return max(rewards) - min(rewards) <= _TOLERANCE
+
+
+def _scored_alike(environment: Environment) -> Finding:
+    """Score transcripts of training tasks by the held-out tasks' class and settings, with the data of the training tasks."""
+    check = "training and held-out tasks score a script alike"
+    like = environment.tasks.held_out[0]
+    replies = environment.turns
+    differ, largest, count = 0, 0.0, 0
+    chosen = _some(environment.oracles) if environment.has_oracle else _some(environment.silent)
+    for played in chosen:
+        other = type(like)(played.task.data, like.config)
+        script = ScriptedChat(replies.get(id(played.task), [ChatReply("")]), ending="max_turns")
+        gap = abs(environment.play(other, script).reward - played.reward)
+        differ, largest, count = differ + (gap > _TOLERANCE), max(largest, gap), count + 1
+    evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
+    return Finding(check, "fail" if differ else "pass", evidence, "evaluation-parses-differently" if differ else None)

@@ -1,0 +1,143 @@
+"""Does the model use the tools, are its calls read, and do their results reach it whole?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+import verifiers.v1 as vf
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.tool_results import Result, results_of, whole
+from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
+from plumbob.trainer.doctor.subject import Drawn, Subject
+
+ORDER = 25
+
+REPLAYED = 16
+"""Number of rollouts whose tool calls are repeated outside them."""
+QUOTED = 160
+"""Most characters of a reply that evidence quotes."""
+
+
+def probe(subject: Subject) -> Iterator[Finding]:
+    drawn = subject.drawn
+    if not any(trace.tools for trace in drawn.traces):
+        return
+    yield _read(drawn)
+    yield _used(subject, drawn)
+    yield _whole(subject, drawn)
+
+
+def _read(drawn: Drawn) -> Finding:
+    """Do replies hold a call's name and arguments outside the forms that are read?"""
+    check = "the model's tool calls are read"
+    seen = [(trace, text) for trace in drawn.traces if (text := unread_reply(trace))]
+    calls = sum(_metric(trace, "tool_calls") for trace in drawn.traces)
+    evidence = (
+        f"{len(seen)} of {len(drawn.traces)} rollouts have a reply that names a tool and its arguments and was not read; "
+        f"{calls:g} calls were read"
+    )
+    if not seen:
+        return Finding(check, "pass", evidence)
+    trace, text = seen[0]
+    evidence += f"; in task {trace.task.key}: {text[:QUOTED]!r}"
+    bad = len(seen) > thresholds.UNREAD_REPLIES * len(drawn.traces)
+    return Finding(check, "fail" if bad else "unsure", evidence, "calls-in-unread-form" if bad else None)
+
+
+def unread_reply(trace: vf.Trace) -> str:
+    """The part of a turn without calls that names a tool beside arguments of it; "" if no turn has one.
+
+    Besides what the reader itself marks as unread (`trace.info`), any turn that holds a tool's name and, within a few
+    words, JSON or a call in brackets with at least one of the tool's own parameters.
+    """
+    noted = trace.info.get("unread_calls") or []
+    if noted:
+        return str(noted[0]["text"])
+    for message in trace.assistant_messages:
+        if not message.tool_calls:
+            for tool in trace.tools or ():
+                if found := _call_like(
+                    text_of(message), tool.name, list((tool.parameters or {}).get("properties", {}))
+                ):
+                    return found
+    return ""
+
+
+def _call_like(text: str, name: str, parameters: Sequence[str]) -> str:
+    """The part of a text that looks like a call of this tool; "" if none does."""
+    keys = "|".join(map(re.escape, parameters)) or "$^"
+    for found in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+        after = text[found.end() : found.end() + 200]
+        before = text[max(0, found.start() - 60) : found.start()]
+        named = re.search(rf"[\"']?(?:{keys})[\"']?\s*[:=]", after)
+        bracket = re.match(r"\s*\(\s*[\"'\d{]", after)
+        keyed = re.search(r"[\"']?(?:name|function|tool|action)[\"']?\s*[:=]\s*[\"']?$", before, re.IGNORECASE)
+        if bracket or (named and (keyed or re.match(r"[\s\"'`>:,(]*[{(<\[]", after))):
+            return " ".join(text[max(0, found.start() - 40) : found.end() + 120].split())
+    return ""
+
+
+def _used(subject: Subject, drawn: Drawn) -> Finding:
+    """Do rollouts call tools at all, where the tasks' own oracles do?"""
+    check = "the model uses the tools"
+    calls = fmean(_metric(trace, "tool_calls") + _metric(trace, "malformed_calls") for trace in drawn.traces)
+    tasks = list({id(task): task for task in drawn.tasks}.values())
+    needed = [sum(len(turn.tool_calls or ()) for turn in oracle_of(task)) for task in tasks if hasattr(task, "oracle")]
+    evidence = f"{calls:.2g} tool calls per rollout"
+    if not needed:
+        return Finding(check, "unsure" if calls <= thresholds.NEVER_CALLED else "pass", evidence)
+    evidence += f", where the tasks' own perfect transcripts have {fmean(needed):.2g}"
+    if calls <= thresholds.NEVER_CALLED and fmean(needed) >= 1:
+        reply = next((text_of(m) for trace in drawn.traces for m in trace.assistant_messages[:1]), "")
+        evidence += f"; a first reply: {' '.join(reply.split())[:QUOTED]!r}"
+        return Finding(check, "fail", evidence, "tools-never-used")
+    return Finding(check, "pass", evidence)
+
+
+def _metric(trace: vf.Trace, name: str) -> float:
+    value: Any = trace.metrics.get(f"rollout/{name}", 0.0)
+    return float(getattr(value, "value", value))
+
+
+def _whole(subject: Subject, drawn: Drawn) -> Finding:
+    """Are tool results the same in the tools, in the messages and in the prompt's token ids?"""
+    environment = Environment(subject.run.config, subject.run.tasks, subject.runner)
+    using = [i for i, trace in enumerate(drawn.traces) if any(n.message.role == "tool" for n in trace.nodes)]
+    chosen = [using[i] for i in spread(len(using), REPLAYED)] if using else []
+    results = [result for i in chosen for result in results_of(environment, drawn.tasks[i], drawn.traces[i])]
+    if not results:
+        return Finding("tool results reach the model whole", "pass", "no rollout has a tool result")
+    found = whole(results)
+    if found.verdict == "fail":
+        return found
+    cut = [result for i in chosen for result in _lost_in_prompts(subject, drawn, i)]
+    evidence = f"{found.evidence}; {len(cut)} of {len(results)} are not whole in the text of the prompt that follows"
+    if not cut:
+        return Finding(found.check, found.verdict, evidence)
+    return Finding(found.check, "fail", f"{evidence}, such as {cut[0].shown[:60]!r}", "tool-results-cut")
+
+
+def _lost_in_prompts(subject: Subject, drawn: Drawn, number: int) -> Iterator[Result]:
+    """The tool results of a rollout of which the next prompt's text has the beginning only, or nothing."""
+    calls, trace = drawn.calls[number], drawn.traces[number]
+    if len(calls) < 2:
+        return
+    prompt = _plain(subject.run.tokenizer.decode(calls[-1].prompt_ids, skip_special_tokens=False))
+    last = max(i for i, node in enumerate(trace.nodes) if node.message.role == "assistant")
+    for node in trace.nodes[:last]:
+        if node.message.role == "tool":
+            text = text_of(node.message)
+            plain = _plain(text)
+            # A template may write a result as JSON.
+            if plain and plain not in prompt and _plain(json.dumps(text)[1:-1]) not in prompt:
+                yield Result(drawn.tasks[number], "", None, text)
+
+
+def _plain(text: str) -> str:
+    """A text without spaces, because tokenizers change them."""
+    return "".join(text.split())

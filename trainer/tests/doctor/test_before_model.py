@@ -1,0 +1,465 @@
+"""Checks of an environment that need no model: faults made here are named, and healthy environments pass."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from plumbob.rollout import tasksets
+from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.driven import driver_of
+from plumbob.testing import upstream_style
+from plumbob.testing.faults.rewards import reward_name
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model import cheap, settings, task_sets, tool_results, transcripts
+from plumbob.trainer.doctor.before_model.examine import examine_environment
+from plumbob.trainer.doctor.environment import Environment
+from plumbob.trainer.doctor.scope import Scope, missed
+from plumbob.trainer.rollouts.tasks import Tasks, load_tasks
+from vf_lookup.taskset import LookupTask
+
+SYNTHETIC = ("datasets=synthetic", "num_examples=200")
+
+
+@pytest.fixture
+def examined():
+    """Makes an environment to examine: of a bundled taskset, or of given tasks."""
+    with asyncio.Runner() as runner:
+
+        def make(env: str = "lookup", tasks: Tasks | None = None, **given: Any) -> Environment:
+            config = TrainConfig(env=env, **{"eval_examples": 16, **given})
+            return Environment(config, tasks or load_tasks(config), runner)
+
+        yield make
+
+
+def causes(findings) -> list[str]:
+    return [f.cause for f in findings if f.cause is not None]
+
+
+def all_findings(environment: Environment) -> list[Finding]:
+    return [finding for _, finding in examine_environment(environment)]
+
+
+def loud(findings) -> list[tuple[str, str]]:
+    return [(f.check, f.evidence) for f in findings if f.verdict in ("fail", "error")]
+
+
+HEALTHY = [
+    ("lookup", ("num_examples=400",)),
+    ("lookup", ("difficulty=trivial", "num_examples=400")),
+    ("lookup", ("difficulty=extreme", "num_examples=100")),
+    ("gsm8k", SYNTHETIC),
+    ("gsm8k", (*SYNTHETIC, "answer_style=boxed")),
+    ("musique", SYNTHETIC),
+    ("musique", (*SYNTHETIC, "answer_style=complete", "weights=f1=0.5,format=0")),
+    ("musique", (*SYNTHETIC, "noise=0")),
+]
+
+
+@pytest.mark.parametrize(("env", "args"), HEALTHY, ids=lambda part: part if isinstance(part, str) else part[0])
+def test_healthy_environments_pass_every_check(examined, env, args):
+    findings = all_findings(examined(env, env_args=args))
+    assert loud(findings) == []
+    assert sum(f.verdict == "pass" for f in findings) >= len(findings) - 1
+
+
+# Rewards
+
+
+@pytest.fixture
+def reward(monkeypatch):
+    """Replaces lookup's reward by a function of (task, trace, its own value)."""
+
+    def replace(function: Callable[..., float], cls: Any = LookupTask) -> None:
+        own = getattr(cls, name := reward_name(cls))
+
+        async def score(self: Any, trace: vf.Trace) -> float:
+            return function(self, trace, await own(self, trace))
+
+        score.__name__ = name
+        monkeypatch.setattr(cls, name, vf.reward(weight=1.0)(score))
+
+    return replace
+
+
+def accepts_parts(task, trace, right):
+    return float(task.data.answer in (trace.last_reply or ""))
+
+
+def accepts_nothing_at_all(task, trace, right):
+    return float((trace.last_reply or "") in task.data.answer)
+
+
+def accepts_anything_short(task, trace, right):
+    return float(0 < len(trace.last_reply or "") < 12)
+
+
+@pytest.mark.parametrize(
+    ("function", "quoted"),
+    [
+        (accepts_parts, "several answers joined by or"),
+        (accepts_nothing_at_all, "an empty reply"),
+        (accepts_anything_short, "another task's answer"),
+    ],
+)
+def test_rewards_that_a_cheap_transcript_earns_are_exploitable(examined, reward, function, quoted):
+    reward(function)
+    findings = list(cheap.checks(examined(env_args=("num_examples=200",))))
+    assert causes(findings) == ["reward-exploitable"]
+    assert findings[-1].evidence.startswith(quoted)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda task, trace, right: 0.05 * right,
+        lambda task, trace, right: 0.4 * right,
+        lambda task, trace, right: 100 * right - 50,
+        lambda task, trace, right: right if right or trace.last_reply else 0.0,
+        lambda task, trace, right: right - (0 if right or not trace.last_reply else 1),  # -1 wrong, 0 silent, 1 right
+        lambda task, trace, right: 0.3 * bool(trace.last_reply) + 0.7 * right,  # a bonus for any reply
+        lambda task, trace, right: right - 1e-5 * len(trace.last_reply or ""),  # a price of length
+        lambda task, trace, right: right * (0.2 + 0.1 * len(task.data.chain)),  # harder tasks are worth more
+    ],
+    ids=["small", "0.4", "-50 to 50", "plain", "abstaining", "bonus", "length", "by difficulty"],
+)
+def test_healthy_rewards_of_any_range_raise_no_alarm(examined, reward, function):
+    reward(function)
+    environment = examined(env_args=("num_examples=200",))
+    assert loud([*transcripts.checks(environment), *cheap.checks(environment)]) == []
+
+
+def test_a_reward_of_two_answers_is_no_more_exploitable_than_chance(examined):
+    """Yes or no: the other answer is always wrong, and a constant one right half of the time."""
+    tasks = changed(lookup_tasks(), lambda i, data: data.model_copy(update={"answer": "yes" if i % 2 else "no"}))
+    environment = examined(tasks=tasks)
+    assert {task.data.answer for task in environment.sample} == {"yes", "no"}
+    assert loud([*task_sets.checks(environment), *cheap.checks(environment)]) == []
+
+
+def test_right_answers_that_silently_earn_nothing_are_shown_with_their_task(examined, reward):
+    bad = {
+        task.key for i, task in enumerate(load_tasks(TrainConfig(env_args=("num_examples=200",))).train) if i % 4 == 0
+    }
+    reward(lambda task, trace, right: 0.0 if task.key in bad else right)
+    findings = list(transcripts.checks(examined(env_args=("num_examples=200",))))
+    assert causes(findings) == ["grader-swallows-errors"]
+    finding = next(f for f in findings if f.cause)
+    assert any(key in finding.evidence for key in bad) and finding.command == "evaluate lookup --oracle"
+
+
+def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
+    environment = examined(env_args=("num_examples=200",))
+    bad = environment.sample[17].key
+    reward(lambda task, trace, right: 0.0 if task.key == bad else right)
+    finding = next(f for f in transcripts.checks(environment) if f.cause)
+    assert finding.cause == "grader-swallows-errors" and bad in finding.evidence
+
+
+def test_where_no_oracle_earns_anything_the_reward_or_the_oracle_is_wrong(examined, reward):
+    reward(lambda task, trace, right: 0.2 * (1 - right) if not trace.last_reply else 0.1 * (1 - right))
+    assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["oracle-fails"]
+
+
+def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):
+    monkeypatch.setattr(LookupTask, "oracle", lambda self: [][0])
+    (finding,) = [f for f in transcripts.checks(examined(env_args=("num_examples=64",))) if f.cause]
+    assert finding.cause == "oracle-fails" and "IndexError" in finding.evidence
+
+
+def test_a_constant_and_a_random_reward_are_told_apart(examined, reward):
+    reward(lambda task, trace, right: 0.5)
+    assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["reward-constant"]
+    numbers = iter(range(10_000))
+    reward(lambda task, trace, right: float(next(numbers)))
+    assert causes(transcripts.checks(examined(env_args=("num_examples=64",))))[0] == "reward-nondeterministic"
+
+
+def test_an_error_that_is_only_logged_is_found(examined, reward):
+    def swallowing(task, trace, right):
+        try:
+            json.loads(trace.last_reply or "")
+        except RecursionError as error:
+            logging.getLogger("grader").warning("cannot grade", exc_info=error)
+            return 0.0
+        except ValueError:
+            pass
+        if "\x00" in (trace.last_reply or ""):
+            logging.getLogger("grader").error("cannot grade a NUL")
+        return right
+
+    reward(swallowing)
+    findings = list(cheap.checks(examined(env_args=("num_examples=64",))))
+    assert causes(findings) == ["grader-swallows-errors"] and "cannot grade" in findings[0].evidence
+
+
+def test_a_reward_that_raises_ends_the_examination(examined, reward):
+    def raising(task, trace, right):
+        raise RuntimeError("the judge is not available")
+
+    reward(raising)
+    findings = all_findings(examined(env_args=("num_examples=64",)))
+    assert causes(findings) == ["environment-fails"] and "judge" in findings[-1].evidence
+
+
+def test_a_reward_that_is_no_number_ends_the_examination(examined, reward):
+    reward(lambda task, trace, right: float("nan"))
+    assert causes(all_findings(examined(env_args=("num_examples=64",)))) == ["reward-not-finite"]
+
+
+# Tasks
+
+
+def changed(tasks: Tasks, train=None, held_out=None) -> Tasks:
+    """Tasks whose data are changed by functions."""
+
+    def each(side, change):
+        return [type(task)(change(i, task.data), task.config) for i, task in enumerate(side)] if change else side
+
+    return dataclasses.replace(tasks, train=each(tasks.train, train), held_out=each(tasks.held_out, held_out))
+
+
+def lookup_tasks(count: int = 200, **given: Any) -> Tasks:
+    return load_tasks(TrainConfig(env_args=(f"num_examples={count}",), **{"eval_examples": 16, **given}))
+
+
+def test_few_tasks_are_named_if_the_run_takes_them_often(examined):
+    tasks = dataclasses.replace(lookup_tasks(), train=lookup_tasks().train[:8])
+    findings = list(task_sets.checks(examined(tasks=tasks)))
+    assert causes(findings) == ["few-distinct-tasks"] and "8 different tasks" in findings[0].evidence
+    assert causes(task_sets.checks(examined(tasks=tasks, max_steps=1))) == []
+
+
+def test_copies_are_named_whatever_they_are_called(examined):
+    def copied(i: int, data: Any) -> Any:
+        same = tasks.train[i // 2].data
+        return same.model_copy(update={"id": f"copy-{i}", "prompt": same.prompt + "  " * (i % 2)})
+
+    tasks = lookup_tasks()
+    assert causes(task_sets.checks(examined(tasks=changed(tasks, copied)))) == ["duplicate-tasks"]
+    # And eight tasks that are repeated are eight tasks.
+    few = changed(tasks, lambda i, data: tasks.train[i % 8].data.model_copy(update={"id": f"copy-{i}"}))
+    assert causes(task_sets.checks(examined(tasks=few))) == ["few-distinct-tasks"]
+
+
+def test_an_overlap_is_found_if_spelling_and_labels_differ(examined):
+    tasks = lookup_tasks()
+
+    def trained(i: int, data: Any) -> Any:
+        same = tasks.train[i].data
+        return same.model_copy(update={"id": f"new-{i}", "prompt": same.prompt.upper() + "."}) if i < 3 else data
+
+    finding = next(f for f in task_sets.checks(examined(tasks=changed(tasks, held_out=trained))) if f.cause)
+    assert finding.cause == "held-out-in-training" and finding.evidence.startswith("3 of 16")
+
+
+GIVEN_AWAY = {
+    "at the end": lambda i, data: data.model_copy(update={"prompt": f"{data.prompt} {data.answer}"}),
+    "after a word": lambda i, data: data.model_copy(update={"prompt": f"Answer: {data.answer}\n{data.prompt}"}),
+    "in the system prompt": lambda i, data: data.model_copy(
+        update={"system_prompt": f"{data.system_prompt} (expected: {data.answer.upper()})"}
+    ),
+    "in a third of the tasks": lambda i, data: data.model_copy(
+        update={"prompt": data.prompt + f" [gold={data.answer}]" * (i % 3 == 0)}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", GIVEN_AWAY.values(), ids=GIVEN_AWAY)
+def test_an_answer_in_the_prompt_is_found(examined, change):
+    finding = [f for f in task_sets.checks(examined(tasks=changed(lookup_tasks(), change, change))) if f.cause]
+    assert causes(finding) == ["answer-in-prompt"]
+
+
+def options(i: int, data: Any, count: int = 4) -> Any:
+    """Multiple choice: the right answer among others of its own, at any place."""
+    others = [f"{data.answer}{k}" for k in range(1, count)]
+    others.insert(i * 7 % 3 % count, data.answer)
+    listed = "\n".join(f"{letter}) {option}" for letter, option in zip("ABCD", others, strict=False))
+    return data.model_copy(update={"prompt": f"{data.prompt}\n{listed}"})
+
+
+def letters(i: int, data: Any) -> Any:
+    given = options(i, data)
+    return given.model_copy(update={"answer": "ABCD"[i * 7 % 3]})
+
+
+READ = {
+    "options in words": options,
+    "two options": lambda i, data: options(i, data, 2),
+    "options by letter": letters,
+    "yes or no": lambda i, data: data.model_copy(
+        update={"prompt": f"{data.prompt}. Answer yes or no.", "answer": ("yes", "no")[i * 5 % 7 % 2]}
+    ),
+    "the table in the prompt": lambda i, data: data.model_copy(
+        update={"prompt": f"{data.prompt}\n" + "\n".join(f"{k}: {v}" for k, v in data.table.items())}
+    ),
+    "reading comprehension": lambda i, data: data.model_copy(
+        update={"prompt": f"{data.prompt} {'one two three four five six seven eight'[: i % 37]} {data.answer} so it is"}
+    ),
+    "a digit": lambda i, data: data.model_copy(
+        update={"prompt": f"{data.prompt} of 3 and {i % 10}", "answer": str(i % 7)}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", READ.values(), ids=READ)
+def test_answers_that_a_task_must_hold_are_no_fault(examined, change):
+    findings = list(task_sets.checks(examined(tasks=changed(lookup_tasks(), change, change))))
+    assert loud(findings) == []
+
+
+PROMPTED = {
+    "another system prompt": lambda i, data: data.model_copy(update={"system_prompt": "You are a helpful assistant."}),
+    "no system prompt": lambda i, data: data.model_copy(update={"system_prompt": None}),
+    "words around it": lambda i, data: data.model_copy(update={"prompt": f"Answer in one word only. {data.prompt}"}),
+    "words behind it": lambda i, data: data.model_copy(update={"prompt": f"{data.prompt} Think step by step first."}),
+}
+
+
+@pytest.mark.parametrize("change", PROMPTED.values(), ids=PROMPTED)
+@pytest.mark.parametrize("side", ["train", "held_out"])
+def test_another_prompt_in_evaluation_is_named(examined, change, side):
+    tasks = changed(lookup_tasks(), **{side: change})
+    assert causes(task_sets.checks(examined(tasks=tasks))) == ["evaluation-prompted-differently"]
+
+
+def test_other_content_in_evaluation_is_no_fault(examined):
+    tasks = lookup_tasks()
+    texts = ["Who wrote the book?", "Where is the river?", "When did the war end?", "Which is the larger planet?"]
+    given = changed(
+        tasks,
+        lambda i, data: data.model_copy(update={"prompt": f"{texts[i % 4]} {data.prompt}"}),
+        lambda i, data: data.model_copy(update={"prompt": f"{texts[i % 3 + 1]} {data.prompt}"}),
+    )
+    assert loud(task_sets.checks(examined(tasks=given))) == []
+
+
+# Tools
+
+
+def tool_returning(monkeypatch, change: Callable[[str], str]) -> None:
+    """Lookup's tool itself returns something else."""
+    from vf_lookup.tools import LookupToolset
+
+    own = LookupToolset.__dict__["lookup"]
+
+    def lookup(self, key: str) -> str:
+        return change(own(self, key))
+
+    lookup.__doc__ = own.__doc__
+    monkeypatch.setattr(LookupToolset, "lookup", vf.tool(lookup))
+    monkeypatch.setattr(adapter, "_specs", {})
+
+
+@pytest.mark.parametrize("change", [lambda text: "", lambda text: "[]", lambda text: "Found 1 result."])
+def test_tools_that_say_nothing_are_named(examined, monkeypatch, change):
+    tool_returning(monkeypatch, change)
+    assert causes(tool_results.checks(examined(env_args=("num_examples=64",)))) == ["tools-return-nothing"]
+
+
+def test_results_that_a_tool_itself_shortens_are_named(examined, monkeypatch):
+    tool_returning(monkeypatch, lambda text: text[:8])
+    findings = list(tool_results.checks(examined(env_args=("num_examples=64",))))
+    assert causes(findings) == ["tool-results-cut"]
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "change"),
+    [
+        ("lookup", ("num_examples=64",), lambda text: text[:8]),
+        ("lookup", ("num_examples=64",), lambda text: text[-5:]),
+        ("musique", SYNTHETIC, lambda text: text[:60]),
+        ("musique", SYNTHETIC, lambda text: f"{text[:80]}... [truncated]"),
+        ("musique", SYNTHETIC, lambda text: f"{text[:40]} ... {text[-40:]}"),
+    ],
+)
+def test_results_that_reach_the_model_shortened_are_named(examined, monkeypatch, env, args, change):
+    """The oracle of musique earns the full reward all the same: its reward counts documents, not what was read."""
+    call = adapter.BoundTool.call
+
+    async def cut(self, arguments, caller=None):
+        return change(await call(self, arguments, caller))
+
+    monkeypatch.setattr(adapter.BoundTool, "call", cut)
+    environment = examined(env, env_args=args)
+    assert loud(transcripts.checks(environment)) == []
+    assert causes(tool_results.checks(environment)) == ["tool-results-cut"]
+
+
+# Other environments
+
+
+class QuizData(vf.TaskData):
+    answer: str
+
+
+class QuizTask(vf.Task[QuizData]):
+    @vf.reward(weight=1.0)
+    async def right(self, trace: vf.Trace) -> float:
+        return float((trace.last_reply or "").strip() == self.data.answer)
+
+
+def test_an_environment_without_an_oracle_is_not_certain_and_not_alarmed(examined):
+    tasks = [QuizTask(QuizData(prompt=f"What is {i} + {i}?", answer=str(2 * i)), vf.TaskConfig()) for i in range(100)]
+    given = Tasks(tasks[:80], tasks[80:], (), 0, name="quiz")
+    findings = all_findings(examined(tasks=given))
+    assert loud(findings) == [] and {f.verdict for f in findings} == {"pass", "unsure"}
+
+
+def test_an_environment_that_drives_the_conversation_raises_no_alarm(examined, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(upstream_style.__file__).parent))
+    taskset = tasksets.make_taskset(
+        vf.import_taskset("number_game").GameTaskset, "number_game", {"many": 80, "largest": 10**9}
+    )
+    tasks = list(taskset)
+    driver = driver_of("number_game", {"many": 80, "largest": 10**9})
+    findings = all_findings(examined(tasks=Tasks(tasks[:64], tasks[64:], (), 0, driver=driver, name="game")))
+    # The tasks differ in their secret alone.
+    assert loud(findings) == []
+
+
+# Settings, and how sure an examination is
+
+
+def test_steps_with_too_few_groups_are_named_before_anything_loads():
+    (finding, _) = settings.checks(TrainConfig(batch_size=8, gradient_accumulation_steps=1))
+    assert finding.cause == "too-little-signal"
+    for size in (2, 8, 64):
+        assert causes(settings.checks(TrainConfig(num_generations=size))) == []
+
+
+def test_penalties_of_a_generation_config_are_told_and_are_no_fault_here(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.1, "top_k": 20}))
+    *_, finding = settings.checks(TrainConfig(model=str(tmp_path)))
+    assert finding.verdict == "pass" and "repetition_penalty 1.1, top_k 20" in finding.evidence
+
+
+def test_penalties_in_the_requests_to_a_server_are_a_fault(monkeypatch):
+    from plumbob.trainer.inference import generate_api
+
+    monkeypatch.setitem(generate_api.STATED, "presence_penalty", 0.5)
+    config = TrainConfig(engine="vllm", vllm_url=("http://localhost:1",))
+    assert causes(settings.checks(config)) == ["sampling-penalised"]
+
+
+def test_limits_name_what_is_uncertain_and_how_much_can_be_missed():
+    assert missed(48) == pytest.approx(0.0605, abs=1e-3) and (1 - missed(10)) ** 10 == pytest.approx(0.05)
+    told = Scope(tasks=48, rollouts=64, groups=8).limits([Finding("a", "unsure", "b"), Finding("c", "error", "d")])
+    assert told[:2] == ["Not certain: a (b)", "Not completed: c (d)"]
+    assert "48 training tasks" in told[2] and "4.6% of rollouts" in told[3] and len(told) == 5
+
+
+def test_every_cause_named_here_is_in_the_catalogue():
+    named = {"reward-exploitable", "grader-swallows-errors", "answer-in-prompt", "few-distinct-tasks", "duplicate-tasks",
+             "evaluation-prompted-differently", "tools-return-nothing", "tool-results-cut", "sampling-penalised"}  # fmt: skip
+    assert named <= CAUSES.keys()

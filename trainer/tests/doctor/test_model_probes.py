@@ -1,0 +1,200 @@
+"""Probes of what a model does with tools, penalties and groups, on the real trainer."""
+
+import dataclasses
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import verifiers.v1 as vf
+from plumbob.rollout import Chat
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.probes import penalties, signal, tools
+from plumbob.trainer.doctor.subject import Subject, load_subject
+
+
+@pytest.fixture
+def subject_of(tmp_path):
+    subjects = []
+
+    def make(groups: int = 4, **settings: Any) -> Subject:
+        config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
+        folder = tmp_path / str(len(subjects))
+        subjects.append(load_subject(config, join_world(torch.device("cpu")), folder, lambda _: None, groups))
+        return subjects[-1]
+
+    yield make
+    for subject in subjects:
+        subject.close()
+
+
+def causes(findings) -> list[str]:
+    return [f.cause for f in findings if f.cause is not None]
+
+
+# Tools
+
+
+LOOKUP = SimpleNamespace(name="lookup", parameters={"properties": {"key": {}}})
+
+
+def trace_of(*texts: str, info: dict[str, Any] | None = None) -> Any:
+    messages = [SimpleNamespace(content=text, tool_calls=None) for text in texts]
+    return SimpleNamespace(info=info or {}, tools=[LOOKUP], assistant_messages=messages)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tools>{"name": "lookup", "arguments": {"key": "4711"}}</tools>',
+        '```json\n{"function": "lookup", "parameters": {"key": "4711"}}\n```',
+        "lookup('4711')",
+        "I will call lookup(key=4711).",
+        'Action: lookup\nAction Input: {"key": "4711"}',
+        '<function_call name="lookup">{"key": "4711"}</function_call>',
+    ],
+)
+def test_a_reply_that_names_a_tool_and_its_arguments_is_quoted(text):
+    found = tools.unread_reply(trace_of("Let me see.", text))
+    assert "lookup" in found and "4711" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["amber", "I can use lookup to find the key, but I know it: amber.", "The key 4711 is in the lookup table.",
+     "A lookup (see above) is needed.", "lookups(4711)", '{"name": "search", "arguments": {"key": "1"}}'],
+)  # fmt: skip
+def test_prose_about_a_tool_is_no_call(text):
+    assert tools.unread_reply(trace_of(text)) == ""
+
+
+def test_what_the_reader_noted_is_quoted_first():
+    noted = {"unread_calls": [{"turn": 0, "text": "<call>lookup 4711</call>", "explained": False}]}
+    assert tools.unread_reply(trace_of("amber", info=noted)) == "<call>lookup 4711</call>"
+
+
+def rewritten_turns(monkeypatch, change) -> None:
+    """The reader is given another text than the model wrote, as if the model had another dialect."""
+    parse = Chat.parse
+
+    def parsed(self, ids, schemas, **given):
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        other = self.tokenizer(change(text), add_special_tokens=False)["input_ids"]
+        return parse(self, tuple(other), schemas, **given)
+
+    monkeypatch.setattr(Chat, "parse", parsed)
+
+
+def test_calls_in_another_dialect_are_named_and_quoted(subject_of, monkeypatch):
+    rewritten_turns(monkeypatch, lambda text: text.replace("tool_call>", "use>").replace('"name"', '"tool_name"'))
+    findings = list(tools.probe(subject_of(max_turns=2)))
+    assert causes(findings)[0] == "calls-in-unread-form" and "lookup" in findings[0].evidence
+
+
+def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
+    rewritten_turns(monkeypatch, lambda text: "amber<|im_end|>")
+    findings = list(tools.probe(subject_of()))
+    assert causes(findings) == ["tools-never-used"] and "amber" in findings[1].evidence
+
+
+def test_results_that_are_cut_on_their_way_into_the_prompt_are_named(subject_of, monkeypatch):
+    suffix = Chat.suffix
+
+    def cut(self, messages):
+        return suffix(self, [{**m, "content": m["content"][:6]} if m["role"] == "tool" else m for m in messages])
+
+    assert causes(tools.probe(subject_of())) == []
+    monkeypatch.setattr(Chat, "suffix", cut)
+    assert causes(tools.probe(subject_of())) == ["tool-results-cut"]
+
+
+# Penalties
+
+
+@contextmanager
+def generating(subject: Subject, change):
+    """The engine's completions are changed by a function of (prompt, completions of several seeds)."""
+    engine: Any = subject.run.engine
+    generate = engine.generate
+
+    async def changed(prompt_ids, sampling):
+        tries = [await generate(prompt_ids, sampling)]
+        for k in range(1, 6):
+            tries.append(await generate(prompt_ids, dataclasses.replace(sampling, seed=(sampling.seed or 0) + k)))
+        return change(list(prompt_ids), tries)
+
+    engine.generate = changed
+    yield
+    engine.generate = generate
+
+
+def lowered(prompt: list[int], tries: list[Any]) -> Any:
+    """Tokens that the text has are less likely in the engine, and all others a little more."""
+    ids, seen, logprobs = tries[0].token_ids, set(prompt), []
+    for token, logprob in zip(ids, tries[0].logprobs, strict=True):
+        logprobs.append(logprob - 0.2 if token in seen else logprob + 0.05)
+        seen.add(token)
+    return dataclasses.replace(tries[0], logprobs=tuple(logprobs))
+
+
+def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_of):
+    healthy = subject_of()
+    assert causes(penalties.probe(healthy)) == []
+    subject = subject_of()
+    with generating(subject, lowered):
+        assert causes(penalties.probe(subject)) == ["sampling-penalised"]
+    cold = subject_of()
+    with generating(
+        cold, lambda prompt, tries: dataclasses.replace(tries[0], logprobs=tuple(0.7 * p for p in tries[0].logprobs))
+    ):
+        assert causes(penalties.probe(cold)) == []
+
+
+def test_a_penalty_that_the_log_probabilities_hide_shows_in_what_is_sampled(subject_of):
+    settings: dict[str, Any] = {
+        "env": "gsm8k",
+        "model": "tiny-gsm8k",
+        "datasets": "synthetic",
+        "max_tokens": 120,
+        "temperature": 2.0,
+    }
+    subject = subject_of(**settings)
+    with generating(subject, lambda prompt, tries: max(tries, key=lambda c: len(set(c.token_ids)) / len(c.token_ids))):
+        (finding,) = penalties.probe(subject)
+    assert finding.cause == "sampling-penalised", finding.evidence
+    (finding,) = penalties.probe(subject_of(**settings))
+    assert finding.verdict == "pass" and "standard deviations" in finding.evidence
+
+
+# Signal
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict"),
+    [
+        ({"num_generations": 2, "env_args": ("min_hops=5", "max_hops=5"), "batch_size": 8}, "fail"),
+        ({"num_generations": 8, "batch_size": 8, "gradient_accumulation_steps": 1}, "fail"),
+        ({"num_generations": 8}, "pass"),
+    ],
+    ids=["groups of two at low success", "one task per step", "healthy"],
+)
+def test_too_little_signal_is_named_with_the_size_that_would_give_one(subject_of, settings, verdict):
+    finding = signal._groups(subject_of(groups=8, **settings))
+    assert finding.verdict == verdict, finding.evidence
+    assert verdict == "pass" or "by group size: 2:" in finding.evidence
+
+
+def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subject_of, monkeypatch):
+    """Tasks have different best rewards: what one task's oracle earns says nothing of another."""
+    subject = subject_of(groups=8)
+    task = type(subject.drawn.tasks[0])
+    own = task.correct
+
+    async def worth(self, trace):
+        return (await own(self, trace)) * (0.1 if len(self.data.chain) <= 1 else 1.0)
+
+    worth.__name__ = "correct"
+    monkeypatch.setattr(task, "correct", vf.reward(weight=1.0)(worth))
+    assert signal._solved(subject) < 0.95

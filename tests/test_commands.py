@@ -10,7 +10,7 @@ import pytest
 COMMANDS = [
     ["train", "--help"],
     ["train", "lookup", "--help"],
-    *[[name, "--help"] for name in ("sft", "serve", "evaluate", "predict", "benchmark", "analyze", "doctor")],
+    *[[name, "--help"] for name in ("sft", "serve", "evaluate", "predict", "benchmark", "analyze", "doctor", "report")],
     ["hub", "--help"],
     ["vf-install", "--help"],
     ["hub", "list"],

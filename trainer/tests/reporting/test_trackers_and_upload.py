@@ -23,12 +23,23 @@ import sys
 from pathlib import Path
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.reporting.trackers import make_reporter
+from types import SimpleNamespace as Having
 
+call = Having(name="lookup", arguments="{}")
+said = Having(role="user", content="Start key: 17"), Having(role="assistant", content="", tool_calls=[call])
+trace = Having(
+    nodes=[Having(message=m, sampled=m.role == "assistant") for m in said],
+    task=Having(key="t1"),
+    reward=0.5,
+    stop_condition="max_turns",
+)
 library, folder = sys.argv[1:]
 for steps in ((1, 2), (2, 3)):  # a run, and what resumes it
     reporter = make_reporter(TrainConfig(report_to=library, env_args=("a=1",)), Path(folder))
     for step in steps:
         reporter.log(step, {"step": step, "reward/mean": step / 10, "nan": float("nan")})
+        reporter.rollouts(step, [(trace, 0.25)])
+        reporter.rollouts(step, [])
     reporter.close()
     reporter.close()
 """
@@ -73,15 +84,43 @@ def test_wandb_offline_continues_its_run(tmp_path):
     logs = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(logs) >= 1 and {log.stem for log in logs} == {f"run-{name}"}
     assert b"reward/mean" in b"".join(log.read_bytes() for log in logs)
+    tables = [
+        json.loads(file.read_text()) for file in tmp_path.glob("wandb/offline-run-*/files/media/table/*.table.json")
+    ]
+    assert len(tables) == 4
+    (row,) = tables[0]["data"]
+    assert dict(zip(tables[0]["columns"], row, strict=True)) | {"step": 1} == {
+        "step": 1,
+        "task": "t1",
+        "prompt": "user: Start key: 17",
+        "completion": "assistant: lookup({})",
+        "reward": 0.5,
+        "advantage": 0.25,
+        "stop": "max_turns",
+        "turns": 1,
+    }
 
 
 def test_trackio_holds_every_step_once_more_after_resuming(tmp_path):
     (tmp_path / "r").mkdir()
     report("trackio", tmp_path / "r", TRACKIO_DIR=str(tmp_path / "store"))
     with sqlite3.connect(tmp_path / "store" / "plumbob.db") as database:
-        rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        found = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        traces = database.execute("select step, messages, metadata from traces order by step").fetchall()
+    rows = [(name, step, own) for name, step, text in found if (own := json.loads(text))]
     assert [step for _, step, _ in rows] == [1, 2, 2, 3] and {name for name, _, _ in rows} == {"r"}
-    assert json.loads(rows[0][2]) == {"reward/mean": 0.1}
+    assert rows[0][2] == {"reward/mean": 0.1}
+    step, messages, about = traces[-1]
+    assert len(traces) == 4 and step == 3
+    assert [m["content"] for m in json.loads(messages)] == ["Start key: 17", "lookup({})"]
+    assert json.loads(about) == {
+        "step": 3,
+        "task": "t1",
+        "reward": 0.5,
+        "advantage": 0.25,
+        "stop": "max_turns",
+        "turns": 1,
+    }
 
 
 # The hub

@@ -117,6 +117,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert (tmp_path / "r" / "report.html").is_file()
     match = re.search(r"Interrupted after step (\d+); saved .*Resume with:  train --resume (\S+)", stderr)
     assert match and "Traceback" not in stderr
     done = int(match[1])

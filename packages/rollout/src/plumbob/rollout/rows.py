@@ -32,4 +32,5 @@ def to_sample(trace: vf.Trace, group: str) -> Sample:
         metrics={name: value for name, value in trace.metrics.items() if value is not None},
         rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
         reward_weights={name: reward.weight for name, reward in trace.rewards.items() if reward is not None},
+        trace_id=trace.id,
     )

@@ -183,6 +183,8 @@ class Sample:
     """The components of the reward by name, weights applied; `reward` is their sum."""
     reward_weights: dict[str, float] = field(default_factory=dict)
     """The weight applied to each component of `rewards`; 1 for a missing name."""
+    trace_id: str = ""
+    """Id of the trace that the row was made of; empty for a row of no rollout."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampling_logprobs)}

@@ -410,10 +410,14 @@ class TrainConfig:
     )
     log_completions: int = option(
         0,
-        "Number of rollouts printed with each row of the progress table. Without a value: 5.",
+        "Number of rollouts printed with each row of the progress table, and sent with each step to the tracker of "
+        "--report-to. Without a value: 5.",
         bare=5,
         off=0,
         at_least=0,
+    )
+    report: bool = option(
+        True, "Write report.html into the run directory when the run ends or is interrupted: see the command `report`."
     )
     report_to: Literal["none", "wandb", "trackio"] = option(
         "none", "Experiment tracker to which metrics are sent as well."

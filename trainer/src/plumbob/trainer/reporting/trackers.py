@@ -12,7 +12,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,46 @@ PROJECT = "plumbob"
 """Default name of the tracker's project."""
 
 
+Row = Mapping[str, Any]
+"""One rollout for a tracker: see `completion_row`."""
+
+
+def completion_row(trace: Any, advantage: float | None = None) -> dict[str, Any]:
+    """A rollout (verifiers' Trace) as a row of a table, with its messages in OpenAI's format as well."""
+    messages = [_message(node.message) for node in trace.nodes]
+    sampled = [i for i, node in enumerate(trace.nodes) if node.sampled]
+    first = sampled[0] if sampled else len(messages)
+
+    def text(part: Sequence[Mapping[str, Any]]) -> str:
+        return "\n".join(f"{m['role']}: {m['content']}" for m in part)
+
+    return {
+        "task": trace.task.key,
+        "prompt": text(messages[:first]),
+        "completion": text(messages[first:]),
+        "reward": trace.reward,
+        "advantage": advantage,
+        "stop": trace.stop_condition or "",
+        "turns": len(sampled),
+        "messages": messages,
+    }
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """Role and text of a message, with its tool calls as text."""
+    content = message.content if isinstance(message.content, str) else ""
+    calls = [f"{call.name}({call.arguments})" for call in getattr(message, "tool_calls", None) or ()]
+    return {"role": message.role, "content": "\n".join(part for part in (content, *calls) if part)}
+
+
 class Reporter:
     """Sends metrics to a tracker. This base class sends nothing, for `--report-to none`."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send metrics of finished step `step` (from 1). Never raises."""
+
+    def rollouts(self, step: int, rollouts: Sequence[tuple[Any, float | None]]) -> None:
+        """Send some rollouts of step `step`: (verifiers' Trace, its advantage or None). Never raises."""
 
     def close(self) -> None:
         """Send remaining metrics and end the tracker's run. Never raises."""
@@ -37,16 +72,26 @@ class Reporter:
 class _Guarded(Reporter):
     """Sends metrics through a tracker's library and catches its errors.
 
-    `send` gets the step and its finite metrics; `finish` ends the tracker's run.
+    `send` gets the step and its finite metrics, `show` the step and its rollouts; `finish` ends the tracker's run.
     """
 
-    def __init__(self, name: str, send: Callable[[int, dict[str, float]], Any], finish: Callable[[], Any]) -> None:
-        self._name, self._send, self._finish = name, send, finish
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[int, dict[str, float]], Any],
+        show: Callable[[int, Sequence[Row]], Any],
+        finish: Callable[[], Any],
+    ) -> None:
+        self._name, self._send, self._show, self._finish = name, send, show, finish
         self._failed = self._closed = False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
         self._guarded(lambda: self._send(step, numbers))
+
+    def rollouts(self, step: int, rollouts: Sequence[tuple[Any, float | None]]) -> None:
+        if rollouts:
+            self._guarded(lambda: self._show(step, [completion_row(*rollout) for rollout in rollouts]))
 
     def close(self) -> None:
         if not self._closed:
@@ -124,7 +169,13 @@ def _wandb(run_dir: Path, settings: dict[str, Any]) -> Reporter:
     _remember(run_dir, "wandb", run.id)
     # The step is logged as a metric, because wandb's own step counter cannot go back and a resumed run repeats steps.
     run.define_metric("*", step_metric="step")
-    return _Guarded("wandb", lambda step, numbers: run.log({**numbers, "step": step}), run.finish)
+
+    def show(step: int, rows: Sequence[Row]) -> None:
+        columns = [name for name in rows[0] if name != "messages"]
+        table = wandb.Table(columns=["step", *columns], data=[[step, *(row[name] for name in columns)] for row in rows])
+        run.log({"completions": table, "step": step})
+
+    return _Guarded("wandb", lambda step, numbers: run.log({**numbers, "step": step}), show, run.finish)
 
 
 def _trackio(run_dir: Path, settings: dict[str, Any]) -> Reporter:
@@ -142,7 +193,15 @@ def _trackio(run_dir: Path, settings: dict[str, Any]) -> Reporter:
     def send(step: int, numbers: dict[str, float]) -> None:
         run.log({k: v for k, v in numbers.items() if k != "step"}, step=step)  # trackio reserves the name "step"
 
-    return _Guarded("trackio", send, run.finish)
+    def show(step: int, rows: Sequence[Row]) -> None:
+        for i, row in enumerate(rows):
+            about = {name: value for name, value in row.items() if name not in ("messages", "prompt", "completion")}
+            run.log(
+                {f"completions/{i}": trackio.Trace(messages=row["messages"], metadata={"step": step, **about})},
+                step=step,
+            )
+
+    return _Guarded("trackio", send, show, run.finish)
 
 
 def _remembered(run_dir: Path, library: str) -> str | None:

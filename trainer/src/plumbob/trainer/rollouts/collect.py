@@ -35,6 +35,7 @@ from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.run_files.token_record import TokenRecord
 
 
 class RunFailed(Exception):
@@ -64,6 +65,8 @@ class Batch:
     """Every usable sample of the step, those of replaced groups included. Metrics describe these."""
     records: list[str] = field(default_factory=list)
     """On rank 0, every rollout's trace as a line of JSON; empty on other ranks."""
+    token_records: dict[str, TokenRecord] = field(default_factory=dict)
+    """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
     traces: list[vf.Trace] = field(default_factory=list)
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)

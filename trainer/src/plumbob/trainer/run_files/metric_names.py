@@ -109,6 +109,20 @@ METRICS = (
     Metric("tasks/epoch", "epochs", "Number of whole passes over the training tasks before the step's tasks, mean."),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
     Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
+    # The same under other names, for people who look for these
+    Metric("debug/advantage_max", "advantage", "The same as advantage/largest."),
+    Metric(
+        "debug/advantage_mean",
+        "advantage",
+        "Mean advantage of the step's rollouts; 0 if each group's mean is subtracted.",
+    ),
+    Metric("debug/reward_std", "reward", "The same as reward/std."),
+    Metric("debug/context_length_mean", "tokens", "The same as rollout/row_tokens."),
+    Metric(
+        "debug/context_truncation_rate",
+        "share",
+        "Share of rollouts that --max-context cut off; rollout/truncated_share counts every limit.",
+    ),
     # Rollouts
     Metric("rollout/count", "rollouts", "Number of rollouts sampled in the step."),
     Metric(

@@ -11,11 +11,12 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plumbob.trainer.config.kept_traces import AUTO_BYTES, KeptTraces
 from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.run_files.token_record import TokenRecord, with_tokens
 
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
@@ -24,20 +25,29 @@ _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
 def write_traces(
-    directory: Path, step: int, records: Sequence[str], group_size: int, keep: KeptTraces, *, seed: int, steps: int
+    directory: Path,
+    step: int,
+    records: Sequence[str],
+    group_size: int,
+    keep: KeptTraces,
+    *,
+    seed: int,
+    steps: int,
+    tokens: Mapping[str, TokenRecord] | None = None,
 ) -> None:
     """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
 
     `records`: every rollout as a line of JSON, group by group. Groups to store are drawn at random, whatever their
     tasks and rewards, so that they are a fair sample of the step. The draw depends on `seed` and `step` alone, so a
-    step that is taken again stores the same groups. Raises OSError; no part of the new file is then left behind.
+    step that is taken again stores the same groups. `tokens`: what training computed for the tokens of a rollout, by the
+    id of its trace. Raises OSError; no part of the new file is then left behind.
     """
     groups = [records[i : i + group_size] for i in range(0, len(records), group_size)]
     drawn = random.Random(f"traces/{seed}/{step}").sample(range(len(groups)), len(groups))
     stored: dict[int, bytes] = {}
     size = 0
     for i in drawn[: keep.num_groups(len(groups), group_size)]:
-        text = "".join(record + "\n" for record in groups[i])
+        text = "".join(with_tokens(record, tokens or {}) + "\n" for record in groups[i])
         compressed = gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
         size += len(compressed)
         if keep.automatic and stored and size > AUTO_BYTES / steps:

@@ -8,11 +8,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError, first_line
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import write_whole
@@ -57,6 +59,17 @@ def finish(run: Run, seconds: float) -> int:
     if differs:
         print(differs, file=sys.stderr)
     return _upload(run) if run.config.push_to_hub else 0
+
+
+def write_report(directory: Path) -> None:
+    """Write report.html into the run directory. It is an extra: whatever goes wrong is told in one line."""
+    try:
+        print(f"report           {write_at_end(directory)}")
+    except (Exception, KeyboardInterrupt) as error:
+        print(
+            f"The report could not be written ({type(error).__name__}: {first_line(error)}). Try:  report {directory}",
+            file=sys.stderr,
+        )
 
 
 def _load_best(run: Run) -> None:

@@ -116,6 +116,10 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
         minibatch.old_logprobs.update(_by_row(indices, current_N, lengths))
     # With one update per step the weights have not moved yet: the old policy is the current one.
     old_N = torch.cat([minibatch.old_logprobs[i] for i in indices]) if minibatch.old_logprobs else current_N
+    for i, values in _by_row(
+        indices, torch.stack([old_N.float(), scores.entropies.detach().float()], dim=1), lengths
+    ).items():
+        minibatch.first_scores.setdefault(i, (values[:, 0], values[:, 1]))
     sampling_N = to_device(torch.tensor([lp for row in rows for lp in row.sampled_logprobs]), device)
     # Two ratios multiply. The importance weight is the trainer's probability under the step's first weights over the
     # engine's. The importance ratio, inside the loss, is that under the current weights over that under the first ones.

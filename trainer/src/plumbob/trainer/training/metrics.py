@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
-from plumbob.rollout import Sample
+from plumbob.rollout import Sample, StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.algorithm.importance_weights import Corrections
 from plumbob.trainer.algorithm.losses import LossOutputs
@@ -206,6 +206,7 @@ def step_metrics(
         **batch_metrics(batch),
         **({} if misplaced is None else {"reward/misplaced": misplaced}),
         **advantage_metrics(advantages),
+        **debug_metrics(batch, advantages),
         **tally.metrics(),
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
         **sync_metrics(report),
@@ -331,6 +332,18 @@ def advantage_metrics(advantages: Advantages) -> dict[str, float]:
         "groups/all_pass": advantages.groups_all_max,
         "advantage/mean_abs": mean_of([abs(value) for value in advantages.values]),
         "advantage/largest": max(map(abs, advantages.values), default=0.0),
+    }
+
+
+def debug_metrics(batch: Batch, advantages: Advantages) -> dict[str, float]:
+    """The step's numbers under the names of a widespread debugging checklist for GRPO."""
+    samples = batch.drawn
+    return {
+        "debug/advantage_max": max(map(abs, advantages.values), default=0.0),
+        "debug/advantage_mean": mean_of(advantages.values),
+        "debug/reward_std": statistics.pstdev([s.reward for s in samples]) if samples else 0.0,
+        "debug/context_length_mean": mean_of([len(s.token_ids) for s in samples]),
+        "debug/context_truncation_rate": mean_of([s.stop == StopReason.MAX_CONTEXT for s in samples]),
     }
 
 

@@ -29,6 +29,9 @@ class Minibatch:
     """Index of a row -> log-probabilities [n] under the step's first weights; empty if a step has one update only."""
     reference_logprobs: dict[int, torch.Tensor] = field(default_factory=dict)
     """Index of a row -> log-probabilities [n] under the reference policy."""
+    first_scores: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Index of a row -> its log-probabilities under the step's first weights and its entropies, [n] each, as its first
+    training pass computed them, for the stored traces."""
     seen: bool = False
     """Whether this minibatch's rows have been computed once; `reference_logprobs` is complete then."""
 

@@ -51,11 +51,23 @@ def rows_to_score_again(samples: Sequence[Sample], step: int, per_process: int) 
     return [candidates[(2 * i + 1) * len(candidates) // (2 * count)] for i in reversed(range(count))]
 
 
-def step_kl(policy: Policy, rows: Sequence[Sample], temperature: float, microbatch_tokens: int) -> float | None:
-    """KL(policy that sampled the rows || current policy) in nats per sampled token, by k3; None without rows."""
+def step_kl(
+    policy: Policy,
+    rows: Sequence[Sample],
+    temperature: float,
+    microbatch_tokens: int,
+    scored: dict[str, torch.Tensor] | None = None,
+) -> float | None:
+    """KL(policy that sampled the rows || current policy) in nats per sampled token, by k3; None without rows.
+
+    `scored` gets each row's log-probabilities [n] under the current policy, by the id of its trace.
+    """
     if not rows:
         return None
-    now = torch.cat(policy.score_rows(rows, temperature, microbatch_tokens))
+    by_row = policy.score_rows(rows, temperature, microbatch_tokens)
+    if scored is not None:
+        scored.update(zip((row.trace_id for row in rows), by_row, strict=True))
+    now = torch.cat(by_row)
     then = torch.tensor([logprob for row in rows for logprob in row.sampled_logprobs], device=now.device)
     log_ratio = (now - then).double()
     return (torch.expm1(log_ratio) - log_ratio).sum().item() / len(now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.kept_traces import KeptTraces
@@ -15,6 +16,7 @@ from plumbob.trainer.rollouts.collect import Batch, RunFailed
 from plumbob.trainer.rollouts.prompt_forms import PromptForm, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
+from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.watch.watch import Warner
@@ -108,7 +110,7 @@ class RunRecorder(Recorder):
         metrics = {**metrics, **self._prompts_compared(batch)}
         self._note_failures(step, batch)
         try:
-            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces))
+            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch.token_records)
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -117,6 +119,7 @@ class RunRecorder(Recorder):
             self.note(f"The metrics of step {step} could not be written; a later step tries again: {error}")
         self.board.step(metrics, batch.traces)
         self.reporter.log(step, metrics)
+        self.reporter.rollouts(step, self._completions(batch))
         if self.warner is not None:
             self.warner.step(metrics)
 
@@ -130,6 +133,13 @@ class RunRecorder(Recorder):
         if found:
             self.note(f"The evaluation does not ask what the training asks: {found}")
         return {} if found is None else {"eval/prompts_differ": float(bool(found))}
+
+    def _completions(self, batch: Batch) -> list[tuple[Any, float | None]]:
+        """--log-completions rollouts for the tracker with their advantages, evenly spaced over the groups."""
+        count = min(self.config.log_completions, len(batch.traces))
+        chosen = [batch.traces[i * len(batch.traces) // count] for i in range(count)]
+        known = batch.token_records
+        return [(trace, known[trace.id].advantage if trace.id in known else None) for trace in chosen]
 
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
         values = means(evaluation)
@@ -163,9 +173,13 @@ class RunRecorder(Recorder):
             cause = "gradient-not-finite"
         write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
 
-    def _store(self, step: int, records: Sequence[str], keep: KeptTraces) -> None:
+    def _store(
+        self, step: int, records: Sequence[str], keep: KeptTraces, tokens: Mapping[str, TokenRecord] | None = None
+    ) -> None:
         c = self.config
-        write_traces(self.directory, step, records, c.num_generations, keep, seed=c.seed, steps=c.max_steps)
+        write_traces(
+            self.directory, step, records, c.num_generations, keep, seed=c.seed, steps=c.max_steps, tokens=tokens or {}
+        )
 
     def _note_failures(self, step: int, batch: Batch) -> None:
         """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 
+import torch
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.inference.weight_sync import sync_weights
@@ -31,6 +32,7 @@ from plumbob.trainer.training.metrics import Tally, environment_metrics, pool_me
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.token_records import token_records
 
 
 def train_step(
@@ -83,7 +85,9 @@ def train_step(
     tallies.append(Tally.of_movement(weights_before, weight_sample(policy.sharding)))
     tally = Tally.total(world.gather(Tally.total(tallies)))
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
-    moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens)
+    after: dict[str, torch.Tensor] = {}
+    moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens, after)
+    batch.token_records = token_records(run, batch.samples, advantages, minibatches, after)
     if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
         policy.sync_reference(config.ref_model_mixup_alpha)
     clock.lap("train")

@@ -31,7 +31,7 @@ from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
-from plumbob.trainer.training.finish import finish
+from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sampling_warnings import reward_warnings, sampling_warnings
@@ -69,7 +69,9 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             ):
                 code = _train(run_, recorder, runner, interruption)
             if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
-                return finish(run_, time.time() - started)
+                code = finish(run_, time.time() - started)
+            if world.is_main and config.report:
+                write_report(run_.directory)
             return code
     except Exception as error:
         if world.size > 1 and not isinstance(error, UserError):

@@ -1,0 +1,95 @@
+"""`report`: the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from plumbob.console import UserError
+from plumbob.console.app import run_app
+from plumbob.console.help import Command
+from plumbob.console.version import version_option
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(cls=Command)
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories of `train` or `sft`.", metavar="RUN_DIR")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="HTML file to write. Default: report.html in the run directory, or here for several."
+        ),
+    ] = None,
+    rollouts: Annotated[
+        int,
+        typer.Option(
+            "--rollouts",
+            help="Largest number of stored rollouts in the page, about: whole steps, spread over the run. 0: all of "
+            "them, however large the page gets.",
+            min=0,
+        ),
+    ] = 10_000,
+    jsonl: Annotated[
+        bool,
+        typer.Option("--jsonl", help="Also write the rollouts as JSON lines beside the HTML file, with each token."),
+    ] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Serve the page on this machine alone while a run trains, and write no file."),
+    ] = False,
+    port: Annotated[int, typer.Option("--port", help="Port of --live; 0: any free one.", min=0, max=65535)] = 8765,
+    version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
+) -> None:
+    """Write one HTML page about runs: curves, findings, and every stored rollout token by token.
+
+    The page needs no network and no server: it opens from disk, and can be sent to somebody. Several runs are drawn into
+    the same charts; runs that differ only in their seed get a mean with an interval.
+    """
+    if live:
+        if output is not None or jsonl:
+            raise UserError("--live serves the page and writes no file; leave --output and --jsonl out")
+        return _serve(runs, port, rollouts or None)
+
+    from plumbob.trainer.report.write import REPORT, read, write
+
+    path = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file, as in -o {path / REPORT}")
+    found = read(runs, rollouts or None)
+    try:
+        files = write(found, path, with_lines=jsonl)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    failed = sum(finding["verdict"] == "fail" for run in found.runs for finding in run.findings)
+    steps = sum(len(run.rows) for run in found.runs)
+    shown = len(found.rollouts.index["run"])
+    what = (
+        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}, {steps} steps, {shown} rollouts, {failed} failed checks"
+    )
+    print(f"{files[0]}  {files[0].stat().st_size / 1e6:.1f} MB: {what}")
+    for file in files[1:]:
+        print(file)
+
+
+def _serve(runs: list[Path], port: int, limit: int | None) -> None:
+    """Serve until Ctrl-C."""
+    from plumbob.trainer.report.live import HOST, serve
+
+    server = serve(runs, port, limit)
+    print(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+
+
+def main() -> None:
+    run_app("report", app)

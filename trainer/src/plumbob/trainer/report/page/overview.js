@@ -1,0 +1,154 @@
+// The views "curves", "findings" and "settings".
+
+let smoothing = 0;
+
+const PANELS = [
+  { title: "Training reward", metrics: ["reward/mean"], band: true },
+  { title: "Held-out reward", held: true },
+  { title: "Reward components", match: /^reward\/(?!mean$|std$|mean\/)[^/]+$/ },
+  { title: "Share of each component in the variance within groups", match: /^reward\/.+\/variance_share$/ },
+  { title: "Training loss", metrics: ["sft/loss"] },
+  { title: "Advantages", metrics: ["advantage/largest", "advantage/mean_abs"] },
+  { title: "Groups without a signal", metrics: ["groups/zero_signal_share"] },
+  { title: "Length", metrics: ["rollout/sampled_tokens", "rollout/row_tokens"] },
+  { title: "Cut off by a limit", metrics: ["rollout/truncated_share"] },
+  { title: "Why rollouts ended", match: /^rollout\/stopped\// },
+  { title: "Turns and tool calls", metrics: ["rollout/turns", "rollout/tool_calls", "rollout/tool_errors"] },
+  { title: "Entropy", metrics: ["policy/entropy"] },
+  { title: "KL divergence", metrics: ["policy/kl", "policy/step_kl"] },
+  { title: "Clipped tokens", metrics: ["policy/clip_fraction_low", "policy/clip_fraction_high"] },
+  { title: "Gap between engine and trainer", metrics: ["sync/sampling_gap", "sync/largest_gap", "sync/parity"], log: true },
+  { title: "Gradient norm", metrics: ["optimizer/grad_norm"] },
+  { title: "Movement of the weights in a step", metrics: ["optimizer/relative_update"], log: true },
+  { title: "Learning rate", metrics: ["optimizer/learning_rate"] },
+  { title: "Time per phase", metrics: ["time/rollout", "time/train", "time/sync"] },
+];
+
+const namesOf = () => [...new Set(D.runs.flatMap((run) => Object.keys(run.metrics)))];
+const unitOf = (name) => (D.meanings[name] ? D.meanings[name].unit.replace(/^-$/, "") : "");
+
+// One series per run and metric: coloured by run if the chart has one metric, else by metric, and dashed by run.
+function seriesOf(metrics, band) {
+  const series = [];
+  metrics.forEach((metric, m) => D.runs.forEach((run, r) => {
+    const values = run.metrics[metric];
+    if (!values) return;
+    const steps = run.metrics.step, several = D.runs.length > 1;
+    const s = {
+      name: metrics.length === 1 && several ? run.name : several ? metric + ", " + run.name : metric,
+      color: COLORS[(metrics.length === 1 ? r : m) % COLORS.length], dash: DASHES[r % DASHES.length],
+      points: values.map((v, i) => [steps[i], v]),
+    };
+    if (band && run.metrics["reward/std"] && run.metrics["groups/count"]) {
+      const half = values.map((v, i) => (1.96 * run.metrics["reward/std"][i]) / Math.sqrt(Math.max(run.metrics["groups/count"][i], 1)));
+      s.low = values.map((v, i) => (v === null ? null : v - half[i]));
+      s.high = values.map((v, i) => (v === null ? null : v + half[i]));
+    }
+    series.push(s);
+  }));
+  if (metrics.length === 1 && series.length > 1) series.push(...overSeeds(metrics[0]));
+  return series;
+}
+
+// Mean and 95% interval (Student's t) over runs that differ in their seed alone.
+function overSeeds(metric) {
+  return D.seed_groups.filter((group) => group.runs.every((r) => D.runs[r].metrics[metric])).map((group) => {
+    const at = group.runs.map((r) => new Map(D.runs[r].metrics.step.map((step, i) => [step, D.runs[r].metrics[metric][i]])));
+    const steps = [...at[0].keys()].filter((step) => at.every((m) => typeof m.get(step) === "number"));
+    const n = at.length, s = { name: `mean of ${n} seeds`, color: "var(--text)", dash: "", wide: true, points: [], low: [], high: [] };
+    for (const step of steps) {
+      const values = at.map((m) => m.get(step)), mean = values.reduce((a, b) => a + b, 0) / n;
+      const half = group.t * Math.sqrt(values.reduce((a, v) => a + (v - mean) ** 2, 0) / (n - 1) / n);
+      s.points.push([step, mean]); s.low.push(mean - half); s.high.push(mean + half);
+    }
+    return s;
+  });
+}
+
+function heldOut() {
+  const series = [];
+  const hows = [...new Set(D.runs.flatMap((run) => run.evaluations.map((e) => e.how)))];
+  D.runs.forEach((run, r) => hows.forEach((how, h) => {
+    const own = run.evaluations.filter((e) => e.how === how);
+    if (!own.length) return;
+    series.push({
+      name: D.runs.length > 1 ? how + ", " + run.name : how, color: COLORS[(hows.length > 1 ? h : r) % COLORS.length], dash: DASHES[r % DASHES.length],
+      points: own.map((e) => [e.step, e.mean]), low: own.map((e) => e.low ?? null), high: own.map((e) => e.high ?? null),
+      bars: true, always: true, still: true,
+    });
+  }));
+  return series;
+}
+
+function panel(spec) {
+  const metrics = spec.match ? namesOf().filter((name) => spec.match.test(name)) : (spec.metrics || []).filter((name) => namesOf().includes(name));
+  const series = spec.held ? heldOut() : seriesOf(metrics, spec.band);
+  const one = metrics.length === 1 && D.meanings[metrics[0]];
+  return chart({
+    id: spec.id || spec.title, title: spec.title, series, log: spec.log, weight: smoothing,
+    unit: spec.held ? "reward" : metrics.length ? unitOf(metrics[0]) : "",
+    help: (spec.held ? "Bars: 95% intervals over the held-out tasks." : one ? one.meaning : "")
+      + (spec.band ? " Band: a 95% interval over tasks, wide enough even if all rollouts of a task get the same reward." : ""),
+  });
+}
+
+function curvesView() {
+  const grid = el("div", { class: "charts" }), rest = el("div", { class: "charts" });
+  const draw = () => {
+    grid.replaceChildren(...PANELS.map(panel).filter(Boolean));
+    if (more.open) drawRest();
+  };
+  const drawRest = () => rest.replaceChildren(...namesOf().filter((name) => name !== "step").map((name) => panel({ id: name, title: name, metrics: [name] })).filter(Boolean));
+  const more = el("details", { class: "more" }, el("summary", {}, "Every metric, one chart each"), rest);
+  more.addEventListener("toggle", () => { if (more.open && !rest.childElementCount) drawRest(); });
+  const value = el("output", {}, String(smoothing));
+  const slider = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: smoothing, id: "smoothing", oninput: () => {
+    smoothing = Number(slider.value); value.textContent = slider.value; draw();
+  } });
+  draw();
+  const failed = D.runs.flatMap((run) => run.findings).filter((f) => f.verdict === "fail").length;
+  return [
+    el("div", { class: "bar-top" }, summary(), el("label", { for: "smoothing", class: "slider" }, "Smoothing ", slider, value)),
+    failed ? el("p", { class: "alarm" }, el("a", { href: "#view=findings" }, `${plural(failed, "finding")} of the doctor: what goes wrong, and where it shows`)) : null,
+    grid.childElementCount ? grid : el("p", {}, "No step has finished yet."), more,
+  ];
+}
+
+function summary() {
+  return el("div", { class: "facts" }, D.runs.map((run) => {
+    const m = run.metrics, steps = (m.step || []).length, reward = (m["reward/mean"] || []).filter((v) => v !== null);
+    const parts = [plural(steps, "step"), run.config.model + " on " + run.env];
+    if (reward.length) parts.push(`reward ${num(reward[0], 3)} \u2192 ${num(reward[reward.length - 1], 3)}`);
+    for (const how of ["greedy"]) {
+      const own = run.evaluations.filter((e) => e.how === how);
+      if (own.length > 1) parts.push(`held out ${num(own[0].mean, 3)} \u2192 ${num(own[own.length - 1].mean, 3)}`);
+    }
+    return el("p", {}, el("strong", {}, run.name), " " + parts.join(" \u00b7 "));
+  }));
+}
+
+const VERDICTS = { fail: "\u2717 fails", error: "! could not be checked", unsure: "? unsure", pass: "\u2713 holds" };
+
+function findingsView() {
+  return D.runs.map((run) => el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
+    run.findings.length ? null : el("p", {}, "No rule has been applied to this run."),
+    run.findings.map((f) => el("article", { class: "finding " + f.verdict },
+      el("p", { class: "verdict" }, VERDICTS[f.verdict] + (f.step ? ", first in step " + f.step : "")),
+      el("h3", {}, f.check), el("p", {}, f.evidence),
+      f.cause ? el("p", {}, el("code", {}, f.cause), ": " + f.sentence + " ", el("strong", {}, f.advice)) : null,
+      f.places.length ? el("p", {}, "Seen in: ", el("span", { class: "places" }, f.places.map((p) => el("a", { href: "#" + (D.runs.length > 1 ? "run=" + encodeURIComponent(run.name) + "&" : "") + p.fragment },
+        `step ${p.step}, task ${p.task}, rollout ${p.rollout}`)))) : null,
+      f.command ? command(f.command, f.check) : null))));
+}
+
+function settingsView() {
+  const names = [...new Set(D.runs.flatMap((run) => Object.keys(run.config)))];
+  const show = (value) => (value === undefined ? "" : Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value));
+  const differs = (name) => new Set(D.runs.map((run) => show(run.config[name]))).size > 1;
+  const rows = [...names.filter(differs), ...names.filter((name) => !differs(name))];
+  return [
+    D.runs.length > 1 ? el("p", {}, "Settings that differ between the runs stand first, in bold.") : null,
+    table(["setting", ...D.runs.map((run) => run.name)], rows.map((name) => [name, ...D.runs.map((run) => (differs(name) ? el("strong", {}, show(run.config[name])) : show(run.config[name])))])),
+    el("p", { class: "help" }, `Written ${D.written} from ${D.runs.map((run) => run.directory).join(", ")}.`),
+  ];
+}

@@ -1,0 +1,156 @@
+"""A run directory as the page shows it: settings, metrics, evaluations, findings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.findings import Finding, Place
+from plumbob.trainer.run_files.metric_names import describe
+from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
+from plumbob.trainer.watch.watch import WARNINGS, examine, read_lines, read_metrics
+
+T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5% quantile of Student's t distribution, by degrees of freedom; with more than ten, 1.96 is used."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What is known of one run, apart from its rollouts."""
+
+    name: str
+    directory: Path
+    config: dict[str, Any]
+    rows: list[dict[str, float]]
+    """Lines of metrics.jsonl."""
+    evaluations: list[dict[str, Any]]
+    """Held-out rewards: {"step", "how", "mean", "low", "high", "n"}; without low and high if they are not known."""
+    findings: list[dict[str, Any]]
+
+    @property
+    def env(self) -> str:
+        """The environment; "ENV" in a run of several."""
+        return "ENV" if self.config.get("mixture") else str(self.config.get("env", "ENV"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as the page's code reads it, with metrics as columns; a value that is not a number is null."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        return {
+            "name": self.name,
+            "directory": str(self.directory),
+            "env": self.env,
+            "config": self.config,
+            "metrics": {name: [_number(row.get(name)) for row in self.rows] for name in names},
+            "evaluations": self.evaluations,
+            "findings": self.findings,
+        }
+
+
+def read_run(path: Path, *, checked: bool = True) -> RunData:
+    """Read a run directory, or that of a checkpoint. Raises UserError if it is none.
+
+    `checked`: apply all rules of `doctor RUN_DIR` to the run, instead of reading the warnings that it wrote.
+    """
+    directory = run_directory_of(path)
+    try:
+        config = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a run directory: it has no config.toml") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"the settings of {directory} cannot be read: {error}") from None
+    rows = read_metrics(directory)
+    name = directory.resolve().name
+    return RunData(name, directory, config, rows, _evaluations(directory, rows), _findings(directory, config, checked))
+
+
+def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Held-out rewards by step, with intervals from the summary or the last checkpoint that has them."""
+    last = int(rows[-1]["step"]) if rows else 0
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("eval/") and name != "eval/count":
+                key = (int(row["step"]), name.removeprefix("eval/"))
+                found[key] = {"mean": value, "n": row.get("eval/count")}
+    for path in (*(folder / "state.json" for folder in saved_checkpoints(directory)), directory / "summary.json"):
+        try:
+            evaluations = json.loads(path.read_text())["evaluations"].items()
+            for when, both in evaluations:
+                step = {"before": 0, "after": last}.get(when)
+                found |= {(int(when) if step is None else step, how): estimate for how, estimate in both.items()}
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            continue  # none, or it was cut off when the process was killed
+    return [{"step": step, "how": how, **estimate} for (step, how), estimate in sorted(found.items())]
+
+
+def _findings(directory: Path, config: Mapping[str, Any], checked: bool) -> list[dict[str, Any]]:
+    """What the doctor says of the run, failures first."""
+    written = read_lines(directory / WARNINGS) if (directory / WARNINGS).exists() else []
+    found = written
+    if checked:
+        try:
+            found = [dataclasses.asdict(finding) for finding in examine(directory)]
+        except UserError:  # a run of `sft`, or one without a finished step
+            pass
+        except Exception as error:  # files of another version: the page is still worth having
+            note = f"The rules could not be applied: {type(error).__name__}: {error}"
+            found = [*written, dataclasses.asdict(Finding("the run can be examined", "error", note))]
+        # A warning of the run may know places that the rules, applied afterwards, do not.
+        places = {one.get("check"): one.get("places") for one in written}
+        found = [{**one, "places": one.get("places") or places.get(one["check"]) or ()} for one in found]
+    told = [_finding(one, config) for one in found if isinstance(one.get("check"), str)]
+    return sorted(told, key=lambda one: ("fail", "error", "unsure", "pass").index(one["verdict"]))
+
+
+def _finding(one: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding with its cause in words, and with its places as links within the page."""
+    cause = CAUSES.get(one.get("cause") or "")
+    return {
+        **{name: one.get(name) for name in ("check", "evidence", "cause", "step", "command")},
+        "verdict": one.get("verdict") if one.get("verdict") in ("pass", "fail", "unsure", "error") else "error",
+        "sentence": cause.sentence if cause else "",
+        "advice": cause.advice(str(config.get("env", "ENV")), str(config.get("model", "MODEL"))) if cause else "",
+        "places": [link for place in one.get("places") or () if (link := _place(place)) is not None],
+    }
+
+
+def _place(stored: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A stored place as the fragment that leads to it, and its parts; None if it cannot be read."""
+    try:
+        tokens = stored.get("tokens")
+        place = Place(stored["step"], stored["task"], stored["rollout"], tuple(tokens) if tokens else None)
+        return {"fragment": place.fragment, "step": place.step, "task": place.task, "rollout": place.rollout}
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
+def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Runs that differ in their seed alone: [{"runs": numbers of the runs, "t": factor of a 95% interval of a mean}]."""
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        same = {k: v for k, v in run.config.items() if k not in ("seed", "run_name", "output_dir")}
+        groups.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(number)
+    return [
+        {"runs": numbers, "t": T_95[len(numbers) - 1] if len(numbers) <= len(T_95) else 1.96}
+        for numbers in groups.values()
+        if len(numbers) > 1
+    ]
+
+
+def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:
+    """Name of each metric that the runs have -> its unit and meaning."""
+    names = {name for run in runs for row in run.rows for name in row}
+    found = {name: describe(name) for name in sorted(names)}
+    return {name: {"unit": metric.unit, "meaning": metric.meaning} for name, metric in found.items() if metric}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,135 @@
+"""Write the report of runs: one HTML file with everything in it, and on request the rollouts as lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, lines_of
+from plumbob.trainer.report.run_data import RunData, meanings, read_run, seed_groups
+from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
+from plumbob.trainer.run_files.run_directory import write_whole
+
+REPORT = "report.html"
+"""Name of the page in a run directory."""
+AT_THE_END = 2000
+"""Most rollouts in the page that a run writes at its end, so that it takes a second or two."""
+PAGE = Path(__file__).parent / "page"
+SCRIPTS = (
+    "data.js", "dom.js", "charts.js", "overview.js", "filters.js", "list.js", "token_text.js", "token_view.js",
+    "group_view.js", "main.js",
+)  # fmt: skip
+"""The page's code, in the order in which it is joined to one script."""
+STYLES = ("page.css", "tokens.css")
+LEVEL = 6
+"""Compression level of the data in the page."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows."""
+
+    runs: list[RunData]
+    rollouts: Rollouts
+    texts: list[dict[int, Any]]
+    """Of each run, the texts of its tokens; empty without its tokenizer."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the page does not show, in sentences."""
+        directories = " ".join(str(run.directory) for run in self.runs)
+        notes = list(self.rollouts.problems)
+        if self.rollouts.steps_left_out:
+            notes.append(
+                f"This page leaves out the rollouts of {self.rollouts.steps_left_out} steps, to stay small; "
+                f"`report {directories} --rollouts 0` writes a page with all that are stored."
+            )
+        for run, texts, ids in zip(self.runs, self.texts, self.rollouts.token_ids, strict=True):
+            if ids and not texts:
+                notes.append(
+                    f"The tokenizer of {run.name} was not found (no tokenizer.json in the run directory, and "
+                    f"{run.config.get('model')} is not on this machine), so its tokens are shown as ids."
+                )
+        return notes
+
+
+def read(paths: Sequence[Path], limit: int | None = None, *, checked: bool = True) -> Report:
+    """Read run directories; at most about `limit` of their rollouts. Raises UserError."""
+    runs = [read_run(path, checked=checked) for path in paths]
+    named = [{place["step"] for finding in run.findings for place in finding["places"]} for run in runs]
+    rollouts = collect([run.directory for run in runs], limit, named)
+    texts = [
+        token_texts(tokenizer_file(run.directory, str(run.config.get("model", ""))), ids)
+        for run, ids in zip(runs, rollouts.token_ids, strict=True)
+    ]
+    return Report(runs, rollouts, texts)
+
+
+def write(report: Report, path: Path, *, with_lines: bool = False) -> list[Path]:
+    """Write the page to `path`, and `with_lines` its rollouts as JSON lines beside it; returns the files.
+
+    Raises OSError; an older page is then still whole.
+    """
+    write_whole(path, page(report))
+    if not with_lines:
+        return [path]
+    lines = path.with_suffix(".jsonl")
+    names = [run.name for run in report.runs]
+    write_whole(lines, "".join(line + "\n" for line in lines_of(report.rollouts, report.texts, names)))
+    return [path, lines]
+
+
+def write_at_end(run_dir: Path) -> Path:
+    """Write the page of a run that ends; returns its path. Raises whatever goes wrong."""
+    path = run_dir / REPORT
+    write(read([run_dir], AT_THE_END), path)
+    return path
+
+
+def page(report: Report, *, live: bool = False) -> str:
+    """The HTML page. `live`: it asks the server that it came from for new steps; otherwise it asks nobody anything."""
+    names = ", ".join(run.name for run in report.runs)
+    scripts = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    assert "</script" not in scripts, "the page's own code would end its script element"
+    values = {
+        "TITLE": html.escape(f"{names} - plumbob report"),
+        "CONNECT": "'self'" if live else "'none'",
+        "STYLE": "\n".join((PAGE / name).read_text(encoding="utf-8") for name in STYLES),
+        "OVERVIEW": _packed(json.dumps(overview(report, live=live), separators=(",", ":"))),
+        "CHUNKS": "\n".join(
+            f'<script type="text/plain" id="chunk-{i}">{_packed(chunk)}</script>'
+            for i, chunk in enumerate(report.rollouts.chunks)
+        ),
+        "SCRIPT": f'(() => {{\n"use strict";\n{scripts}\n}})();',
+    }
+    parts = (PAGE / "page.html").read_text(encoding="utf-8").split("%%")
+    return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def overview(report: Report, *, live: bool) -> dict[str, Any]:
+    """All that the page needs at once: what is not in a step's chunk."""
+    return {
+        "runs": [run.to_json() for run in report.runs],
+        "seed_groups": seed_groups(report.runs),
+        "meanings": meanings(report.runs),
+        "roles": ROLES,
+        "index": {name: report.rollouts.index[name] for name in COLUMNS},
+        "tasks": report.rollouts.tasks,
+        "stops": report.rollouts.stops,
+        "texts": report.texts,
+        "notes": report.notes,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+        "live": live,
+    }
+
+
+def _packed(text: str) -> str:
+    """Text as gzip in base64, which has no character that could end an element of the page."""
+    return base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), LEVEL, mtime=0)).decode()

@@ -1,0 +1,65 @@
+"""What training computed for the tokens of one rollout, and how its stored trace holds it.
+
+verifiers' nodes have fields for it: `advantages`, `trainer_logprobs`, `reference_logprobs` and `entropies`, each with
+one number per sampled token of the node. What they have no field for is in the trace's `info["training"]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DECIMALS = 4
+"""Decimals that are stored of each number, as verifiers stores the sampling log-probabilities."""
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """One row of a training step. Lists have one number per sampled token; None: not computed for this row."""
+
+    advantage: float
+    trained: bool
+    """Whether the row added to the gradient."""
+    trainer_logprobs: Sequence[float] | None = None
+    """Log-probabilities in the trainer under the step's first weights, in nats."""
+    entropies: Sequence[float] | None = None
+    """Entropies of the policy, in nats."""
+    reference_logprobs: Sequence[float] | None = None
+    """Log-probabilities under the reference policy, in nats."""
+    logprobs_after: Sequence[float] | None = None
+    """Log-probabilities in the trainer after the step's last update, in nats."""
+
+
+def with_tokens(record: str, tokens: Mapping[str, TokenRecord]) -> str:
+    """A trace as a line of JSON -> the same with what training computed, if `tokens` has it under the trace's id."""
+    if not tokens:
+        return record
+    trace = json.loads(record)
+    found = tokens.get(trace["id"])
+    if found is None:
+        return record
+    annotate(trace, found)
+    return json.dumps(trace)
+
+
+def annotate(trace: dict[str, Any], found: TokenRecord) -> None:
+    """Write what training computed into the nodes of a stored trace with one branch, and into its `info`."""
+    start = 0
+    for node in trace["nodes"]:
+        end = start + sum(node["mask"])
+        if end > start:
+            node["advantages"] = [round(found.advantage, DECIMALS)] * (end - start)
+        for name in ("trainer_logprobs", "entropies", "reference_logprobs"):
+            if end > start and (values := getattr(found, name)) is not None:
+                node[name] = _rounded(values[start:end])
+        start = end
+    training: dict[str, Any] = {"advantage": round(found.advantage, DECIMALS), "trained": found.trained}
+    if found.logprobs_after is not None:
+        training["logprobs_after"] = _rounded(found.logprobs_after)
+    trace.setdefault("info", {})["training"] = training
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(float(value), DECIMALS) for value in values]

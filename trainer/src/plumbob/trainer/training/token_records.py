@@ -1,0 +1,52 @@
+"""What a step computed for each token, gathered for the stored traces. No forward pass is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import Advantages
+from plumbob.trainer.run_files.token_record import TokenRecord
+from plumbob.trainer.training.minibatches import Minibatch
+from plumbob.trainer.training.run import Run
+
+
+def token_records(
+    run: Run,
+    samples: Sequence[Sample],
+    advantages: Advantages,
+    minibatches: Sequence[Minibatch],
+    after: Mapping[str, torch.Tensor],
+) -> dict[str, TokenRecord]:
+    """On rank 0: id of a trace -> what the step computed for its tokens; empty on other ranks. Collective.
+
+    `after`: log-probabilities [n] after the step's last update, by the id of the trace, as far as they were computed.
+    """
+    if run.config.keep_traces == "none":
+        return {}
+    mine: dict[str, torch.Tensor] = {}
+    for minibatch in minibatches:
+        for i, (logprobs, entropies) in minibatch.first_scores.items():
+            parts = [logprobs, entropies]
+            if (reference := minibatch.reference_logprobs.get(i)) is not None:
+                parts.append(reference)
+            mine[minibatch.rows[i].trace_id] = torch.stack([part.float() for part in parts]).cpu()
+    gathered = run.world.gather_to_main({name: values.numpy() for name, values in mine.items()})
+    if gathered is None:
+        return {}
+    scores = {name: values.tolist() for part in gathered for name, values in part.items()}
+    trained = {minibatch.rows[i].trace_id for minibatch in minibatches for i in minibatch.trained}
+    result = {}
+    for sample, advantage in zip(samples, advantages.values, strict=True):
+        logprobs, entropies, reference = (*scores.get(sample.trace_id, ()), None, None, None)[:3]
+        moved = after.get(sample.trace_id)
+        result[sample.trace_id] = TokenRecord(
+            advantage,
+            sample.trace_id in trained,
+            logprobs,
+            entropies,
+            reference,
+            None if moved is None else moved.tolist(),
+        )
+    return result

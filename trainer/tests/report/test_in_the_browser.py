@@ -1,0 +1,349 @@
+"""The page in headless Chromium: its numbers, its colours, its filters, its links, and what it never does.
+
+The fixture `page` also asserts, after each test, that nothing was written to the console and nobody was asked anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from plumbob.testing.handmade_runs import GROUP, HOSTILE, make_run, metrics_of, stored, tiny_tokenizer, trace
+from plumbob.trainer.report.live import serve
+from plumbob.trainer.report.write import read, write
+
+SPANS = "return [...document.querySelectorAll('.tokens .t')].map((e) => %s)"
+COUNT = "return Number(document.querySelector('.count').textContent.split(' ')[0].replaceAll(',', ''))"
+
+
+def numbers_of(page, chart: str) -> list[list[str]]:
+    """The table under a chart."""
+    page.js("document.querySelector(`[data-chart='${arguments[0]}'] details`).open = true", chart)
+    page.until("return document.querySelector(`[data-chart='${arguments[0]}'] table`)", chart)
+    rows = "[...document.querySelectorAll(`[data-chart='${arguments[0]}'] tr`)]"
+    return page.js(f"return {rows}.map((r) => [...r.children].map((c) => c.textContent))", chart)
+
+
+def choose(page, name: str, value: str, event: str = "change") -> None:
+    """Set a field of the page, as a person would."""
+    page.js(
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event(arguments[2]))",
+        name,
+        value,
+        event,
+    )
+
+
+def test_charts_have_the_numbers_of_the_run(page, runs):
+    page.open(runs.page)
+    assert page.texts("h1") == ["one"]
+    rows = [json.loads(line) for line in (runs.one / "metrics.jsonl").read_text().splitlines()]
+    head, *body = numbers_of(page, "Training reward")
+    assert head == ["step", "reward/mean"]
+    assert [int(row[0]) for row in body] == [1, 2, 3, 4]
+    for cells, row in zip(body, rows, strict=True):
+        mean, low, high = map(float, re.findall(r"-?[\d.]+", cells[1]))
+        assert mean == row["reward/mean"]
+        assert (low, high) == pytest.approx((mean - 1.96 * 0.5 / 2, mean + 1.96 * 0.5 / 2), rel=1e-3)
+    # What is drawn: the heights of the points are the values, on one straight scale.
+    drawn = page.js(
+        "const points = document.querySelectorAll('[data-chart=\"Training reward\"] circle');"
+        "return [...points].map((c) => Number(c.getAttribute('cy')))"
+    )
+    values = [row["reward/mean"] for row in rows]
+    slopes = [(drawn[i] - drawn[0]) / (values[i] - values[0]) for i in range(1, 4)]
+    assert slopes == pytest.approx([slopes[0]] * 3, rel=0.01) and slopes[0] < 0
+    held = numbers_of(page, "Held-out reward")
+    assert held[1:] == [["0", "0.5 [0.3, 0.7]"], ["4", "0.75 [0.55, 0.9]"]]
+
+
+def test_runs_of_several_seeds_get_a_mean_with_an_interval(page, runs):
+    page.open(runs.both)
+    head, first, *_ = numbers_of(page, "Training reward")
+    assert head == ["step", "one", "two", "mean of 2 seeds"]
+    assert float(first[2].split()[0]) == 0.4375
+    mean, low, high = map(float, re.findall(r"-?[\d.]+", first[3]))
+    # Student's t with one degree of freedom: 12.706 x standard deviation / sqrt(2), which is 12.706 x half the distance.
+    assert mean == 0.40625 and high - low == pytest.approx(12.706 * 0.0625, rel=1e-3)
+    page.go("#view=settings")
+    page.until("return document.querySelector('td strong')")
+    assert page.js("return document.querySelector('tbody td').textContent") == "seed"
+
+
+def test_smoothing_changes_the_line_and_not_the_numbers(page, runs):
+    page.open(runs.page)
+    before = numbers_of(page, "Training reward")
+    line = "return document.querySelector('[data-chart=\"Training reward\"] .line').getAttribute('d')"
+    raw = page.js(line)
+    choose(page, "smoothing", "0.9", "input")
+    assert page.js(line) != raw
+    assert page.js("return document.querySelector('[data-chart=\"Training reward\"] .raw').getAttribute('d')") == raw
+    assert numbers_of(page, "Training reward") == before
+
+
+@pytest.mark.parametrize("number", range(GROUP))
+def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
+    page.open(runs.page, f"#step=2&task=again&rollout={number}")
+    page.until("return document.querySelector('.tokens .t')")
+    whole = stored(runs.one, 2)[number]
+    mask = [value for node in whole["nodes"] for value in node["mask"]]
+    content = [(node["message"]["role"], value) for node in whole["nodes"] for value in node["is_content"]]
+    assert page.js(SPANS % "e.classList.contains('trained')") == mask
+    assert page.js(SPANS % "e.classList.contains('masked')") == [not value for value in mask]
+    origins = page.js(SPANS % "[...e.classList].find((c) => c.startsWith('o-')).slice(2)")
+    assert origins == [role if inside else "template" for role, inside in content]
+    # As they are drawn: green without a pattern, red with stripes.
+    colours = page.js(SPANS % "[getComputedStyle(e).backgroundColor, getComputedStyle(e).backgroundImage.slice(0, 9)]")
+    assert {tuple(c) for c, trained in zip(colours, mask, strict=True) if trained} == {("rgb(191, 232, 198)", "none")}
+    assert {tuple(c) for c, trained in zip(colours, mask, strict=True) if not trained} == {
+        ("rgba(0, 0, 0, 0)", "repeating")
+    }
+    ids = [token for node in whole["nodes"] for token in node["token_ids"]]
+    text = "".join(page.js(SPANS % "e.textContent")).replace("↵\n", "\n")
+    assert text == tiny_tokenizer().decode(ids, skip_special_tokens=False)
+
+
+def test_a_token_tells_its_numbers_and_has_an_address(page, runs):
+    whole = stored(runs.one, 2)[0]
+    mask = [value for node in whole["nodes"] for value in node["mask"]]
+    at = [i for i, value in enumerate(mask) if value][2]
+    page.open(runs.page, f"#step=2&task=again&rollout=0&token={at}")
+    page.until("return document.querySelector('.t.chosen')")
+    assert page.js("return document.querySelector('.t.chosen').dataset.at") == str(at)
+    fields = dict(zip(page.texts(".inspector dt"), page.texts(".inspector dd"), strict=True))
+    assert fields["log-probability, engine"] == "-0.3" and fields["log-probability, trainer"] == "-0.28"
+    assert fields["gap (trainer - engine)"] == "+0.02" and fields["ratio (trainer / engine)"] == "1.02"
+    assert fields["advantage"] == "+0.5"
+    assert fields["push: advantage x (1 - probability)"] == "+0.1221"  # 0.5 x (1 - exp(-0.28))
+    page.js(
+        "document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true }))"
+    )
+    assert page.js("return location.hash") == f"#step=2&task=again&rollout=0&token={at + 1}"
+    # Engine and trainer as two lines under each turn, one point per token.
+    sampled = [sum(node["mask"]) for node in whole["nodes"] if node["sampled"]]
+    for kind in ("engine", "trainer"):
+        paths = page.js(f"return [...document.querySelectorAll('.lines .{kind}')].map((p) => p.getAttribute('d'))")
+        assert [len(re.findall("[ML]", path)) for path in paths] == [
+            max(n, 2) for n in sampled
+        ]  # a point alone is a short line
+    # The token that moved the policy most is the least likely one.
+    trainer = [value for node in whole["nodes"] for value in node["trainer_logprobs"] or ()]
+    least = [i for i, value in enumerate(mask) if value][trainer.index(min(trainer))]
+    assert page.js("return document.querySelector('.movers td a').textContent") == str(least)
+    choose(page, "mode", "gap")
+    assert page.js(SPANS % "e.style.backgroundColor !== ''")[at] is True
+
+
+def test_filters_and_histogram(page, runs):
+    page.open(runs.page, "#view=rollouts")
+    assert page.js(COUNT) == 4 * 2 * GROUP
+    wanted = {"filter-step": ("2", 8), "filter-stop": ("1", 2)}
+    for name, (value, count) in wanted.items():
+        choose(page, name, value)
+        assert page.js(COUNT) == count
+    page.js("document.getElementById('clear').click()")
+    assert page.js(COUNT) == 32
+    page.js("document.getElementById('filter-errors').click()")
+    assert page.js(COUNT) == 8
+    page.js("document.getElementById('clear').click()")
+    bins = page.js("return [...document.querySelectorAll('.bin')].map((b) => Number(b.dataset.count))")
+    assert bins == [16, *[0] * 10, 16]
+    page.js("document.querySelectorAll('.bin')[11].click()")
+    assert page.js(COUNT) == 16 and set(page.texts(".row .reward")) == {"1"}
+    page.js("document.querySelectorAll('.bin')[11].click()")
+    assert page.js(COUNT) == 32
+    choose(page, "filter-order", "high")
+    assert page.texts(".row .reward")[:3] == ["1", "1", "1"]
+
+
+def find(page, text: str) -> int:
+    """Type into the search box; returns the number of hits."""
+    choose(page, "search", text, "input")
+    page.until("return document.querySelector('.searching').dataset.done === arguments[0]", text)
+    return page.js(COUNT)
+
+
+def test_search_reads_every_token_of_every_rollout(page, runs):
+    page.open(runs.page, "#view=rollouts")
+    assert find(page, "task-3-1") == GROUP
+    assert find(page, "NEXT=17") == 32  # a tool's result, in no reply
+    assert find(page, "onerror='window") == 4
+    assert find(page, "nowhere at all") == 0
+
+
+def test_what_a_model_wrote_stays_text(page, runs):
+    page.open(runs.page, "#step=1&task=again&rollout=1")
+    page.until("return document.querySelector('.tokens .t')")
+    assert HOSTILE in "".join(page.js(SPANS % "e.textContent"))
+    page.go("#view=group&step=1&task=again")
+    page.until("return document.querySelector('.column')")
+    page.go("#view=rollouts")
+    page.until("return document.querySelector('.row')")
+    assert HOSTILE[:20] in " ".join(page.texts(".row"))
+    assert page.js(
+        "return [window.hurt === undefined, document.images.length, document.querySelectorAll('b').length > 0]"
+    )[:2] == [True, 0]
+
+
+def test_a_group_side_by_side_and_the_task_in_another_step(page, runs):
+    page.open(runs.page, "#view=group&step=3&task=again")
+    page.until("return document.querySelectorAll('.group').length === 2")
+    rows = [[t for node in r["nodes"] for t in node["token_ids"]] for r in stored(runs.one, 3)[:GROUP]]
+    shared = next(i for i in range(999) if len({row[i] for row in rows}) > 1)
+    assert page.js("return Number(document.querySelector('.group').dataset.shared)") == shared
+    # Two rollouts have the same tokens, so they share a column; the best reward is the first.
+    first = "document.querySelector('.group')"
+    assert page.js(
+        f"return [...{first}.querySelectorAll('.column header span:first-child')].map((e) => e.textContent)"
+    ) == ["rollouts 0, 2", "rollout 1", "rollout 3"]
+    assert page.js(f"return [...{first}.querySelectorAll('.column .reward')].map((e) => e.textContent)") == [
+        "1",
+        "0",
+        "0",
+    ]
+    parting = page.js(f"return [...{first}.querySelectorAll('.part')].map((e) => Number(e.dataset.at))")
+    assert parting == [next(i for i in range(999) if rows[k][i] != rows[0][i]) for k in (1, 3)]
+    assert page.texts(".group h3")[1].startswith("Step 1:")
+    page.js("[...document.querySelectorAll('td a')].find((a) => a.textContent === 'compare').click()")
+    page.until("return document.querySelectorAll('.group h3')[1]?.textContent.startsWith('Step 2')")
+
+
+def test_findings_lead_to_the_tokens_that_show_them(page, runs):
+    page.open(runs.page, "#view=findings")
+    assert page.texts(".finding h3") == ["tool results carry information"]
+    page.js("document.querySelector('.places a').click()")
+    page.until("return document.querySelector('.t.chosen')")
+    assert page.js(
+        "return [document.querySelector('.t.chosen').dataset.at, document.querySelector('h2').textContent]"
+    ) == ["30", "Step 2, task again, rollout 1"]
+    page.go("#step=77&task=again&rollout=0")
+    page.until("return document.querySelector('main .alarm')")
+    assert "does not hold rollout 0 of task again in step 77" in page.texts("main .alarm")[0]
+
+
+def test_keys_go_through_the_list(page, runs):
+    page.open(runs.page, "#view=rollouts")
+    for key, wanted in (("j", "0"), ("j", "1"), ("j", "2"), ("k", "1")):
+        page.key(key)
+        page.until(
+            "return document.querySelector('h2')?.textContent === arguments[0]", f"Step 1, task again, rollout {wanted}"
+        )
+    page.until("return document.querySelector('.row.current')")
+    page.key("g")
+    page.until("return document.querySelectorAll('.group').length === 2")
+    page.key("/")
+    page.until("return document.activeElement.id === 'search'")
+
+
+def test_a_rollout_can_be_replayed(page, runs):
+    """The command that the page shows takes the very line of the rollout."""
+    page.open(runs.page, "#step=3&task=task-3-1&rollout=2")
+    page.until("return document.querySelector('.command code')")
+    shown = page.texts(".command code")[0]
+    path, line, target = re.fullmatch(
+        r"gzip -dc (\S+) \| sed -n (\d+)p > (\S+) && evaluate lookup --replay \3", shown
+    ).groups()  # ty: ignore[unresolved-attribute]
+    assert Path(path) == runs.one / "traces" / "step_3.jsonl.gz" and Path(target) == runs.one / "replay.jsonl"
+    assert json.dumps(stored(runs.one, 3)[int(line) - 1]).count("task-3-1") and int(line) == GROUP + 3
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "",
+        "#view=findings",
+        "#view=rollouts",
+        "#view=settings",
+        "#step=2&task=again&rollout=1&token=30",
+        "#view=group&step=2&task=again",
+    ],
+)
+def test_nothing_is_wider_than_the_screen(page, runs, width, fragment):
+    page.width(width)
+    page.open(runs.both, fragment)
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    assert page.js("return document.getElementById('main').textContent.length") > 50
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
+    """Contrast of at least 4.5 to 1 (WCAG 2.2, 1.4.3) between text and what lies behind it."""
+    chromium.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    page.open(runs.page, "#step=2&task=again&rollout=1")
+    page.until("return document.querySelector('.tokens .t')")
+    names = ["--text", "--soft", "--link", "--alarm", "--bg", "--panel", "--trained", "--masked"]
+    values = page.js(
+        "const s = getComputedStyle(document.documentElement); return arguments[0].map((n) => s.getPropertyValue(n).trim())",
+        names,
+    )
+    color = dict(zip(names, values, strict=True))
+
+    def luminance(value: str) -> float:
+        parts = [int(value[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    pairs = [(front, back) for front in names[:4] for back in ("--bg", "--panel")] + [
+        ("--text", "--trained"),
+        ("--text", "--masked"),
+    ]
+    for front, back in pairs:
+        low, high = sorted((luminance(color[front]), luminance(color[back])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (front, back)
+    assert (luminance(color["--bg"]) < 0.1) == (scheme == "dark")
+
+
+@pytest.mark.slow
+def test_ten_thousand_rollouts(page, tmp_path):
+    """However many rollouts there are, opening the page unpacks no step, and draws only the rows in sight."""
+    directory = make_run(tmp_path, "large", steps=100, groups=25)
+    write(read([directory], checked=False), tmp_path / "large.html")
+    page.open(tmp_path / "large.html", "#view=rollouts")
+    assert page.js(COUNT) == 10_000
+    assert page.js("return [window.unpacked, document.querySelectorAll('.row').length < 40]") == [1, True]
+    page.js("document.querySelector('.list').scrollTop = 58 * 7000")
+    page.until("return document.querySelector('[data-row=\"7000\"]')")
+    assert page.js("return document.querySelectorAll('.row').length") < 40
+    page.js("document.querySelector('[data-row=\"7000\"]').click()")
+    page.until("return document.querySelector('.tokens .t')")
+    assert page.js("return window.unpacked") == 2
+    assert page.js("return document.querySelectorAll('*').length") < 1500
+    assert find(page, "task-93-7") == GROUP
+
+
+@pytest.mark.slow
+def test_a_run_in_progress_is_served_and_shows_its_next_step(page, tmp_path):
+    directory = make_run(tmp_path, "going")
+    server = serve([directory], 0, None)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        page.open(f"http://127.0.0.1:{server.server_port}/")
+        assert len(numbers_of(page, "Advantages")) == 1 + 4
+        page.until("return performance.getEntriesByType('resource').some((e) => e.name.endsWith('/state'))")
+        with (directory / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics_of(5)) + "\n")
+        page.until(
+            "return document.documentElement.dataset.ready === 'yes'"
+            " && document.querySelector('.facts')?.textContent.includes('5 steps')"
+        )
+        assert len(numbers_of(page, "Advantages")) == 1 + 5
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_characters_of_several_tokens_can_be_searched(page, tmp_path):
+    directory = make_run(tmp_path, "words", steps=1)
+    line = json.dumps(trace("again", 1.0, "Grüße 🌲", advantage=0.5))
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress((line + "\n").encode()))
+    write(read([directory], checked=False), tmp_path / "words.html")
+    page.open(tmp_path / "words.html", "#view=rollouts")
+    assert find(page, "grüße 🌲") == 1

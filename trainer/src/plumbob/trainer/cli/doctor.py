@@ -199,7 +199,7 @@ def _without_model(config: TrainConfig, scope: Scope) -> Generator[tuple[str, Fi
     from plumbob.trainer.doctor.before_model import settings
 
     for finding in settings.checks(config):
-        yield "settings", finding
+        yield "environment", finding
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
         from plumbob.trainer.doctor.before_model.examine import examine_environment
@@ -209,7 +209,8 @@ def _without_model(config: TrainConfig, scope: Scope) -> Generator[tuple[str, Fi
     with asyncio.Runner() as runner:
         environment = Environment(config, scope.environments[0], runner)
         scope.tasks = len(environment.sample)
-        yield from examine_environment(environment)
+        for _, finding in examine_environment(environment):
+            yield "environment", finding
 
 
 def _print_status(text: str) -> None:
@@ -245,8 +246,8 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
     if causes[1:]:
         lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(causes[1:])}")
     if scope.stopped:
-        what = "The model was not examined" if not scope.rollouts else "The checks after this failure were not run"
-        lines.append(f"{what}; --all does that too.")
+        what = "that examine the model" if not scope.rollouts else "after this failure"
+        lines.append(f"The checks {what} were not run; --all runs them too.")
     return "\n".join(lines)
 
 

@@ -27,9 +27,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
     drawn = subject.drawn
     if not any(trace.tools for trace in drawn.traces):
         return
+    yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
     yield _used(subject, drawn)
-    yield _whole(subject, drawn)
 
 
 def _read(drawn: Drawn) -> Finding:

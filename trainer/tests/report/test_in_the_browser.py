@@ -59,6 +59,8 @@ def test_charts_have_the_numbers_of_the_run(page, runs):
     assert slopes == pytest.approx([slopes[0]] * 3, rel=0.01) and slopes[0] < 0
     held = numbers_of(page, "Held-out reward")
     assert held[1:] == [["0", "0.5 [0.3, 0.7]"], ["4", "0.75 [0.55, 0.9]"]]
+    assert numbers_of(page, "Reward components")[0] == ["step", "reward/correct"]  # and no other number about rewards
+    assert not re.search(r"\b(null|undefined|NaN)\b", page.js("return document.body.innerText"))
 
 
 def test_runs_of_several_seeds_get_a_mean_with_an_interval(page, runs):

@@ -77,7 +77,7 @@ def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[d
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith("eval/") and name != "eval/count":
+            if name.startswith("eval/") and name not in ("eval/count", "eval/prompts_differ"):
                 key = (int(row["step"]), name.removeprefix("eval/"))
                 found[key] = {"mean": value, "n": row.get("eval/count")}
     for path in (*(folder / "state.json" for folder in saved_checkpoints(directory)), directory / "summary.json"):
@@ -146,10 +146,10 @@ def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 
 def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:
-    """Name of each metric that the runs have -> its unit and meaning."""
+    """Name of each metric that the runs have -> its unit and meaning, and its name in `METRICS`."""
     names = {name for run in runs for row in run.rows for name in row}
     found = {name: describe(name) for name in sorted(names)}
-    return {name: {"unit": metric.unit, "meaning": metric.meaning} for name, metric in found.items() if metric}
+    return {n: {"unit": m.unit, "meaning": m.meaning, "metric": m.name} for n, m in found.items() if m}
 
 
 def _number(value: object) -> float | None:

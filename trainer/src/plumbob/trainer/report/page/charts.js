@@ -64,7 +64,7 @@ function chart({ id, title, series, log = false, unit = "", note = "", weight = 
   shown.forEach((s, i) => box.append(drawn(s, smoothed[i], px, py)));
   const read = el("p", { class: "read", "aria-live": "off" }, note || " ");
   crosshair(box, shown, smoothed, px, x0, x1, read, note);
-  figure.append(box, legend(shown), read, numbers(shown));
+  figure.append(...[box, legend(shown), read, numbers(shown)].filter((part) => part !== null));
   if (help) figure.append(el("p", { class: "help" }, help));
   return figure;
 }

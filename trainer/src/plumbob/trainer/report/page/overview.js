@@ -5,7 +5,7 @@ let smoothing = 0;
 const PANELS = [
   { title: "Training reward", metrics: ["reward/mean"], band: true },
   { title: "Held-out reward", held: true },
-  { title: "Reward components", match: /^reward\/(?!mean$|std$|mean\/)[^/]+$/ },
+  { title: "Reward components", component: true },
   { title: "Share of each component in the variance within groups", match: /^reward\/.+\/variance_share$/ },
   { title: "Training loss", metrics: ["sft/loss"] },
   { title: "Advantages", metrics: ["advantage/largest", "advantage/mean_abs"] },
@@ -39,8 +39,9 @@ function seriesOf(metrics, band) {
       color: COLORS[(metrics.length === 1 ? r : m) % COLORS.length], dash: DASHES[r % DASHES.length],
       points: values.map((v, i) => [steps[i], v]),
     };
-    if (band && run.metrics["reward/std"] && run.metrics["groups/count"]) {
-      const half = values.map((v, i) => (1.96 * run.metrics["reward/std"][i]) / Math.sqrt(Math.max(run.metrics["groups/count"][i], 1)));
+    const spread = run.metrics["reward/group_std"] || run.metrics["reward/std"];
+    if (band && spread && run.metrics["groups/count"]) {
+      const half = values.map((v, i) => (1.96 * spread[i]) / Math.sqrt(Math.max(run.metrics["groups/count"][i], 1)));
       s.low = values.map((v, i) => (v === null ? null : v - half[i]));
       s.high = values.map((v, i) => (v === null ? null : v + half[i]));
     }
@@ -81,14 +82,15 @@ function heldOut() {
 }
 
 function panel(spec) {
-  const metrics = spec.match ? namesOf().filter((name) => spec.match.test(name)) : (spec.metrics || []).filter((name) => namesOf().includes(name));
+  const isComponent = (name) => D.meanings[name]?.metric === "reward/COMPONENT";
+  const metrics = spec.component ? namesOf().filter(isComponent) : spec.match ? namesOf().filter((name) => spec.match.test(name)) : (spec.metrics || []).filter((name) => namesOf().includes(name));
   const series = spec.held ? heldOut() : seriesOf(metrics, spec.band);
   const one = metrics.length === 1 && D.meanings[metrics[0]];
   return chart({
     id: spec.id || spec.title, title: spec.title, series, log: spec.log, weight: smoothing,
     unit: spec.held ? "reward" : metrics.length ? unitOf(metrics[0]) : "",
     help: (spec.held ? "Bars: 95% intervals over the held-out tasks." : one ? one.meaning : "")
-      + (spec.band ? " Band: a 95% interval over tasks, wide enough even if all rollouts of a task get the same reward." : ""),
+      + (spec.band ? " Band: a 95% interval over tasks." : ""),
   });
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Generator
@@ -67,7 +68,13 @@ def fast_imports() -> Generator[None]:
 
 
 def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars and advice, which would break up the progress table."""
+    """Turn off the libraries' progress bars and advice, which would break up the progress table and JSON on stdout."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Where DeepSpeed is installed, saving a model imports it, and it prints to stdout that there is no GPU.
+    logging.getLogger("DeepSpeed").addFilter(_not_about_the_cpu)
+
+
+def _not_about_the_cpu(record: logging.LogRecord) -> bool:
+    return "Setting accelerator to CPU" not in record.getMessage()

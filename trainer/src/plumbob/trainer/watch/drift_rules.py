@@ -8,7 +8,7 @@ consequences.
 from __future__ import annotations
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, is_exact, mean, number, share, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, is_exact, largest_gap, mean, number, share, total
 
 LEAST_GAIN = 0.05
 """Rise of the reward, as a share of its scale, that justifies a change of the rollouts."""
@@ -118,7 +118,8 @@ def growing_gap(h: History) -> Outcome:
         f"the first {WINDOW} steps (a straight line through the logarithms rises by {h.gaps.slope:.2g} per step, "
         f"{min(h.gaps.t, 999):.0f} standard errors)"
     )
-    return ("mismatch-grows" if grows_by_itself(h) else None), evidence
+    # Above the limit, the rule for the size of the gap has its name.
+    return ("mismatch-grows" if now <= largest_gap(h) and grows_by_itself(h) else None), evidence
 
 
 def grows_by_itself(h: History) -> bool:

@@ -238,6 +238,15 @@ def gap_limit(config: TrainConfig) -> float:
     return thresholds.SAMPLING_GAP[not is_exact(config)]
 
 
+def largest_gap(h: History) -> float:
+    """The largest difference of engine and trainer that this run may have, in nats per token."""
+    limit = gap_limit(h.config)
+    if not is_exact(h.config):
+        return limit
+    # Rounding in float32 does not grow a hundredfold while the policy learns; a difference in weights does.
+    return min(limit, max(thresholds.GAP_GROWTH * number(h.first[0], "sync/sampling_gap"), 1e-5))
+
+
 Outcome = tuple[str | None, str] | None
 """Verdict of a rule: (id of a cause or None if all is well, evidence); None while there is too little evidence."""
 

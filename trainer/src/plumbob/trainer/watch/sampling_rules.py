@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.drift_rules import grows_by_itself
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, gap_limit, is_exact, mean, number, share, total
+from plumbob.trainer.watch.history import (
+    WINDOW,
+    History,
+    Outcome,
+    Row,
+    gap_limit,
+    largest_gap,
+    mean,
+    number,
+    share,
+    total,
+)
 
 
 def sampling(h: History) -> Outcome:
@@ -31,10 +42,7 @@ def gap(h: History) -> Outcome:
     c = h.config
     if c.top_p < 1 or c.top_k or c.min_p or h.steps < WINDOW:
         return None
-    at_first, limit = number(h.first[0], "sync/sampling_gap"), gap_limit(c)
-    if is_exact(c):
-        # Rounding in float32 does not grow a hundredfold while the policy learns; a difference in weights does.
-        limit = min(limit, max(thresholds.GAP_GROWTH * at_first, 1e-5))
+    at_first, limit = number(h.first[0], "sync/sampling_gap"), largest_gap(h)
     # With --max-staleness, later rollouts come from older weights and rightly differ by what the policy has learned
     # since, so only the first step can be judged.
     now = at_first if c.max_staleness else mean(h.recent, "sync/sampling_gap")

@@ -70,7 +70,9 @@ def schedule(h: History) -> Outcome:
         return "schedule-hides-rate", rates
     # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.
     for row in h.recent:
-        actual, least = number(row, "optimizer/learning_rate"), _rate(c, row, int(number(row, "step")))
+        # A schedule that counts its steps from 0 in place of 1 is one step behind, and hides nothing.
+        least = min(_rate(c, row, int(number(row, "step"))), _rate(c, row, int(number(row, "step")), behind=1))
+        actual = number(row, "optimizer/learning_rate")
         if number(row, "optimizer/updates") and actual < 0.5 * least:
             wanted = _rate(c, row, c.max_steps)
             step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
@@ -94,10 +96,10 @@ def schedule(h: History) -> Outcome:
     return None, rates
 
 
-def _rate(c: TrainConfig, row: Row, total: int) -> float:
-    """The learning rate that the settings say for the step of a row, in a run of `total` steps."""
+def _rate(c: TrainConfig, row: Row, total: int, behind: int = 0) -> float:
+    """The learning rate that the settings say `behind` steps before that of a row, in a run of `total` steps."""
     assert c.learning_rate is not None
-    step = max(int(number(row, "step", 1.0)), 1) - 1
+    step = max(int(number(row, "step", 1.0)) - 1 - behind, -1 if c.warmup_steps else 0)
     return learning_rate(c.lr_scheduler_type, c.learning_rate, step, warmup=c.warmup_steps, total=total)
 
 

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.names import normalise, own_packages
 
-_TRAINER = ("train", "sft", "evaluate", "predict", "benchmark", "analyze", "doctor", "serve", "vf-vllm")
-COMMANDS = dict.fromkeys(("hub", "vf-install"), "plumbob-hub") | dict.fromkeys(_TRAINER, "plumbob-trainer")
+_TRAINER = ("train", "sft", "evaluate", "predict", "benchmark", "analyze", "doctor", "report", "serve", "vf-vllm")
+COMMANDS = {
+    **dict.fromkeys(("hub", "vf-install"), "plumbob-hub"),
+    **dict.fromkeys(_TRAINER, "plumbob-trainer"),
+    "lab": "plumbob-lab",
+}
 """plumbob's commands, each with the only distribution that may install it."""
 _SHOWN = 3
 

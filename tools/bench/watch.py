@@ -4,7 +4,7 @@
     uv run python tools/bench/watch.py --out runs/watch --only healthy
     uv run python tools/bench/watch.py --out runs/watch --record packages/testing/src/plumbob/testing/recorded_runs.json
 
-Thresholds must be tested on other seeds than those they were set on; docs/guides/diagnosis.md lists the latter.
+Thresholds must be tested on other seeds than those they were set on; docs/results/doctor.md lists the latter.
 
 A run whose metrics.jsonl is complete is not run again. The last column lists the metrics that TRL logs (reward, kl,
 clip_ratio, frac_reward_zero_std, grad_norm) and that show the fault: the mean of the metric over the first five steps

@@ -147,7 +147,7 @@ def test_resuming_goes_on_when_what_is_left_fails_again(evaluate, tmp_path, monk
 
 
 def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path, evaluate, capsys):
-    """Evaluation and training score one transcript the same (hypothesis H08), and where they do not, it is seen."""
+    """Evaluation and training score one transcript the same, and where they do not, it is seen."""
     config = TrainConfig(
         max_steps=1, batch_size=16, gradient_accumulation_steps=1, num_generations=4, max_tokens=48, eval_examples=0,
         output_dir=str(tmp_path), run_name="run",

@@ -349,6 +349,7 @@ STYLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.exists(), reason="the real data lies beside the repository, if anywhere")
 @pytest.mark.parametrize(("split", "size"), [("train", 7473), ("test", 1319)])
 def test_every_real_gold_verifies_against_itself_in_every_style(split, size):

@@ -79,6 +79,7 @@ def evil_wheels(make_wheel, repack):
     }
 
 
+@pytest.mark.slow
 def test_it_is_refused_from_an_index_and_from_a_file_before_anything_changes(new_python, evil_wheels, tmp_path):
     python = new_python()
     before = sorted(python.site.rglob("*.py")), sorted((python.root / "bin").iterdir())
@@ -125,6 +126,7 @@ def test_a_repository_whose_wheel_brings_more_is_refused(new_python, make_projec
     assert python.version("vf-mine") is None
 
 
+@pytest.mark.slow
 def test_a_taken_name_is_refused_with_both_owners(new_python, make_wheel, make_project, tmp_path):
     add_files(
         [make_wheel("vf-collide", "1.0", (), "other"), make_wheel("vf-other", "1.0", (), "other")], tmp_path / "hub"
@@ -148,6 +150,7 @@ def test_a_taken_name_is_refused_with_both_owners(new_python, make_wheel, make_p
     assert python.version("vf-other") is None and python.version("vf-mine") is None
 
 
+@pytest.mark.slow
 def test_an_installed_conflict_is_named_by_every_command(new_python, make_wheel, hub_index):
     python = new_python()
     for name in ("vf-collide", "vf-other"):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 def test_a_name_from_an_index_over_http_and_from_a_folder(new_python, hub_index, serve):
     server = serve(hub_index)
     python = new_python()
@@ -122,6 +123,7 @@ def test_a_repository_at_a_branch(new_python, make_project, tmp_path):
     assert "cannot read" in refused.stdout and "nope" in refused.stdout
 
 
+@pytest.mark.slow
 def test_saved_in_the_project_uv_sync_keeps_it(new_python, hub_index, make_project, tmp_path, hub_wheels):
     home = make_project(
         tmp_path / "project",

@@ -14,6 +14,7 @@ from plumbob.hub.index.location import Location, locate_target
 from plumbob.hub.publish.publish import plan_upload, publish, publishing_to
 
 
+@pytest.mark.slow
 def test_published_to_a_server_with_a_password_and_installed_from_it(
     hub, new_python, make_project, pypi_server, password, tmp_path
 ):
@@ -62,6 +63,7 @@ def test_a_wrong_password_is_one_sentence(hub, make_project, pypi_server, passwo
     assert "refused the upload" in done.stderr and "wrong-guess" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_publish_leaves_what_was_there_and_the_next_one_finishes(
     hub, new_python, make_project, pypi_server, password, tmp_path
 ):

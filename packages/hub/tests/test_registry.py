@@ -78,6 +78,7 @@ def test_metadata_that_cannot_be_read_is_listed_as_broken(plugin):
     assert "its metadata cannot be read" in next(r for r in rows() if r["status"] == "broken")["reason"]
 
 
+@pytest.mark.slow
 def test_check_loads_each_and_says_which_do_not(new_python, make_wheel):
     python = new_python()
     bad = {

@@ -50,6 +50,7 @@ def evil_links(tmp_path, make_wheel) -> Path:
     return links
 
 
+@pytest.mark.slow
 def test_an_evil_index_never_wins_by_name(new_python, template, hub_index, evil_index, evil_links):
     python = new_python()
     for environ in redirections(evil_index.url, evil_links):

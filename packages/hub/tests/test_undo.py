@@ -26,6 +26,7 @@ def works(python, version: str, number: int) -> bool:
     return (row["version"], row["status"], loaded) == (version, "ok", f"{number}\n")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_the_old_version(new_python, growing_index):
     """A limit on the size of files stands in for a full disk: uv has removed the old version when it meets it."""
     python, other = new_python(), new_python()

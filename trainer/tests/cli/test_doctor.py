@@ -162,6 +162,7 @@ def test_a_healthy_run_from_the_command_line(told, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_nothing_from_the_command_line(told):
     code, out, _ = told("lookup", *SMALL, "--peft", "--lr", "1e-9")
     assert code == 1
@@ -172,6 +173,7 @@ def test_a_learning_rate_of_nothing_from_the_command_line(told):
     assert more == "The checks after this failure were not run; --all runs them too."
 
 
+@pytest.mark.slow
 def test_it_stops_at_the_first_failure_and_goes_on_with_all(told):
     args = ("lookup", *SMALL, "--max-turns", "2", "--json")
     code, out, _ = told(*args)

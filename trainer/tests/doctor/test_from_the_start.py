@@ -75,6 +75,7 @@ def prompted(change: Callable[[list[int]], list[int]]) -> Callable[[Patch], None
     return put_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence", "settings"),
     [
@@ -114,6 +115,7 @@ def test_train_stops_and_names_the_command_that_finds_the_cause(tmp_path, monkey
     assert (tmp_path / "stopped" / "config.toml").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.5, 4.0])
 def test_the_scale_of_an_adapter_in_the_engine_is_fitted(loaded, factor):
     subject = loaded(peft=True)

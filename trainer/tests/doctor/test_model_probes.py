@@ -101,6 +101,7 @@ def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
     assert causes(findings) == ["tools-never-used"] and "amber" in findings[2].evidence
 
 
+@pytest.mark.slow
 def test_results_that_are_cut_on_their_way_into_the_prompt_are_named(subject_of, monkeypatch):
     suffix = Chat.suffix
 
@@ -141,6 +142,7 @@ def lowered(prompt: list[int], tries: list[Any]) -> Any:
     return dataclasses.replace(tries[0], logprobs=tuple(logprobs))
 
 
+@pytest.mark.slow
 def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_of):
     healthy = subject_of()
     assert causes(penalties.probe(healthy)) == []

@@ -164,6 +164,7 @@ def test_unusual_settings_give_no_alarm(subject_with, settings):
     assert [(f.check, f.evidence) for name in names for f in PROBES[name](subject) if f.cause] == []
 
 
+@pytest.mark.slow
 def test_without_a_signal_nothing_that_needs_one_is_judged(subject_with):
     subject = subject_with(env_args=("difficulty=hard",))
     assert not subject.advantages.with_signal

@@ -76,6 +76,7 @@ def subject_with(tmp_path):
         yield make
 
 
+@pytest.mark.slow
 def test_a_healthy_run_passes_every_probe(subject_with):
     findings, run = examined(subject_with(peft=True))
     assert list(dict(findings)) == list(PROBES)
@@ -254,6 +255,7 @@ def test_prompts_at_the_limit_of_the_context_leave_room_for_what_is_drawn(subjec
         assert list(PROBES[name](subject))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["healthy", "adapter ignored"])
 def test_a_server_is_asked_as_the_engine_in_the_process_is(subject_with, ignored):
     """It draws other completions each time, scores prompts at temperature 1 only, and shows none of its weights."""

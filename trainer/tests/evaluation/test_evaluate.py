@@ -166,6 +166,7 @@ def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path,
     assert "15 of 16 rewards equal" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_a_model(tmp_path, evaluate):
     """What `train` saved is evaluated by the run's name; an adapter is merged into its base."""
     for peft in (False, True):

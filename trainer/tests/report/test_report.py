@@ -162,6 +162,7 @@ def test_the_page_asks_the_network_nothing(tmp_path):
 # What `train` stores and writes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"kl_beta": 0.1}, {"num_iterations": 2, "num_minibatches": 2, "scale_rewards": "group"}]
 )
@@ -199,6 +200,7 @@ def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
         assert k3 == pytest.approx(row["policy/step_kl"], rel=0.05, abs=2e-8)
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_report_unless_told_not_to(tmp_path, capsys, monkeypatch):
     assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="r")) == 0
     assert f"report           {tmp_path}/r/report.html" in capsys.readouterr().out

@@ -121,6 +121,7 @@ def test_an_order_is_a_permutation_and_a_pure_function(order, seed, epoch, diffi
         assert [difficulties[i] for i in first] == sorted(difficulties)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_tasks_of_an_uninterrupted_one(tmp_path):
     """Over the end of an epoch: 3 steps of 4 tasks from 10, stopped after the first step."""
     settings = {

@@ -45,6 +45,7 @@ def command(capsys):
     return call
 
 
+@pytest.mark.slow
 def test_what_is_kept_changes_nothing_else(runs):
     def metrics(name: str) -> list[dict]:
         rows = map(json.loads, (runs[name] / "metrics.jsonl").read_text().splitlines())

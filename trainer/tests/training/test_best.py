@@ -144,6 +144,7 @@ def best_of_five(tmp_path_factory):
     return folder / "r"
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_is_the_final_model(best_of_five):
     assert steps_of(best_of_five) == ["step_2", "step_5"]  # --save-total-limit 1, and the best one
     weights = load_file(best_of_five / "model" / "model.safetensors")
@@ -194,12 +195,14 @@ def test_the_best_survives_a_crash_and_an_older_checkpoint_goes_on_without_it(be
     assert summary_of(directory)["model_step"] == 6
 
 
+@pytest.mark.slow
 def test_a_new_best_is_saved_although_no_checkpoint_is_due(tmp_path, monkeypatch):
     judged_values(monkeypatch, {0: 0.1, 1: 0.2, 2: 0.5, 3: 0.4})
     assert run(config_of(tmp_path, max_steps=3, save_steps=100, keep_best="eval/greedy")) == 0
     assert steps_of(tmp_path / "r") == ["step_2", "step_3"]
 
 
+@pytest.mark.slow
 def test_the_best_before_is_kept_if_the_checkpoint_of_the_new_best_cannot_be_written(tmp_path, monkeypatch, capsys):
     judged_values(monkeypatch, {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.4})
     original = checkpoint.save
@@ -235,6 +238,7 @@ def test_a_flat_run_ends_normally_and_says_why_and_a_larger_number_goes_on(tmp_p
     assert len(kill_driver.metrics(directory)) == 4 and "after step 4 of 9" in summary_of(directory)["stopped"]
 
 
+@pytest.mark.slow
 def test_a_metric_of_every_step_is_judged_at_every_step(tmp_path):
     config = config_of(tmp_path, max_steps=4, keep_best="reward/mean", stop_when_flat=9, eval_steps=0)
     assert run(config) == 0
@@ -244,6 +248,7 @@ def test_a_metric_of_every_step_is_judged_at_every_step(tmp_path):
     assert summary["best"]["count"] == 4 and f"step_{summary['model_step']}" in steps_of(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_a_flat_reward_ends_with_the_evaluation_after_training(tmp_path, monkeypatch):
     original = steps.train_step
 

@@ -202,6 +202,7 @@ def test_an_oracle_that_fails_is_counted(chat, monkeypatch):
     assert reason == "its `oracle` method failed: KeyError: 'no chain'" and len(found.rows) == 40
 
 
+@pytest.mark.slow
 def test_musique_keeps_what_its_own_retriever_supports():
     """The oracle's answer is trained only where the user's retriever returned the documents that it cites."""
     chat = load_chat(load_tokenizer("tiny-musique"), None)

@@ -24,6 +24,7 @@ def bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
     settings = {

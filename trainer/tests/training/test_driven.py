@@ -20,6 +20,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opens", ["false", "true"])
 def test_a_game_trains_and_its_rows_are_exact(tmp_path, monkeypatch, capsys, opens):
     monkeypatch.syspath_prepend(FOLDER)

@@ -114,6 +114,7 @@ def test_metrics_of_steps_that_are_run_again_go_and_so_does_half_a_line(tmp_path
 # A full disk
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatch, capfd, undisturbed):
     """Metrics and traces onto /dev/full in step 2; checkpoints beyond the largest file that is allowed from step 3 on."""
     directory = tmp_path / "r"
@@ -157,6 +158,7 @@ def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatc
     kill_driver.compare(directory, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_final_model_that_does_not_fit_is_a_sentence_and_resuming_writes_it(tmp_path, monkeypatch, capfd, peft):
     original, limits = loop.finish, resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -197,6 +199,7 @@ def test_lines_that_could_not_be_written_are_written_with_the_next(tmp_path):
 # Gradients that are not finite
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_skipped_and_too_many_end_the_run(tmp_path, monkeypatch, capfd):
     name, bad, now = "model.layers.1.mlp.up_proj.weight", {2, 4, 5}, [0]
     before_each_step(monkeypatch, lambda number: now.__setitem__(0, number))
@@ -292,6 +295,7 @@ def test_a_row_that_does_not_fit_alone_ends_the_run(real_run, monkeypatch):
         gradients(real_run, SmallMemory(real_run.policy.score, limit=50), monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_run_reports_that_it_ran_out_of_memory(tmp_path, monkeypatch, undisturbed):
     original = Policy.score
 
@@ -362,6 +366,7 @@ def without(key: str) -> Callable[[Path], None]:
     return edit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

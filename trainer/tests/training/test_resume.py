@@ -134,6 +134,7 @@ def test_the_optimizer_has_the_settings_that_are_given_on_resuming(four_steps, t
         assert resumed.state.step == 4 and resumed.optimizer.state  # the moments are those of the checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_the_schedule_counts_training_steps_whatever_their_number_of_updates(tmp_path, before, after):
     assert run(config_of(tmp_path, "r", max_steps=4, num_minibatches=before, eval_examples=0)) == 0
@@ -199,6 +200,7 @@ def test_a_flipped_bit_is_found_and_the_intact_older_checkpoint_is_named(halfway
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_the_command_that_is_offered_works_and_loses_nothing(halfway, four_steps):
     root = halfway / "checkpoints"
     flip(root / "step_3" / "trainer.pt", 99)

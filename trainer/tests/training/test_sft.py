@@ -125,6 +125,7 @@ def test_a_run_leaves_everything_behind(finished):
     assert saved["command"] == "sft" and saved["learning_rate"] == 1e-3 and "num_generations" not in saved
 
 
+@pytest.mark.slow
 def test_the_number_of_steps_comes_from_epochs_and_no_step_has_a_row_twice(tmp_path):
     directory = imitate(tmp_path, num_epochs=1.5, eval_examples=0)
     assert [row["train/rows"] for row in metrics(directory)] == [8] * 5  # 1.5 x 24 / 8, rounded up
@@ -152,6 +153,7 @@ def test_a_resumed_run_ends_bit_equal_to_one_that_never_stopped(tmp_path, peft):
     assert not torch.equal(before["lm_head.weight"], load_model("tiny").state_dict()["lm_head.weight"]) or peft
 
 
+@pytest.mark.slow
 def test_a_resumed_run_plays_no_demonstration_again(finished, tmp_path, monkeypatch):
     import vf_lookup.taskset
 

@@ -91,6 +91,7 @@ def test_every_loss_type_and_option_of_the_objective_trains(tmp_path, settings):
         assert first["policy/clip_fraction"] == 0
 
 
+@pytest.mark.slow
 def test_further_updates_of_a_step_move_away_from_the_policy_that_drew_it(tmp_path):
     """At a rate that moves ratios out of the clip range: with one update none is clipped, with four some are."""
     once = train(tmp_path, "once", max_steps=1, learning_rate=1e-2)
@@ -100,6 +101,7 @@ def test_further_updates_of_a_step_move_away_from_the_policy_that_drew_it(tmp_pa
     assert often[0]["sync/sampling_gap"] < 1e-5
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
     (plain,) = train(tmp_path, "plain", max_steps=1)
     (again,) = train(tmp_path, "again", max_steps=1, gradient_checkpointing=True)
@@ -107,6 +109,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
     assert again["loss"] == pytest.approx(plain["loss"], rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
 def test_kl_in_the_reward_and_a_reference_that_follows(tmp_path, peft):
     """Measured at each step's start. Where the reference follows after every step, it is 0 again; halfway, it is less."""
@@ -127,6 +130,7 @@ def test_kl_in_the_reward_and_a_reference_that_follows(tmp_path, peft):
 # Which rollouts are trained on
 
 
+@pytest.mark.slow
 def test_refilling_replaces_groups_without_signal(tmp_path):
     rows = train(tmp_path, max_steps=3, zero_signal="refill", max_refills=4, save_only_model=True)
     replaced = sum(row["groups/replaced"] for row in rows)
@@ -148,6 +152,7 @@ def test_refilling_ends_where_there_is_no_signal_to_be_had(tmp_path):
     assert state(tmp_path / "r")["cursor"] == 12
 
 
+@pytest.mark.slow
 def test_rollouts_that_a_limit_cut_are_kept_masked_or_penalised(tmp_path):
     """With a KL term, so that rows without an advantage are trained on, too."""
     settings = {"max_steps": 1, "max_turns": 4, "kl_beta": 0.01}
@@ -202,6 +207,7 @@ def test_an_engine_failure_takes_its_whole_group(tmp_path, monkeypatch):
     assert row["groups/count"] == 3 and row["train/rows"] <= 12
 
 
+@pytest.mark.slow
 def test_long_prompts_are_left_out(tmp_path, capfd):
     """Prompts with the tools' descriptions, as the model sees them."""
     train(tmp_path, "all", max_steps=1, env_args=("num_examples=64",))
@@ -230,6 +236,7 @@ def first_prompt(trace: dict) -> int:
 # The schedule
 
 
+@pytest.mark.slow
 def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path, capfd):
     """Six tasks, twice, in steps of four: each task comes up exactly twice."""
     rows = train(

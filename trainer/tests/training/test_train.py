@@ -70,6 +70,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert read_toml(directory / "config.toml", TrainConfig)["learning_rate"] == 3e-4
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
     one = metrics(train(tmp_path, max_steps=2, run_name="one"))
     two = metrics(train(tmp_path, max_steps=2, run_name="two"))
@@ -77,6 +78,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
     assert timeless(metrics(train(tmp_path, max_steps=2, run_name="three", seed=1))) != timeless(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     settings = {"peft": peft, "learning_rate": 1e-3, "save_steps": 2}
@@ -180,6 +182,7 @@ def resume(directory: Path, *flags: str) -> int:
     return int(exit_.value.code or 0)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp_path, capsys):
     directory = train(tmp_path, max_steps=2, eval_examples=0)
     assert resume(directory, "--max-steps", "4", "--learning-rate", "1e-5") == 0

@@ -28,6 +28,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "r" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"peft": True, "lora_r": 8}, {"vllm_sync": "disk"}])
 def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
     """Two servers, the same weights in both after each step: the gap on what was drawn is rounding."""
@@ -91,6 +92,7 @@ def test_a_sync_that_fails_ends_every_process(tmp_path, monkeypatch, kind):
     assert "Traceback" not in (tmp_path / "out1").read_text()
 
 
+@pytest.mark.slow
 def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):
     """At most one sync older than what is trained, within the bound, and corrected for."""
     double = Double()
@@ -105,6 +107,7 @@ def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):
     assert all(0.5 < row["correction/mean_weight"] < 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_rollouts_are_drawn_ahead(tmp_path):
     from plumbob.trainer.rollouts.collect import RolloutSource
     from plumbob.trainer.rollouts.interruption import Interruption

@@ -84,7 +84,7 @@ def doctor(**given: Any) -> int:
     if as_json:
         print(json.dumps(_report(title, findings, limits), indent=2))
     else:
-        print(_conclusion([f for _, f in findings], limits, scope, config))
+        print(_conclusion([f for _, f in findings], limits, scope, config, bool(everything)))
     if page is not None:
         from plumbob.trainer.doctor.page import render
 
@@ -228,7 +228,7 @@ def _line(finding: Finding) -> str:
     return text
 
 
-def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config: TrainConfig) -> str:
+def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config: TrainConfig, everything: bool) -> str:
     from plumbob.trainer.diagnosis.causes import CAUSES
 
     causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
@@ -245,7 +245,7 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
         lines.append(f"  ({'; '.join(part for part in about if part)})")
     if causes[1:]:
         lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(causes[1:])}")
-    if scope.stopped:
+    if scope.stopped and not everything:
         what = "that examine the model" if not scope.rollouts else "after this failure"
         lines.append(f"The checks {what} were not run; --all runs them too.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Every number that a verdict depends on, with its meaning. docs/reference/causes.md is generated from this file.
+"""The numbers that verdicts depend on, with their meanings. docs/reference/causes.md is generated from this file.
 
 A threshold that differs between float32 and bfloat16 is indexed by whether the computation is in bfloat16, as in
 `SAMPLING_GAP[config.bf16]`.
@@ -344,7 +344,7 @@ LIVE_SHARE = Threshold(
     0.3, "smallest share of groups with a signal in a run's first steps, as the probes ask for before a run",
     "too-little-signal",
 )  # fmt: skip
-RATE_APART = Threshold(
+RATE_SHARE = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
 )
 STILL = Threshold(

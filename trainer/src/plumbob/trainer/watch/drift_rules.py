@@ -1,8 +1,8 @@
 """The rules of the watch about what changes during a run: lengths, tool calls, repetition, gradients, difficulty.
 
-A change is no fault if the reward rises with it, so these rules are silent while the reward's rise is more than chance
-or larger than a twentieth of its scale. They are silent as well after one step has broken the policy, whose replies are
-consequences.
+A change of lengths, calls or difficulty is no fault if the reward rises with it, so most of these rules are silent while
+the reward's rise is more than chance or larger than a twentieth of its scale. Those about replies are silent as well after
+one step has broken the policy, whose replies are consequences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rules of the watch about rollouts: do they end by themselves, without errors, and with tools that work?
 
-Rules about limits and tools look at a run's first steps only, before training can have destroyed the policy: a destroyed
-policy also calls tools wrongly and reaches every limit, and these are consequences, not causes.
+Rules about limits and about how the policy calls its tools look at a run's first steps only, before training can have
+destroyed the policy: a destroyed policy also calls tools wrongly and reaches every limit, and these are consequences, not
+causes. Errors of the environment and of its tools are judged in the latest steps.
 """
 
 from __future__ import annotations

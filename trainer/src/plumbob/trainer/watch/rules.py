@@ -1,7 +1,8 @@
 """The rules of the watch. Each checks one property of a run's metrics so far, in constant time.
 
-A rule waits for five steps, unless fewer are conclusive. No rule takes a change of the reward for learning, or for its
-absence, unless it is more than the chance of which tasks were drawn (`History.rises`).
+A rule waits for five steps, unless fewer are conclusive. Whether the reward rises is judged by an interval over groups
+(`History.rises`). Rules that a gain only excuses, such as those about lengths, accept the rise itself as well
+(`History.gained`): there, chance can delay a warning, but not make one.
 """
 
 from __future__ import annotations

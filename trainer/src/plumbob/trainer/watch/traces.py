@@ -1,4 +1,6 @@
-"""Checks that need a run's traces: tasks of a group, rewards of equal tokens, parsing, what the reward depends on."""
+"""Checks that need a run's traces: tasks of a group and of a run, rewards of equal tokens, parsing, tool results, and what
+the reward depends on.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def schedule(h: History) -> Outcome:
     pairs = [(number(row, "optimizer/learning_rate"), _rate(c, row, c.max_steps)) for row in h.first]
     ratios = [actual / wanted for actual, wanted in pairs if wanted > 0]
     rates = f"learning rate {pairs[-1][0]:.2g} in step {WINDOW}, where the settings say {pairs[-1][1]:.2g}"
-    if len(ratios) == WINDOW and sorted(ratios)[WINDOW // 2] < thresholds.RATE_APART:
+    if len(ratios) == WINDOW and sorted(ratios)[WINDOW // 2] < thresholds.RATE_SHARE:
         return "schedule-hides-rate", rates
     # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.
     for row in h.recent:

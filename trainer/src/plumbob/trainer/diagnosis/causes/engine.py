@@ -89,7 +89,7 @@ CAUSES = (
         "The engine does not sample with the trainer's weights after a weight sync: rollouts come from a policy that "
         "never changes, or that changes only in part.",
         "Find the tensors that do not arrive: run `doctor ENV` with this run's options, because its sync probe "
-        "counts them. With vLLM, try another --vllm-sync.",
+        "counts them for an engine in the trainer's process. With vLLM, try another --vllm-sync.",
         ("H06",),
         "OpenRLHF/OpenRLHF#1349",
     ),

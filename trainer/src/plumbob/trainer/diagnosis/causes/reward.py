@@ -7,7 +7,7 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "reward-not-finite",
-        "Rewards are NaN, infinite or very large.",
+        "Rewards are NaN or infinite.",
         "Make the environment's reward functions return finite numbers, preferably between 0 and 1.",
         ("H05",),
     ),
@@ -26,7 +26,7 @@ CAUSES = (
     ),
     Cause(
         "oracle-fails",
-        "The environment's own perfect transcript does not earn the full reward: right answers are not rewarded.",
+        "The environment's own perfect transcript earns no more than an empty one: right answers are not rewarded.",
         "Correct the environment's reward functions, or the `oracle` method of its task, until `evaluate ENV "
         "--oracle` prints a reward of 1.",
         ("H05",),
@@ -115,8 +115,8 @@ CAUSES = (
     ),
     Cause(
         "grader-swallows-errors",
-        "Some right answers earn nothing, and no error is reported: a reward function fails on them and returns 0, so "
-        "the policy is taught to avoid what is right.",
+        "A reward function fails on some replies and returns 0 for them in place of raising an error, so the policy is "
+        "taught to avoid what may be right.",
         "Score the transcripts of the tasks that the evidence names by hand; make the reward raise what it cannot "
         "handle in place of returning 0, so that the rollout leaves its group, and correct or remove tasks whose own "
         "answer is wrong. `evaluate ENV --oracle` shows the reward of every task.",

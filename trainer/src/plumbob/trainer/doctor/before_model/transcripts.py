@@ -1,4 +1,4 @@
-"""Does the reward tell right transcripts from wrong ones: the oracles' own, and odd and cheap ones?"""
+"""Does the reward tell right transcripts from wrong ones: the oracles' own, and empty ones?"""
 
 from __future__ import annotations
 

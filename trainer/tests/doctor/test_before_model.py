@@ -463,3 +463,35 @@ def test_every_cause_named_here_is_in_the_catalogue():
     named = {"reward-exploitable", "grader-swallows-errors", "answer-in-prompt", "few-distinct-tasks", "duplicate-tasks",
              "evaluation-prompted-differently", "tools-return-nothing", "tool-results-cut", "sampling-penalised"}  # fmt: skip
     assert named <= CAUSES.keys()
+
+
+def test_tasks_that_are_sorted_by_length_are_named_only_if_they_are_taken_in_that_order(examined):
+    def of(order: str, env_args: tuple[str, ...] = ()) -> list[str]:
+        config = TrainConfig(env="lookup", eval_examples=0, task_order=order, env_args=("num_examples=96", *env_args))
+        tasks = load_tasks(config)
+        ordered = dataclasses.replace(tasks, train=sorted(tasks.train, key=lambda task: len(task.data.chain)))
+        environment = examined(tasks=ordered, task_order=order, env_args=config.env_args)
+        return causes(found for found in [task_sets._order(environment)] if found)
+
+    assert of("as-given") == ["task-order-drifts"]
+    assert of("shuffle") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([2, 2, 2], 0.0), ([1, 1, 2, 2], 0.894)]
+)
+def test_rank_correlation_with_ties(values, expected):
+    assert task_sets.rank_correlation(values) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_server_that_is_down_behind_a_tool_is_named(examined, monkeypatch):
+    environment = examined()
+    monkeypatch.setattr(
+        tool_results,
+        "results_of",
+        lambda environment, task, trace: [
+            tool_results.Result(task, "lookup", {"key": str(i)}, "Error: 502 Bad Gateway" if i % 2 else f"next={i}")
+            for i in range(4)
+        ],
+    )
+    assert causes(tool_results.checks(environment)) == ["tools-fail"]

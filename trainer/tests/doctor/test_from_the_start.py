@@ -18,7 +18,10 @@ from plumbob.trainer.doctor.run_probes import PROBES, examine
 from plumbob.trainer.doctor.subject import Subject, load_subject
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy import policy
+from plumbob.trainer.policy.loading import load_tokenizer
 from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.rollouts.tasks import load_tasks
+from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training.train import run as train
 
 Patch = pytest.MonkeyPatch
@@ -75,6 +78,42 @@ def prompted(change: Callable[[list[int]], list[int]]) -> Callable[[Patch], None
     return put_in
 
 
+def another_system_prompt(ids: list[int]) -> list[int]:
+    """The words of the lookup task's system prompt are replaced, and nothing else."""
+    tokenizer = load_tokenizer("tiny")
+    text = str(load_tasks(TrainConfig(env="lookup")).train[0].data.system_prompt)
+    own = tokenizer.encode(text, add_special_tokens=False)[2:-2]
+    at = next((i for i in range(len(ids) - len(own)) if ids[i : i + len(own)] == own), None)
+    return ids if at is None else [*ids[:at], *own[:4], *ids[at + len(own) :]]
+
+
+def repetition_penalty(patch: Patch) -> None:
+    """Tokens that stand in the text are penalised: transformers' repetition penalty of 1.1."""
+    draw = TransformersEngine._draw
+
+    def penalised(self: Any, requests: list[Any], logits: torch.Tensor) -> None:
+        if len(requests) == len(logits):
+            logits = logits.clone()
+            for i, request in enumerate(requests):
+                seen = torch.tensor(sorted({*request.prompt.tolist(), *request.token_ids}))
+                value = logits[i, seen]
+                logits[i, seen] = torch.where(value > 0, value / 1.1, value * 1.1)
+        draw(self, requests, logits)
+
+    patch.setattr(TransformersEngine, "_draw", penalised)
+
+
+def last_microbatch_only(patch: Patch) -> None:
+    """The gradient is set to zero before each microbatch."""
+    loss = forward_backward.grpo_loss
+
+    def cleared(run: Any, *args: Any) -> Any:
+        run.policy.sharding.zero_grad()
+        return loss(run, *args)
+
+    patch.setattr(forward_backward, "grpo_loss", cleared)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence", "settings"),
@@ -84,8 +123,11 @@ def prompted(change: Callable[[list[int]], list[int]]) -> Callable[[Patch], None
         (positions_back, "positions-shifted", "first prompt moved by -1", {}),
         (prompted(lambda ids: ids[:-3]), "assistant-header-missing", "engine computes without the assistant header", {}),
         (prompted(lambda ids: [ids[0]] + [40] * (len(ids) - 9) + ids[-8:]), "prompt-replaced", "", {}),
+        (prompted(another_system_prompt), "prompt-replaced", "system messages", {}),
+        (repetition_penalty, "sampling-penalised", "", {}),
+        (last_microbatch_only, "normaliser-depends-on-microbatches", "", {"microbatch_tokens": 2048}),
     ],
-    ids=["mask", "temperature", "positions", "header", "prompt"],
+    ids=["mask", "temperature", "positions", "header", "prompt", "system prompt", "penalty", "microbatch"],
 )  # fmt: skip
 def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause, evidence, settings):
     fault(monkeypatch)

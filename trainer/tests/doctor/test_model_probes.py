@@ -1,6 +1,7 @@
 """Probes of what a model does with tools, penalties and groups, on the real trainer."""
 
 import dataclasses
+import math
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_o
 
 def test_a_healthy_engine_repeats_tokens_as_often_as_it_should(subject_of):
     (finding,) = penalties.probe(subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=120))
-    assert finding.verdict == "pass" and "standard deviations" in finding.evidence
+    assert finding.verdict == "pass" and "times as likely as without" in finding.evidence
 
 
 # Signal
@@ -191,3 +192,26 @@ def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subjec
     worth.__name__ = "correct"
     monkeypatch.setattr(task, "correct", vf.reward(weight=1.0)(worth))
     assert signal._solved(subject) < 0.95
+
+
+# How often tokens are repeated
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.9, 0.999])
+def test_a_likelihood_ratio_keeps_its_rate_of_false_alarms_where_repeated_tokens_are_almost_certain(probability):
+    """Ville's bound: above 20 in at most one of 20 examinations without a penalty, however skew the counts are."""
+    generator = torch.Generator().manual_seed(0)
+    mass = torch.full((300,), probability)
+    ratios = [penalties.too_seldom(mass, torch.rand(300, generator=generator) < mass) for _ in range(400)]
+    assert sum(ratio > math.log(20) for ratio in ratios) <= 20
+    few = torch.ones(300, dtype=torch.bool)
+    few[:3] = False  # of 0.3 that are expected at 0.999: -4.9 standard deviations, and no proof
+    assert penalties.too_seldom(torch.full((300,), 0.999), few) < math.log(1e6)
+
+
+def test_a_presence_penalty_shows_in_how_seldom_tokens_are_repeated():
+    generator = torch.Generator().manual_seed(0)
+    mass = torch.rand(600, generator=generator)
+    with_penalty = mass * math.exp(-1.5) / (1 - mass + mass * math.exp(-1.5))
+    hit = torch.rand(600, generator=generator) < with_penalty
+    assert penalties.too_seldom(mass, hit) > math.log(1e6)

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from plumbob.testing.faults.doubles import Inject, put
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
+from plumbob.trainer.doctor.probes import pairing
 from plumbob.trainer.doctor.probes.pairing import expected_advantages
 from plumbob.trainer.doctor.rehearsal import trained_positions
 from plumbob.trainer.doctor.run_probes import PROBES
@@ -219,3 +221,12 @@ def test_two_independent_schedules_agree(kind, warmup, total):
         state = type("State", (), {"step": step})
         run: Any = type("Run", (), {"config": config, "state": state, "optimizer": torch.optim.SGD([torch.zeros(1)])})
         assert math.isclose(set_learning_rate(run), scheduled_rate(config, step), rel_tol=1e-9, abs_tol=1e-18)
+
+
+def test_what_is_said_of_an_unreadable_call_is_no_tool_result():
+    """A script's call is read otherwise than the model's text, so that the words may differ without a fault."""
+    nodes = [
+        SimpleNamespace(sampled=False, message=SimpleNamespace(role="tool", content=text))
+        for text in ("Error: this tool call could not be read: <tool_call> was never closed.", "next=1000")
+    ]
+    assert pairing._results(cast(Any, SimpleNamespace(nodes=nodes))) == ["next=1000"]

@@ -336,6 +336,11 @@ GAP_RISE = Threshold(
     3.0, "largest difference of engine and trainer in the last five steps, as a multiple of the first five, if it rises "
     "steadily", "mismatch-grows",
 )  # fmt: skip
+SORTED_TASKS = Threshold(
+    5.0, "rank correlation of a task's place with the length of its oracle's transcript, in standard deviations of an "
+    "order by chance, above which tasks are sorted: by chance in one of two million orders",
+    "task-order-drifts",
+)  # fmt: skip
 HARDER = Threshold(
     0.25, "largest rise of the tasks' difficulty over a run, as a share of its start, while the reward does not rise",
     "task-order-drifts",
@@ -456,8 +461,8 @@ PENALISED = ByPrecision(
     "sampling-penalised",
 )  # fmt: skip
 TOO_SELDOM = Threshold(
-    5, "standard deviations by which sampled tokens may repeat the model's own tokens less often than the trainer's "
-    "distribution says. By chance, one in three million examinations exceeds it",
+    1e6, "likelihood ratio of a penalty against none, from how seldom sampled tokens repeat the model's own tokens. "
+    "Without a penalty, at most one in a million examinations exceeds it",
     "sampling-penalised",
 )  # fmt: skip
 NEVER_CALLED = Threshold(

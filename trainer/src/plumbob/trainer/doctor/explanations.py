@@ -25,6 +25,9 @@ TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
 FINER = tuple(1.08 ** (k / 8) for k in range(-8, 9))
 """Then these multiples of the best one: 1% apart."""
 
+SHORT = 48
+"""Number of prompts of a single token."""
+
 Ids = list[int]
 
 
@@ -209,7 +212,7 @@ def _prompts(
     for cause, name, change in ways:
         changed = [(change(prompt), reply) for prompt, reply in turns]
         if all(prompt for prompt, _ in changed):
-            scores = [third.scores(_turn(prompt, reply)) for prompt, reply in changed]
+            scores = [third.scores(turn_of(prompt, reply)) for prompt, reply in changed]
             yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
 
 
@@ -217,17 +220,23 @@ def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor
     """Evidence that the engine adds to prompts or replaces them; None if there is none.
 
     Of a prompt of one token nothing can be missing. If the engine's log-probabilities are wrong even after such prompts,
-    at temperature 1, it has another context. `score`: right log-probabilities of a row's sampled tokens at temperature 1.
+    at temperature 1, it has another context, or it makes some tokens less likely. What makes some tokens less likely, or
+    leaves them out, makes all others likelier, so that sampled tokens other than the prompt's must be less likely in the
+    engine for that to be ruled out. `score`: right log-probabilities of a row's sampled tokens at temperature 1.
     """
     words = sorted({t for row in subject.drawn.samples for t in row.token_ids})
-    prompts = [[words[len(words) * k // 16]] for k in range(16)]
+    prompts = [[words[len(words) * k // SHORT]] for k in range(SHORT)]
     try:
         replies = subject.generate(prompts, Sampling(1, temperature=1.0, seed=0))
     except EngineError:
         return None
-    rows = [_turn(p, list(reply.token_ids)) for p, reply in zip(prompts, replies, strict=True)]
-    gap = apart([torch.tensor(reply.logprobs) for reply in replies], [score(row) for row in rows])
-    return f"after prompts of a single token, the engine differs by {gap:.2g} nats" if gap > limit else None
+    rows = [turn_of(p, list(reply.token_ids)) for p, reply in zip(prompts, replies, strict=True)]
+    engine, own = [torch.tensor(reply.logprobs) for reply in replies], [score(row) for row in rows]
+    others = [(e - o) for e, o, row in zip(engine, own, rows, strict=True) if row.token_ids[0] != row.token_ids[1]]
+    lower = int((torch.cat(others) < -limit).sum()) if others else 0
+    if not (gap := apart(engine, own)) > limit or not lower:
+        return None
+    return f"after prompts of a single token, the engine differs by {gap:.2g} nats, {lower} of {len(rows)} tokens are less likely"
 
 
 def by_turn(row: Sample) -> list[tuple[Ids, Ids]]:
@@ -238,7 +247,8 @@ def by_turn(row: Sample) -> list[tuple[Ids, Ids]]:
     return [(row.token_ids[:start], row.token_ids[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _turn(prompt: Ids, reply: Ids) -> Sample:
+def turn_of(prompt: Ids, reply: Ids) -> Sample:
+    """A row of one prompt and the tokens that were sampled after it."""
     mask = [False] * len(prompt) + [True] * len(reply)
     return Sample([*prompt, *reply], mask, [0.0] * len(mask), 0.0, "", "", False)
 

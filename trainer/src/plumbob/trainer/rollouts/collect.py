@@ -310,6 +310,8 @@ class _Share:
 
     samples: list[Sample]
     unusable: list[_Unusable]
+    unusable_tokens: list[int]
+    """Number of sampled tokens of each rollout in `unusable`."""
     num_rollouts: int
     groups_broken: int
 
@@ -320,8 +322,6 @@ class _Unusable:
 
     kind: Literal["errored", "engine", "stuck", "no_turn", "not_finite"]
     reason: str
-    tokens: int
-    """Number of sampled tokens."""
 
 
 async def _add_round(
@@ -358,12 +358,13 @@ async def _add_round(
     share = _Share(
         samples=[to_sample(t, group_name(step, i)) for i, t, why in found if why is None and i not in broken],
         unusable=[why for _, _, why in found if why is not None],
+        unusable_tokens=[sum(sum(node.mask) for node in t.nodes) for _, t, why in found if why is not None],
         num_rollouts=len(traces),
         groups_broken=len(broken),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
-        batch.unusable_tokens += [why.tokens for why in part.unusable]
+        batch.unusable_tokens += part.unusable_tokens
         kinds = Counter(why.kind for why in part.unusable)
         batch.engine_failures += kinds["engine"]
         batch.stuck += kinds["stuck"]
@@ -380,16 +381,15 @@ async def _add_round(
 
 def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
     """Why a rollout cannot be trained on; None if it can."""
-    tokens = sum(sum(node.mask) for node in trace.nodes)
     if engine_failed(trace):
-        return _Unusable("engine", failure(trace), tokens)
+        return _Unusable("engine", failure(trace))
     if not trace.ok:
         kinds: dict[str, Literal["stuck", "not_finite"]] = {"Stuck": "stuck", "NotFinite": "not_finite"}
-        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace), tokens)
+        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
     if not trace.num_turns:
-        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits), tokens)
+        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits))
     if not all(map(math.isfinite, trace.branches[0].logprobs)):
-        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite", tokens)
+        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite")
     return None
 
 

@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import correlation, fmean
 
 import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
@@ -15,6 +17,8 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, spread
 from plumbob.trainer.rollouts.stream import TaskStream
 
+FEWEST_ORDERED = 32
+"""Smallest number of tasks of which an order is judged."""
 SHOWN = 40
 """Most characters of a text that evidence quotes."""
 _LABELS = {"idx", "id", "name", "description"}
@@ -22,6 +26,8 @@ _LABELS = {"idx", "id", "name", "description"}
 
 def checks(environment: Environment) -> Iterator[Finding]:
     yield from _enough_tasks(environment)
+    if (order := _order(environment)) is not None:
+        yield order
     if environment.tasks.held_out:
         yield _apart(environment)
     yield _answers_hidden(environment)
@@ -51,6 +57,37 @@ def _enough_tasks(environment: Environment) -> Iterator[Finding]:
         f"{len(tasks) - different:,} of {len(tasks):,} training tasks equal another one but for case, spacing and names",
         "duplicate-tasks" if bad else None,
     )
+
+
+def _order(environment: Environment) -> Finding | None:
+    """Are tasks that are taken in the environment's order sorted by length? None in another order, or without oracles.
+
+    Length is the number of turns of the oracle's transcript. In an order that says nothing of length, the rank
+    correlation of length and place, times the root of the number of tasks less one, is about normal with deviation 1.
+    """
+    turns = [len(own) for own in environment.replies if isinstance(own, list)]
+    endless = isinstance(environment.tasks.train, TaskStream)
+    meant = any(pair.partition("=")[0] == "curriculum" for pair in environment.config.env_args)
+    if environment.tasks.order != "as-given" or meant or endless or len(turns) < FEWEST_ORDERED:
+        return None
+    found = rank_correlation(turns)
+    deviations = abs(found) * math.sqrt(len(turns) - 1)
+    part = max(len(turns) // 6, 1)
+    evidence = (
+        f"--task-order as-given; oracles of {len(turns)} tasks, evenly spread, have {fmean(turns[:part]):.3g} turns at the "
+        f"start and {fmean(turns[-part:]):.3g} at the end; rank correlation with the task's place {found:+.2f}"
+    )
+    check = "the order of tasks does not change how hard they are"
+    if deviations <= thresholds.SORTED_TASKS:
+        return Finding(check, "pass", evidence)
+    return Finding(check, "fail", evidence, "task-order-drifts")
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's correlation of values and their places; equal values have the mean of their ranks. 0 if all are equal."""
+    order, places = sorted(values), range(len(values))
+    ranks = [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
+    return correlation(ranks, list(places)) if len(set(values)) > 1 else 0.0
 
 
 def _times(times: float) -> str:

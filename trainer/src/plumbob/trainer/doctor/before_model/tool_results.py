@@ -12,6 +12,7 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
+from plumbob.trainer.watch.traces import DOWN
 
 NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
 """Results that say nothing, in lower case."""
@@ -112,6 +113,11 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
     check = "tools return what tasks need"
     if not results:
         return Finding(check, "pass", "the oracles call no tool")
+    down = [r for r in results if DOWN.search(r.shown[:200])]
+    if len(down) > thresholds.DOWN_RESULTS * len(results):
+        evidence = f"{len(down)} of {len(results)} results of the oracles' calls are errors of a server"
+        evidence += f", such as {down[0].shown[:60]!r} in task {down[0].task.key}"
+        return Finding(check, "fail", evidence, "tools-fail")
     empty = [r for r in results if r.shown.strip().lower() in NOTHING]
     needs = [need for p in played for need in _needs(environment, p)]
     held = sum(need.held for need in needs)

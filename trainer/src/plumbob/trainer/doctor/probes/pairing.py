@@ -155,6 +155,10 @@ def _apart(a: Sequence[float], b: Sequence[float]) -> float:
     return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
 
 
+UNREADABLE = "Error: this tool call could not be read"
+"""How the rollout answers a call that no tool ever saw."""
+
+
 def _tool_results(subject: Subject) -> Finding:
     """The same calls, made again by one rollout at a time, must get the results that the rollout got."""
     check, drawn = "tool results are those of the rollout's own calls", subject.drawn
@@ -183,9 +187,13 @@ def _tool_results(subject: Subject) -> Finding:
 
 
 def _results(trace: vf.Trace) -> list[str]:
-    """The texts of the tool results in a trace, in order."""
+    """The texts of the tool results in a trace, in order, without what is said of calls that could not be read.
+
+    A script has the model's calls as they were read, so that the words for an unreadable one may be others.
+    """
     messages = (node.message for node in trace.nodes if not node.sampled)
-    return [str(m.content) for m in messages if getattr(m, "role", "") == "tool"]
+    texts = [str(m.content) for m in messages if getattr(m, "role", "") == "tool"]
+    return [text for text in texts if not text.startswith(UNREADABLE)]
 
 
 def _replayed(subject: Subject, i: int) -> list[str]:

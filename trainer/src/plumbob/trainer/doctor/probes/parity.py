@@ -12,6 +12,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts, apart, explain, other_weights, third_opinion
+from plumbob.trainer.doctor.messages_replaced import replaced_message
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
 from plumbob.trainer.doctor.subject import Subject
 
@@ -98,7 +99,11 @@ def _gap(
 def _otherwise_prompted(subject: Subject, limit: float) -> str | None:
     """Evidence that the engine samples after other prompts than the given ones; None if there is none."""
     third = third_opinion(subject, 1.0)
-    return after_short_prompts(subject, third.scores, limit) or unseen_parts(subject)
+    return (
+        after_short_prompts(subject, third.scores, limit)
+        or replaced_message(subject, third, limit)
+        or unseen_parts(subject)
+    )
 
 
 def _why(

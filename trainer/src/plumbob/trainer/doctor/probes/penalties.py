@@ -24,6 +24,8 @@ ROWS = 24
 """Number of rows whose sampled tokens are examined."""
 FEW = 20
 """Smallest number of new tokens, and of repeated ones, that are judged."""
+PENALTIES = (0.1, 0.3, 1.0, 3.0)
+"""Penalties, in nats, that are held against none where log-probabilities do not show one."""
 ONE_SIDED = 0.95
 """Share of the new tokens that must be at least as likely in the engine: a penalty on others can only raise them."""
 
@@ -72,38 +74,52 @@ def _frequency(subject: Subject, rows: Sequence[Sample], check: str, evidence: s
     config = subject.run.config
     if config.top_p < 1 or config.top_k or config.min_p:
         return Finding(check, "unsure", f"{evidence}; with --top-p, --top-k or --min-p their share is another one")
-    expected, variance, count, scores = 0.0, 0.0, 0, []
+    masses, hits, scores = [], [], []
     for row in rows:
         with suppress(RuntimeError, TypeError, ValueError):
-            e, v, c, s = _expected(subject, row)
-            expected, variance, count, scores = expected + e, variance + v, count + c, [*scores, s]
+            mass, hit, score = _repeats(subject, row)
+            masses, hits, scores = [*masses, mass], [*hits, hit], [*scores, score]
     if len(scores) < len(rows) or (torch.cat(scores) - trainer).abs().mean() > thresholds.PENALISED[config.bf16]:
         return Finding(check, "pass", f"{evidence}; engine and trainer agree on their log-probabilities")
-    deviation = (count - expected) / math.sqrt(max(variance, 1e-9))
+    mass, hit = torch.cat(masses), torch.cat(hits)
+    ratio = too_seldom(mass, hit)
     evidence += (
-        f"; {count} repeat a token that the model wrote itself, where {expected:.1f} should: "
-        f"{deviation:+.1f} standard deviations"
+        f"; {int(hit.sum())} repeat a token that the model wrote itself, where {mass.sum().item():.1f} should; with a "
+        f"penalty that is 10^{ratio / math.log(10):.1f} times as likely as without"
     )
-    bad = deviation < -thresholds.TOO_SELDOM
+    bad = ratio > math.log(thresholds.TOO_SELDOM)
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
 
 
-def _expected(subject: Subject, row: Sample) -> tuple[float, float, int, torch.Tensor]:
-    """(expected number of sampled tokens that the model wrote before, its variance, their number, log-probabilities [N]).
+def too_seldom(mass: torch.Tensor, hit: torch.Tensor) -> float:
+    """Logarithm of the likelihood ratio of a penalty against none, of how often sampled tokens repeat others.
 
-    By the trainer's whole distribution at each sampled token.
+    `mass` [N]: probability, before each token was sampled, that it would be a repeated one; `hit` [N]: whether it was.
+    A penalty of d nats makes the odds of a repeated token exp(d) times smaller. The ratio is the mean over `PENALTIES`.
+    Without a penalty its expectation is 1 whatever the probabilities and however few tokens count (each factor has
+    expectation 1 given all tokens before), so that it exceeds k with a probability of at most 1/k (Ville's inequality).
+    A number of standard deviations has no such bound: where repeated tokens are almost certain, a few others are many.
+    """
+    mass = mass.double().clamp(0, 1)
+    ratios = [-d * hit.sum() - (1 - mass + mass * math.exp(-d)).log().sum() for d in PENALTIES]
+    return (torch.stack(ratios).logsumexp(0) - math.log(len(PENALTIES))).item()
+
+
+def _repeats(subject: Subject, row: Sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each sampled token [n]: probability that it repeats what the model wrote, whether it does, log-probability.
+
+    By the trainer's whole distribution before it.
     """
     run = subject.run
     at = [i for i, sampled in enumerate(row.loss_mask) if sampled]
     with torch.no_grad():
         logits = run.policy.model(torch.tensor([row.token_ids], device=run.world.device)).logits[0].float().cpu()
     own: set[int] = set()
-    expected, variance, count, logprobs = 0.0, 0.0, 0, []
+    masses, hits, logprobs = [], [], []
     for i in at:
         distribution = (logits[i - 1] / run.config.temperature).log_softmax(-1)
-        mass = distribution[sorted(own)].exp().sum().item() if own else 0.0
-        expected, variance = expected + mass, variance + mass * (1 - mass)
-        count += row.token_ids[i] in own
+        masses.append(distribution[sorted(own)].exp().sum() if own else torch.zeros(()))
+        hits.append(row.token_ids[i] in own)
         logprobs.append(distribution[row.token_ids[i]])
         own.add(row.token_ids[i])
-    return expected, variance, count, torch.stack(logprobs)
+    return torch.stack(masses), torch.tensor(hits), torch.stack(logprobs)

@@ -73,7 +73,10 @@ def _reach(subject: Subject) -> Finding:
     check = "the base policy sometimes succeeds and sometimes fails"
     few = signal < max(1, thresholds.LITTLE_SIGNAL * groups)
     if few and (solved := _solved(subject)) >= thresholds.SOLVED:
-        return Finding(check, "fail", f"{evidence}; {solved:.0%} of rollouts earn what is best there", "task-solved")
+        evidence += f"; {solved:.0%} of rollouts earn what is best there"
+        if (order := subject.run.tasks.order) != "shuffle":  # then the first tasks do not stand for all
+            return Finding(check, "unsure", f"{evidence}; these are the first tasks by --task-order {order}")
+        return Finding(check, "fail", evidence, "task-solved")
     if signal == 0 and any(max(own) > min(own) for own in _rewards_by_task(subject)):
         return Finding(check, "unsure", f"{evidence}; of further rollouts of these tasks, some earn other rewards")
     if signal == 0:

@@ -163,14 +163,18 @@ def _large_change(
         return Finding(check, "fail", evidence, "adapter-bound-to-no-module")
     if run.config.peft and old <= limit and arrived == total:
         return Finding(check, "fail", evidence, "adapter-not-applied")
-    if old > limit and arrived == total and (cause := _not_by_weights(subject, limit)) is not None:
+    if old > limit and arrived == total and (cause := _not_by_weights(subject, usual)) is not None:
         return Finding(check, "fail", f"{evidence}; {cause[1]}", cause[0])
     return Finding(check, "fail", evidence, "weights-not-synced")
 
 
-def _not_by_weights(subject: Subject, limit: float) -> tuple[str, str] | None:
-    """(cause, evidence) if the engine scores given tokens as the trainer does: then it has the weights."""
-    row = subject.run.parity_row
+def _not_by_weights(subject: Subject, usual: float) -> tuple[str, str] | None:
+    """(cause, evidence) if the engine scores given tokens as the trainer does: then it has the weights.
+
+    As the trainer does means as well as before the change, which `usual` says, in nats: a part of the weights that is
+    lost in the sync may make less of a difference than the whole change.
+    """
+    row, limit = subject.run.parity_row, max(thresholds.SAMPLING_GAP[subject.run.config.bf16], 2 * usual)
     try:
         given = mean_abs([torch.tensor(subject.run.engine.score(row.token_ids))], subject.score([row], 1.0))
     except EngineError:

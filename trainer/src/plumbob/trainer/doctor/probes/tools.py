@@ -95,6 +95,11 @@ def _used(subject: Subject, drawn: Drawn) -> Finding:
     if calls <= thresholds.NEVER_CALLED and fmean(needed) >= 1:
         reply = next((text_of(m) for trace in drawn.traces for m in trace.assistant_messages[:1]), "")
         evidence += f"; a first reply: {' '.join(reply.split())[:QUOTED]!r}"
+        cut = sum(trace.is_truncated for trace in drawn.traces)
+        if cut > thresholds.CUT_SHARE * len(drawn.traces):  # a call that was cut off is none; `signal` names the limit
+            return Finding(
+                check, "unsure", f"{evidence}; {cut} of {len(drawn.traces)} rollouts were cut off by a limit"
+            )
         return Finding(check, "fail", evidence, "tools-never-used")
     return Finding(check, "pass", evidence)
 

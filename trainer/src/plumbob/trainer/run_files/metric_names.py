@@ -229,7 +229,7 @@ METRICS = (
         "eval/prompts_differ",
         "-",
         "1 if the evaluation before the step prompted held-out tasks with another system prompt or other tools than the "
-        "step's tasks, else 0. Only in the step after an evaluation, in runs of one environment.",
+        "step's tasks, else absent. Only in the step after an evaluation, in runs of one environment.",
     ),
     Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
     # Of each environment, in a run of several

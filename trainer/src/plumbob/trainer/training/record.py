@@ -132,7 +132,8 @@ class RunRecorder(Recorder):
         found = difference(held_out, [prompt_form(trace) for trace in batch.traces]) if held_out else None
         if found:
             self.note(f"The evaluation does not ask what the training asks: {found}")
-        return {} if found is None else {"eval/prompts_differ": float(bool(found))}
+        # Only where they differ: a run that is resumed after the evaluation has the same metrics as one that was not.
+        return {"eval/prompts_differ": 1.0} if found else {}
 
     def _completions(self, batch: Batch) -> list[tuple[Any, float | None]]:
         """--log-completions rollouts for the tracker with their advantages, evenly spaced over the groups."""

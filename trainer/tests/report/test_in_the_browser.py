@@ -338,6 +338,7 @@ def test_a_run_in_progress_is_served_and_shows_its_next_step(page, tmp_path):
         )
         assert len(numbers_of(page, "Advantages")) == 1 + 5
     finally:
+        page.browser.get("about:blank")  # the page would go on asking the server
         server.shutdown()
         server.server_close()
 

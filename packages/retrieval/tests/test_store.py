@@ -59,7 +59,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     # Each number is written by two processes, and there are enough shards that some are merged while others are written.
     starts = [0, 0, 60, 60]
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(start)]) for start in starts]
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=600) for writer in writers] == [0] * 4
     store = VectorStore(tmp_path)
     found = [number for number in range(150) if holds(store, number)]
     assert found == list(range(150))

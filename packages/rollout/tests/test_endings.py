@@ -103,13 +103,13 @@ class Waiting:
         return await self.engine.generate(prompt_ids, sampling)
 
 
-@pytest.mark.parametrize("waits", [(5,), (0, 5)])
+@pytest.mark.parametrize("waits", [(600,), (0, 600)])
 def test_wall_time_in_the_engine(qwen, scripted, kit, waits):
     engine = Waiting(scripted(qwen, [qwen.call_text("kit_fetch", {}), "x"]), *waits)
     task = kit.Task(kit.Data(prompt="Go.", results=["a"]))
     start = time.perf_counter()
     trace = asyncio.run(run_rollout(task, engine, qwen.chat, limits=Limits(max_seconds=0.5)))
-    assert time.perf_counter() - start < 3
+    assert time.perf_counter() - start < 300
     assert (trace.stop_condition, trace.is_timeout, trace.ok) == ("agent_timeout", True, True)
     assert trace.num_turns == len(waits) - 1
     sample = to_sample(trace, "g")  # also when nothing was drawn yet

@@ -315,7 +315,7 @@ def program(place, fault):
 @pytest.mark.slow
 def test_a_thread_that_hangs_does_not_keep_the_process():
     done = program("reward", "hangs in asyncio.to_thread")
-    out, err = done.communicate(timeout=120)
+    out, err = done.communicate(timeout=600)
     assert (done.returncode, out) == (0, "ended: stuck in `good` for 3 s\n"), err
 
 
@@ -323,7 +323,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process():
 @pytest.mark.parametrize("place", ["sync tool", "reward"])
 def test_code_that_swallows_every_interruption_ends_the_process_with_a_sentence(place):
     done = program(place, "deaf")
-    out, err = done.communicate(timeout=120)
+    out, err = done.communicate(timeout=600)
     assert done.returncode == 1 and out == "it hangs\n"
     name = {"sync tool": "`act`", "reward": "`good`"}[place]
     assert err.startswith(f"Stopped: {name} has blocked the process for ") and "Traceback" not in err
@@ -339,5 +339,5 @@ def test_the_second_ctrl_c_of_asyncio_leaves_code_that_blocks(place):
     done.send_signal(signal.SIGINT)
     time.sleep(0.2)
     done.send_signal(signal.SIGINT)
-    out, err = done.communicate(timeout=120)
+    out, err = done.communicate(timeout=600)
     assert out == "" and "KeyboardInterrupt" in err and done.returncode != 0

@@ -88,7 +88,7 @@ def test_fsdp2_divides_what_each_process_holds(shared, alone):
 @pytest.mark.slow
 @needs_deepspeed
 def test_deepspeed_gives_what_one_process_gives(tmp_path, alone):
-    launch([sharded_updates.__file__, str(tmp_path), "zero2", "zero3"], 2, tmp_path, seconds=900)
+    launch([sharded_updates.__file__, str(tmp_path), "zero2", "zero3"], 2, tmp_path)
     for kind in ("zero2", "zero3"):
         for case in CASES:
             check(tmp_path, kind, case, alone)

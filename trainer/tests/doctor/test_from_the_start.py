@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -78,11 +79,16 @@ def prompted(change: Callable[[list[int]], list[int]]) -> Callable[[Patch], None
     return put_in
 
 
+@functools.cache
+def system_prompt_ids() -> list[int]:
+    """The token ids of the lookup task's system prompt, without those that its neighbours may change."""
+    text = str(load_tasks(TrainConfig(env="lookup")).train[0].data.system_prompt)
+    return load_tokenizer("tiny").encode(text, add_special_tokens=False)[2:-2]
+
+
 def another_system_prompt(ids: list[int]) -> list[int]:
     """The words of the lookup task's system prompt are replaced, and nothing else."""
-    tokenizer = load_tokenizer("tiny")
-    text = str(load_tasks(TrainConfig(env="lookup")).train[0].data.system_prompt)
-    own = tokenizer.encode(text, add_special_tokens=False)[2:-2]
+    own = system_prompt_ids()
     at = next((i for i in range(len(ids) - len(own)) if ids[i : i + len(own)] == own), None)
     return ids if at is None else [*ids[:at], *own[:4], *ids[at + len(own) :]]
 

@@ -54,7 +54,7 @@ def report(library: str, folder: Path, **environment: str) -> str:
         [sys.executable, "-c", REPORT, library, str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
     assert result.returncode == 0, result.stderr

@@ -81,15 +81,15 @@ def before_each_step(monkeypatch, action: Callable[[int], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", list(kill_driver.VARIANTS))
-def test_a_run_killed_ten_times_ends_as_if_it_had_been_left_alone(tmp_path, variant):
+@pytest.mark.parametrize(("variant", "kills"), [("lora", 10), ("full", 4)])
+def test_a_run_killed_again_and_again_ends_as_if_it_had_been_left_alone(tmp_path, variant, kills):
     """The driver checks after every kill that the newest checkpoint is whole and at most the step under way is lost."""
-    command = [sys.executable, kill_driver.__file__, str(tmp_path), "--variant", variant, "--kills", "10"]
+    command = [sys.executable, kill_driver.__file__, str(tmp_path), "--variant", variant, "--kills", str(kills)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[0])
-    assert len(report["kills"]) == 10 and report["compared"] >= 1
+    assert len(report["kills"]) == kills and report["compared"] >= 1
     assert max(kill["lost"] for kill in report["kills"]) <= 1
 
 

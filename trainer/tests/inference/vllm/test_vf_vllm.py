@@ -159,7 +159,7 @@ def command(*arguments, **environ):
     """The installed command's module as a program."""
     return subprocess.run(
         [sys.executable, "-m", "plumbob.trainer.inference.vllm.vf_vllm", *arguments],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=600, env={**os.environ, **environ},
     )  # fmt: skip
 
 

@@ -21,7 +21,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+import psutil
 
 NAMES = ("node0", "node1", "server")
 SHARED = Path("/mnt/shared")
@@ -75,7 +78,7 @@ class Host:
         self.name, self.log = name, log
         script = f"hostname {name} && exec {command}" if "\n" not in command else f"hostname {name}\n{command}"
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", name, "unshare", "--uts", "--pid", "--fork", "--kill-child", "sh", "-ec", script],
+            ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-ec", script],
             env={**os.environ, **environment},
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
@@ -89,8 +92,16 @@ class Host:
             raise AssertionError(f"{self.name} did not end within {seconds} s:\n{self.said()}") from None
 
     def kill(self) -> None:
-        """Kill all processes of the command at once, as a power cut does."""
-        self.process.kill()  # --kill-child: the first process of its process namespace dies with it, and so do all
+        """Kill all processes of the command at once, as a power cut does.
+
+        Not by a process namespace: its processes would have other numbers than in /proc, which psutil reads, and not
+        every machine permits a /proc of its own.
+        """
+        if self.process.poll() is None:
+            first = psutil.Process(self.process.pid)
+            for process in [first, *first.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         self.process.wait()
 
     def said(self) -> str:
@@ -144,16 +155,24 @@ def wait_for(condition, host: Host, seconds: float = 900) -> None:
 
 def play(folder: Path, page: Path, how: str) -> dict:
     """Run the page's commands, and kill the host node1 after the first saved step. Returns what happened."""
-    commands = commands_of(page)
     make_network(folder)
+    with ExitStack() as running:
+        return _play(folder, commands_of(page), how, running)
+
+
+def _play(folder: Path, commands: dict[str, str], how: str, running: ExitStack) -> dict:
     run = SHARED / "runs" / "first"
-    server = Host(
-        "server", commands["server"], folder / "server.log", PYTHONPATH=serve_double(folder), OMP_NUM_THREADS="1"
-    )
-    wait_for(lambda: "listening" in server.said(), server)
+
+    def host(name: str, what: str = "", **environment: str) -> Host:
+        host = Host(name, commands[f"{name}{what}"], folder / f"{name}{what}.log", **environment)
+        running.callback(host.kill)
+        return host
 
     def start(what: str) -> list[Host]:
-        return [Host(name, commands[f"{name}{what}"], folder / f"{name}{what}.log") for name in ("node0", "node1")]
+        return [host(name, what) for name in ("node0", "node1")]
+
+    server = host("server", PYTHONPATH=serve_double(folder), OMP_NUM_THREADS="1")
+    wait_for(lambda: "listening" in server.said(), server)
 
     first, second = start("")
     wait_for(lambda: any((run / "checkpoints").glob("step_*")), first)
@@ -162,10 +181,10 @@ def play(folder: Path, page: Path, how: str) -> dict:
         subprocess.run(["ip", "link", "set", "node1", "down"], check=True)
     else:
         second.kill()
-    code = first.wait(300)
+    code = first.wait(900)
     seconds = time.monotonic() - killed
     subprocess.run(["ip", "link", "set", "node1", "up"], check=True)
-    cut_code = second.wait(300)
+    cut_code = second.wait(900)
     before = steps_of(run)
     again = start(", to resume")
     codes = [host.wait(1800) for host in again]

@@ -23,7 +23,7 @@ class ThreadWorld(World):
         if self.is_main:
             self.told.put(value)
             return value
-        return self.told.get(timeout=30)
+        return self.told.get(timeout=600)
 
     def barrier(self) -> None:
         self.from_main(None)
@@ -38,7 +38,7 @@ def two_ranks() -> list[World]:
     return list(worlds)
 
 
-def launch(command: list[str], size: int, folder: Path, seconds: float = 300, code: int = 0) -> None:
+def launch(command: list[str], size: int, folder: Path, seconds: float = 900, code: int = 0) -> None:
     """Run a Python command on `size` processes, with the environment that a launcher sets.
 
     The output of rank 0 is written to FOLDER/out0, and so on. Raises AssertionError unless all processes end with the

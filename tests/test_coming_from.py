@@ -169,24 +169,29 @@ def test_the_main_job_with_every_flag_of_the_original_script(folder, monkeypatch
     assert len(rows) == 2 and all("predicted_answer" in row for row in rows)
 
 
+def in_one_process(command: list[str]) -> list[str]:
+    """A command for `accelerate launch` as one of `train`; the test of the main job runs one with the launcher."""
+    main_job = launched("plumbob.trainer musique")
+    assert set(command[: command.index("-m")]) - {"--config_file"} <= set(main_job)
+    return ["train", *command[command.index("plumbob.trainer") + 1 :]]
+
+
 @pytest.mark.slow
-@needs_deepspeed
-def test_gsm8k_and_its_continuation(folder):
-    command, arguments = small(launched("plumbob.trainer gsm8k --config"))
-    run(command, folder)
+def test_gsm8k_and_its_continuation(folder, monkeypatch, capsys):
+    command, arguments = small(in_one_process(launched("plumbob.trainer gsm8k --config")))
+    run_here(command, folder, monkeypatch, capsys)
     assert check_run(folder / "runs" / "gsm8k", arguments).loss_type == "grpo"
-    command, _ = small(launched("--resume-from-checkpoint"))
-    run(command, folder)
+    command, _ = small(in_one_process(launched("--resume-from-checkpoint")))
+    run_here(command, folder, monkeypatch, capsys)
     lines = (folder / "runs" / "gsm8k" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
-@needs_deepspeed
-def test_the_command_line_of_trl(folder):
-    command, arguments = small(launched("--per_device_train_batch_size"))
-    run(command, folder)
-    config = check_run(folder / "outputs" / "trl-gsm8k", arguments, steps=2)
+def test_the_command_line_of_trl(folder, monkeypatch, capsys):
+    command, arguments = small(in_one_process(launched("--per_device_train_batch_size")))
+    run_here(command, folder, monkeypatch, capsys)
+    config = check_run(folder / "outputs" / "trl-gsm8k", arguments, steps=4)
     assert (config.loss_type, config.scale_rewards, config.kl_beta) == ("dapo", "group", 0.001)
     assert config.peft and config.lora_targets == "all-linear" and config.importance_correction == "token_truncate"
 

@@ -22,7 +22,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-SIZE = 200_000
+SIZE = 100_000
 READERS = (
     find_answer,
     is_well_formatted,
@@ -84,6 +84,7 @@ def test_no_run_of_one_sign_takes_more_than_linear_time(run):
         assert_linear(lambda share, place=place: place.format(filled(run, share)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "marker", ["\nAnswer for {}", "\nAnswer{}", "\nThe {} answer", "\n#### 42{}x", "\n\\boxed{{42{}x}}"]

@@ -71,6 +71,7 @@ with undo.one_installation():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [0, 2, 99], ids=["nothing", "some", "all"])
 def test_a_kill_is_told_and_undone_by_the_next_installation(removed, new_python, growing_index):
     """`removed`: how many files of the old version's metadata were gone when the process was killed."""

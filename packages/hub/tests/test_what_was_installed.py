@@ -40,6 +40,7 @@ def evil_links(tmp_path, make_wheel) -> Path:
     return links
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["links", "overrides", "target", "prefix"])
 @pytest.mark.parametrize("file", ["uv.toml", "pyproject.toml"])
 def test_the_configuration_of_a_checkout_changes_nothing(

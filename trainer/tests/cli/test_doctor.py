@@ -148,6 +148,7 @@ def test_ctrl_c_ends_it_without_a_traceback(told, monkeypatch):
 SMALL = ("--num-generations", "4", "--eval-examples", "4")
 
 
+@pytest.mark.slow
 def test_a_healthy_run_from_the_command_line(told, tmp_path):
     page = tmp_path / "page.html"
     code, out, err = told("lookup", *SMALL, "--json", "--html", str(page))

@@ -128,6 +128,7 @@ def adapter_merged_at_half_scale(stack: ExitStack, run: Any) -> None:
     put(stack, policy, "merged_state", halved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "fault", "cause", "settings"),
     [

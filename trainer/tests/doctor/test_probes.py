@@ -99,6 +99,7 @@ def examined(subject: Subject):
     return list(examine(subject, everything=True)), subject.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EARLY)
 def test_a_fault_of_rollouts_is_named_first(subject_with, name):
     fault = FAULTS_BY_NAME[name]
@@ -106,6 +107,7 @@ def test_a_fault_of_rollouts_is_named_first(subject_with, name):
     assert causes == [fault.cause]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATE)
 def test_a_fault_of_engine_or_update_is_named(subject_with, name):
     fault = FAULTS_BY_NAME[name]
@@ -219,6 +221,7 @@ def test_where_no_reward_is_a_number_that_is_the_cause(subject_with):
     assert {f.cause for f in findings if f.verdict != "pass"} == {"reward-not-finite"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spared", [False, True], ids=["every rollout", "some rollouts"])
 @pytest.mark.parametrize("where", ["forward pass", "engine", "template"])
 def test_an_error_of_the_engine_is_never_called_one_of_the_environment(subject_with, monkeypatch, where, spared):

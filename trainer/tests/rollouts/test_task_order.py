@@ -44,6 +44,7 @@ def test_the_default_order_is_the_one_of_earlier_versions():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

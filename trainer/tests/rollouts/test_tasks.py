@@ -202,6 +202,7 @@ class Page(LookupError):
 PROMPT = 'prompt=f"What is {i}?"'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "body", "why"),
     [

@@ -15,6 +15,7 @@ from plumbob.trainer.cli.train import configure
 from plumbob.trainer.config.mixture import for_each
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.report.rollouts import collect
 from plumbob.trainer.rollouts.selection import schedule
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.metric_names import describe
@@ -89,6 +90,9 @@ def test_a_run_of_two_environments_and_its_resumption(tmp_path, pools):
 
     groups = [env for step in environments_of(whole) for env in step]
     assert groups == ["lookup", "gsm8k", "lookup"] * 4
+    # The report's command that plays a stored rollout again names its environment.
+    stored = [rollout["env"] for chunk in collect([whole]).chunks for rollout in json.loads(chunk)]
+    assert stored == [env for env in groups for _ in range(4)]
     for row in rows:
         counts = {env: row[f"groups/count/{env}"] for env in ("lookup", "gsm8k")}
         assert sum(counts.values()) == row["groups/count"] == 4

@@ -232,6 +232,7 @@ def test_no_byte_of_a_checkpoint_can_change_unseen(four_steps, tmp_path_factory,
     assert found is not None or file.name == "manifest.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["step_8.bak", "step_", "step_x", "copy of step_3", ".step_9.tmp"])
 def test_folders_that_are_no_checkpoints_are_ignored(halfway, name):
     shutil.copytree(halfway / "checkpoints" / "step_3", halfway / "checkpoints" / name)

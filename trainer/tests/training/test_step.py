@@ -72,6 +72,7 @@ OBJECTIVES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", OBJECTIVES, ids=lambda settings: settings["loss_type"])
 def test_every_loss_type_and_option_of_the_objective_trains(tmp_path, settings):
     first, second = train(tmp_path, **settings)

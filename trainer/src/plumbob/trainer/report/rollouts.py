@@ -164,6 +164,7 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "advantages": advantages if advantages and len(set(advantages)) > 1 else None,
         "advantage": per_rollout,
         "trained": info.get("trained"),
+        "env": info.get("env"),
         "messages": None if ids else [[_role(node), _message(node)] for node in nodes],
         "reward": _finite(sum(r["score"] * r["weight"] for r in rewards.values())),
         "rewards": {name: [_finite(r["score"]), r["weight"]] for name, r in rewards.items()},

@@ -30,6 +30,8 @@ class TokenRecord:
     """Log-probabilities under the reference policy, in nats."""
     logprobs_after: Sequence[float] | None = None
     """Log-probabilities in the trainer after the step's last update, in nats."""
+    env: str = ""
+    """The row's environment, in a run of several."""
 
 
 def with_tokens(record: str, tokens: Mapping[str, TokenRecord]) -> str:
@@ -58,6 +60,8 @@ def annotate(trace: dict[str, Any], found: TokenRecord) -> None:
     training: dict[str, Any] = {"advantage": round(found.advantage, DECIMALS), "trained": found.trained}
     if found.logprobs_after is not None:
         training["logprobs_after"] = _rounded(found.logprobs_after)
+    if found.env:
+        training["env"] = found.env
     trace.setdefault("info", {})["training"] = training
 
 

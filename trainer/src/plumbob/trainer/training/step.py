@@ -87,7 +87,7 @@ def train_step(
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
     after: dict[str, torch.Tensor] = {}
     moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens, after)
-    batch.token_records = token_records(run, batch.samples, advantages, minibatches, after)
+    batch.token_records = token_records(run, batch, advantages, minibatches, after)
     if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
         policy.sync_reference(config.ref_model_mixup_alpha)
     clock.lap("train")

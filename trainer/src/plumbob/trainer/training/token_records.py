@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import Advantages
+from plumbob.trainer.rollouts.collect import Batch
 from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
@@ -14,7 +14,7 @@ from plumbob.trainer.training.run import Run
 
 def token_records(
     run: Run,
-    samples: Sequence[Sample],
+    batch: Batch,
     advantages: Advantages,
     minibatches: Sequence[Minibatch],
     after: Mapping[str, torch.Tensor],
@@ -36,9 +36,11 @@ def token_records(
     if gathered is None:
         return {}
     scores = {name: values.tolist() for part in gathered for name, values in part.items()}
+    environments = run.sampler.environments
+    names = [tasks.name for tasks in environments] if len(environments) > 1 else [""]
     trained = {minibatch.rows[i].trace_id for minibatch in minibatches for i in minibatch.trained}
     result = {}
-    for sample, advantage in zip(samples, advantages.values, strict=True):
+    for sample, advantage in zip(batch.samples, advantages.values, strict=True):
         logprobs, entropies, reference = (*scores.get(sample.trace_id, ()), None, None, None)[:3]
         moved = after.get(sample.trace_id)
         result[sample.trace_id] = TokenRecord(
@@ -48,5 +50,6 @@ def token_records(
             entropies,
             reference,
             None if moved is None else moved.tolist(),
+            names[batch.taken[int(sample.group.split("/")[1])].env],
         )
     return result

@@ -34,7 +34,7 @@ function scaleOf(values, log) {
     return { low, high, marks, at: (v) => (v > 0 ? (Math.log10(v) - low) / (high - low) : 0) };
   }
   // Values that differ only by rounding count as equal: their differences are too small to be counted through.
-  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { const pad = Math.abs(low) * 0.1 || 1; low -= pad; high += pad; }
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { const pad = Math.abs(low) * 0.1 || 1; low = low === 0 ? 0 : low - pad; high += pad; }
   else { const pad = (high - low) * 0.06; low = low >= 0 && low - pad < 0 ? 0 : low - pad; high += pad; }
   return { low, high, marks: ticks(low, high, 5), at: (v) => (v - low) / (high - low) };
 }

@@ -65,10 +65,13 @@ function listRow(row, at) {
     style: { top: at * ROW + "px" },
   },
   el("span", { class: "reward", style: { "--share": rewardShare(I.reward[row]) } }, num(I.reward[row], 3)),
-  el("span", { class: "what" }, el("b", {}, `step ${I.step[row]} \u00b7 #${I.rollout[row]} \u00b7 ${task.key}`),
+  el("span", { class: "what" }, el("b", { title: task.key }, `${ending(task.key)} #${I.rollout[row]} \u00b7 step ${I.step[row]}`),
     el("span", {}, I.reply[row] || "(empty)")),
   el("span", { class: "small" }, D.runs.length > 1 ? D.runs[I.run[row]].name : D.stops[I.stop[row]], el("br"), signs.join(", ") || plural(I.sampled[row], "token")));
 }
+
+// Keys of tasks often begin alike and differ at their end.
+const ending = (key) => (key.length > 9 ? "\u2026" + key.slice(-8) : key);
 
 function rewardShare(reward) {
   if (rewardShare.range === undefined) {

@@ -85,6 +85,7 @@ function panel(spec) {
   const isComponent = (name) => D.meanings[name]?.metric === "reward/COMPONENT";
   const metrics = spec.component ? namesOf().filter(isComponent) : spec.match ? namesOf().filter((name) => spec.match.test(name)) : (spec.metrics || []).filter((name) => namesOf().includes(name));
   const series = spec.held ? heldOut() : seriesOf(metrics, spec.band);
+  if (spec.component || spec.match) series.forEach((s) => { s.always = true; }); // which ones there are is the question
   const one = metrics.length === 1 && D.meanings[metrics[0]];
   return chart({
     id: spec.id || spec.title, title: spec.title, series, log: spec.log, weight: smoothing,

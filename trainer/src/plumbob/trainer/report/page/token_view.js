@@ -115,7 +115,7 @@ function more(r) {
   const metrics = Object.entries(r.metrics);
   return el("section", {}, el("h3", {}, "Replay"),
     el("p", { class: "help" }, "Calls the tools again and computes the reward again, and says whether it equals the stored one."),
-    command(`gzip -dc ${quoted(file)} | sed -n ${r.line}p > ${quoted(one)} && evaluate ${run.env} --replay ${quoted(one)}`, "replay this rollout"),
+    command(`gzip -dc ${quoted(file)} | sed -n ${r.line}p > ${quoted(one)} && evaluate ${r.env || run.env} --replay ${quoted(one)}`, "replay this rollout"),
     el("details", {}, el("summary", {}, "Metrics of the environment"), table(["metric", "value"], metrics.map(([name, value]) => [name, num(value)]))),
     el("p", { class: "help" }, "Numbers of tokens are stored with four decimals."));
 }

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from plumbob.console.app import run_app
@@ -85,6 +86,9 @@ def test_a_run_with_a_fault(cause: str, runs: dict[str, Path], doctor, tmp_path:
     assert report["cause"] == cause and list(report["causes"]) == [cause]
     # Text, JSON and page say the same, each check on its own.
     read = Page(page.read_text())
+    linked = [page.parent / unquote(value.partition("#")[0]) for name, value in read.attributes if name == "href"]
+    assert {path.resolve() for path in linked} <= {(runs[cause] / "report.html").resolve()}
+    assert bool(linked) == any(f["places"] for f in report["findings"] if f["verdict"] != "pass")
     assert read.open == [] and not {"script", "img", "link"} & read.tags
     assert read.text.index(cause) < read.text.index(report["findings"][0]["check"])
     assert len(read.cells) == 1 + len(report["findings"])
@@ -95,7 +99,7 @@ def test_a_run_with_a_fault(cause: str, runs: dict[str, Path], doctor, tmp_path:
     (kept,) = read_lines(runs[cause] / WARNINGS)
     (failed,) = [f for f in report["findings"] if f["cause"]]
     # Only afterwards are stored rollouts at hand, and the run's own folder for a command.
-    assert failed.pop("links") == [f"report.html#{Place(**place).fragment}" for place in failed["places"]]
+    assert failed.pop("links") == [f"{runs[cause]}/report.html#{Place(**place).fragment}" for place in failed["places"]]
     assert {**kept, "probe": "watch"} == {**failed, "places": [], "command": ""} and failed["command"]
 
 

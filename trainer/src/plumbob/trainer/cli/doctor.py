@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -48,6 +49,8 @@ complete some checks.
 
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
+    from plumbob.trainer.report.write import REPORT
+
     everything, as_json, page = (given.pop(name) for name in ("everything", "as_json", "html"))
     named = given.get("env") or []
     target = named[0] if len(named) == 1 else None
@@ -61,6 +64,7 @@ def doctor(**given: Any) -> int:
 
         config = run_config(Path(target).expanduser())
         scope = Scope(run=True)
+        report = Path(target) / REPORT
         found, title = _watched(Path(target)), f"doctor {target}"
     else:
         config, _ = configure(given)
@@ -69,6 +73,7 @@ def doctor(**given: Any) -> int:
             raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
         check_before_loading(config, None)
         scope = Scope()
+        report = Path(REPORT)
         found, title = _probed(config, bool(everything), scope), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
@@ -76,20 +81,23 @@ def doctor(**given: Any) -> int:
             for probe, finding in found:
                 findings.append((probe, finding))
                 if not as_json:
-                    print(_line(finding), flush=True)
+                    print(_line(finding, report), flush=True)
     except KeyboardInterrupt:
         print("doctor: interrupted", file=sys.stderr)
         return INTERRUPTED
     limits = scope.limits([finding for _, finding in findings])
     if as_json:
-        print(json.dumps(_report(title, findings, limits), indent=2))
+        print(json.dumps(_report(title, findings, limits, report), indent=2))
     else:
         print(_conclusion([f for _, f in findings], limits, scope, config, bool(everything)))
+        if any(f.places for _, f in findings if f.verdict != "pass") and not report.expanduser().is_file():
+            print(f"To look at rollouts, first write {report} with:  report {target}")
     if page is not None:
         from plumbob.trainer.doctor.page import render
 
         try:
-            Path(page).write_text(render([f for _, f in findings], title, limits), encoding="utf-8")
+            beside = os.path.relpath(report.expanduser(), Path(page).parent)
+            Path(page).write_text(render([f for _, f in findings], title, limits, beside), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
     if any(f.cause for _, f in findings):
@@ -217,12 +225,12 @@ def _print_status(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Finding, report: Path) -> str:
     loud = finding.verdict in ("fail", "error")
     step = f" (step {finding.step})" if finding.step is not None else ""
     text = f"{finding.verdict.upper() if loud else finding.verdict:7} {finding.check}{step}: {finding.evidence}"
     for place in finding.places[:MOST_PLACES] if finding.verdict != "pass" else ():
-        text += f"\n        look at: report.html#{place.fragment}"
+        text += f"\n        look at: {report}#{place.fragment}"
     if finding.command and loud:
         text += f"\n        shown again by: {finding.command}"
     return text
@@ -251,7 +259,7 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
     return "\n".join(lines)
 
 
-def _report(title: str, findings: list[tuple[str, Finding]], limits: list[str]) -> dict[str, Any]:
+def _report(title: str, findings: list[tuple[str, Finding]], limits: list[str], report: Path) -> dict[str, Any]:
     from plumbob.trainer.diagnosis.causes import CAUSES
 
     causes = dict.fromkeys(f.cause for _, f in findings if f.cause is not None)
@@ -262,7 +270,7 @@ def _report(title: str, findings: list[tuple[str, Finding]], limits: list[str]) 
             {
                 "probe": probe,
                 **dataclasses.asdict(finding),
-                "links": [f"report.html#{place.fragment}" for place in finding.places],
+                "links": [f"{report}#{place.fragment}" for place in finding.places],
             }
             for probe, finding in findings
         ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from typing import get_args
+from urllib.parse import quote
 
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Cause, Finding, Verdict
+from plumbob.trainer.report.write import REPORT
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; --error: #8250df; }
@@ -31,12 +33,13 @@ code { font-size: .95em; }
 """
 
 
-def render(findings: Sequence[Finding], title: str, limits: Sequence[str] = ()) -> str:
+def render(findings: Sequence[Finding], title: str, limits: Sequence[str] = (), report: str = REPORT) -> str:
     """The HTML page: first the answer (the cause of the first failure), then every check with its evidence.
 
-    `limits`: what was not examined and how sure the rest is, one sentence each.
+    `limits`: what was not examined and how sure the rest is, one sentence each. `report`: path of the run's report,
+    from the page's folder.
     """
-    rows = "\n".join(_row(finding) for finding in findings)
+    rows = "\n".join(_row(finding, report) for finding in findings)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -73,22 +76,23 @@ def _answer(findings: Sequence[Finding]) -> str:
     return '<div class="answer pass"><p>Every check passed.</p></div>'
 
 
-def _row(finding: Finding) -> str:
+def _row(finding: Finding, report: str) -> str:
     step = f" <small>step {finding.step}</small>" if finding.step is not None else ""
     cause = CAUSES.get(finding.cause) if finding.cause else None
     why = f'<div class="cause"><strong>{_text(cause.id)}</strong>{_reason(cause)}</div>' if cause else ""
     return (
         f'<tr><td class="{finding.verdict}">{finding.verdict}</td><td>{_text(finding.check)}{step}</td>'
-        f'<td><span class="evidence">{_text(finding.evidence)}</span>{_shown(finding)}{why}</td></tr>'
+        f'<td><span class="evidence">{_text(finding.evidence)}</span>{_shown(finding, report)}{why}</td></tr>'
     )
 
 
-def _shown(finding: Finding) -> str:
-    """Links to the rollouts that show the finding, in the report beside this page, and the command that shows it again."""
+def _shown(finding: Finding, report: str) -> str:
+    """Links to the rollouts that show the finding, in the run's report, and the command that shows it again."""
     if finding.verdict == "pass":
         return ""
+    page = _text(quote(report))
     links = [
-        f'<a href="report.html#{_text(place.fragment)}">step {place.step}, {_text(place.task)}, rollout {place.rollout}</a>'
+        f'<a href="{page}#{_text(place.fragment)}">step {place.step}, {_text(place.task)}, rollout {place.rollout}</a>'
         for place in finding.places
     ]
     shown = f"<div>Look at {', '.join(links)}</div>" if links else ""

@@ -93,6 +93,14 @@ def another_system_prompt(ids: list[int]) -> list[int]:
     return ids if at is None else [*ids[:at], *own[:4], *ids[at + len(own) :]]
 
 
+def last_result_only(ids: list[int]) -> list[int]:
+    """All tool results but the last are empty."""
+    opening, closing = load_tokenizer("tiny").convert_tokens_to_ids(["<tool_response>", "</tool_response>"])
+    starts = [i for i, token in enumerate(ids) if token == opening]
+    inside = [range(start + 1, ids.index(closing, start)) for start in starts[:-1]]
+    return [token for i, token in enumerate(ids) if not any(i in places for places in inside)]
+
+
 def repetition_penalty(patch: Patch) -> None:
     """Tokens that stand in the text are penalised: transformers' repetition penalty of 1.1."""
     draw = TransformersEngine._draw
@@ -130,10 +138,11 @@ def last_microbatch_only(patch: Patch) -> None:
         (prompted(lambda ids: ids[:-3]), "assistant-header-missing", "engine computes without the assistant header", {}),
         (prompted(lambda ids: [ids[0]] + [40] * (len(ids) - 9) + ids[-8:]), "prompt-replaced", "", {}),
         (prompted(another_system_prompt), "prompt-replaced", "system messages", {}),
+        (prompted(last_result_only), "prompt-replaced", "without earlier tool results in prompts", {}),
         (repetition_penalty, "sampling-penalised", "", {}),
         (last_microbatch_only, "normaliser-depends-on-microbatches", "", {"microbatch_tokens": 2048}),
     ],
-    ids=["mask", "temperature", "positions", "header", "prompt", "system prompt", "penalty", "microbatch"],
+    ids=["mask", "temperature", "positions", "header", "prompt", "system prompt", "results", "penalty", "microbatch"],
 )  # fmt: skip
 def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause, evidence, settings):
     fault(monkeypatch)

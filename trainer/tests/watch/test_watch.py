@@ -13,12 +13,12 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing.page_reader import Page
@@ -35,8 +35,8 @@ from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.policy_shift import step_kl, weight_sample
 from plumbob.trainer.watch.history import NORMS
 from plumbob.trainer.watch.rules import RULES
-from plumbob.trainer.watch.stored_rollouts import read_traces
-from plumbob.trainer.watch.traces import correlation
+from plumbob.trainer.watch.stored_rollouts import Part, Rollout, read_traces
+from plumbob.trainer.watch.traces import correlation, parsing
 from plumbob.trainer.watch.watch import WARNINGS, Warner, Watch, examine, read_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -275,6 +275,28 @@ def _records(path: Path) -> list[dict]:
 
 
 @pytest.mark.slow
+def rollouts_that_earn_nothing(replies: Sequence[tuple[str, str]]) -> list[Rollout]:
+    """One rollout for each (right answer, last message), with reward 0."""
+    parts = [(Part("assistant", reply, True, 0, 1),) for _, reply in replies]
+    return [
+        Rollout(1, i, i, f"task-{i}", 0, True, (i,), 0.0, {}, parts[i], (gold,), "", ())
+        for i, (gold, _) in enumerate(replies)
+    ]
+
+
+@given(st.integers(16, 64), st.randoms())
+def test_right_answers_that_earn_nothing_are_told_from_those_by_chance(count, random):
+    """A quarter of all replies is right in one case; in the other, each says "yes" or "no" without looking."""
+    names = [f"name{i}" for i in range(64)]
+    right = [(name, f"It is {name}." if i < count else "unknown") for i, name in enumerate(names)]
+    found = parsing(rollouts_that_earn_nothing(right))
+    assert found and found.cause == "answers-not-parsed"
+    guessed = [(random.choice(["yes", "no"]), random.choice(["yes", "no"])) for _ in range(64)]
+    agree = sum(gold == reply for gold, reply in guessed)
+    assume(abs(agree - 32) < 6)  # one and a half standard deviations of a fair coin
+    assert (found := parsing(rollouts_that_earn_nothing(guessed))) and found.verdict == "pass"
+
+
 def test_traces_show_answers_lost_in_parsing_and_a_reward_for_form(warned: tuple[Path, str], tmp_path: Path) -> None:
     config = "\n".join(("model = 'tiny'", "num_generations = 4"))
     rows = (warned[0] / "metrics.jsonl").read_text()

@@ -209,11 +209,38 @@ def _prompts(
     openings = _toolless(subject, rows)
     if openings:
         ways.append(("tools-not-in-prompt", "without tools in prompts", lambda ids: _reopened(ids, openings)))
-    for cause, name, change in ways:
-        changed = [(change(prompt), reply) for prompt, reply in turns]
+    tried = [(cause, name, [(change(prompt), reply) for prompt, reply in turns]) for cause, name, change in ways]
+    results = [_results(subject, row) for row in rows]
+    for name, kept in (("without earlier tool results in prompts", 1), ("without tool results in prompts", 0)):
+        changed = [
+            (_left(prompt, [r for r in own if r.stop <= len(prompt)], kept), reply)
+            for row, own in zip(rows, results, strict=True)
+            for prompt, reply in by_turn(row)
+        ]
+        if changed != turns:
+            tried.append(("prompt-replaced", name, changed))
+    for cause, name, changed in tried:
         if all(prompt for prompt, _ in changed):
             scores = [third.scores(turn_of(prompt, reply)) for prompt, reply in changed]
             yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
+
+
+def _results(subject: Subject, row: Sample) -> list[range]:
+    """Places of the row's tokens that are texts of tool results, in order."""
+    drawn, places, start = subject.drawn, [], 0
+    trace = next((t for s, t in zip(drawn.samples, drawn.traces, strict=True) if s is row), None)
+    for node in trace.nodes if trace is not None else ():
+        own = [start + i for i, content in enumerate(node.is_content) if content]
+        if own and node.message.role == "tool":
+            places.append(range(own[0], own[-1] + 1))
+        start += len(node.token_ids)
+    return places
+
+
+def _left(ids: Ids, texts: Sequence[range], kept: int) -> Ids:
+    """`ids` without these texts, but for the last `kept` of them."""
+    gone = {i for text in texts[: len(texts) - kept] for i in text}
+    return [token for i, token in enumerate(ids) if i not in gone]
 
 
 def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor], limit: float) -> str | None:

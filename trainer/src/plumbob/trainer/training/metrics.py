@@ -296,7 +296,7 @@ def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict
     """Metrics of how rewards differ within their groups, which is all that training sees of them.
 
     `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD` (see
-    diagnosis/thresholds.py) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
+    diagnosis/thresholds) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
     share of component NAME in the sum of all components' variances within groups.
     """
     groups: dict[str, list[Sample]] = defaultdict(list)

@@ -26,6 +26,8 @@ MOST_PLACES = 3
 """Most rollouts that a finding names."""
 FEWEST_RESULTS = 10
 """Fewest different tool calls by which tools are judged."""
+OTHER_ANSWERS = 16
+"""Most answers of other tasks that are looked for in each reply, to know what occurs by chance."""
 FEWEST_GROUPS = 16
 """Fewest groups by which the variety of tasks is judged."""
 
@@ -122,17 +124,28 @@ def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
     asked = [r for r in rollouts if r.gold and r.reply]
     if len(rewards) > 1 or len(asked) < 20 or max(rewards) > 0:
         return None
-    # Only the end of a reply counts, where answers are given: a number may occur in the steps before it by chance.
-    found = [r for r in asked if any(_stands_in(gold, r.reply[-100:]) for gold in r.gold)]
+    found = [r for r in asked if _ends_with(r, r.gold)]
+    others = list(dict.fromkeys(r.gold for r in asked))[:OTHER_ANSWERS]
+    wrong = [_ends_with(r, gold) for r in asked for gold in others if not set(gold) & set(r.gold)]
+    by_chance = sum(wrong) / len(wrong) if wrong else 0.0
     check = "a right answer counts as right"
     evidence = (
         f"all {len(rollouts)} rollouts earned {rewards.pop():g}; "
-        f"the task's answer ends {len(found)} of {len(asked)} last messages"
+        f"the task's answer ends {len(found)} of {len(asked)} last messages, that of another task {by_chance:.0%}"
     )
-    if len(found) < 0.3 * len(asked):
+    noise = 3 * math.sqrt(by_chance * (1 - by_chance) / len(asked))
+    if len(found) / len(asked) - by_chance < max(thresholds.ANSWERS_UNREAD, noise):
         return Finding(check, "pass", evidence)
     places = tuple(r.place(r.parts[-1]) for r in found[:MOST_PLACES])
     return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step, places)
+
+
+def _ends_with(rollout: Rollout, golds: Sequence[str]) -> bool:
+    """Whether one of the answers stands at the reply's end, where answers are given.
+
+    In the steps before it, a number may occur by chance.
+    """
+    return any(_stands_in(gold, rollout.reply[-100:]) for gold in golds)
 
 
 def _stands_in(gold: str, reply: str) -> bool:

@@ -5,6 +5,7 @@ Transcripts of scripts are scored before: doctor/before_model/transcripts.py.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.watch.stored_rollouts import Rollout
+from plumbob.trainer.watch.traces import parsing
 
 ORDER = 20
 
@@ -23,6 +26,8 @@ REPLAYS = 12
 
 def probe(subject: Subject) -> Iterator[Finding]:
     yield _bounded(subject)
+    if (finding := _right_answers_count(subject)) is not None:
+        yield finding
     yield _deterministic(subject)
     if subject.run.tasks.held_out:
         yield _same_reward_held_out(subject)
@@ -36,6 +41,13 @@ def _bounded(subject: Subject) -> Finding:
     evidence = f"rewards of {len(rewards)} rollouts from {low:.3g} to {high:.3g}, {batch.not_finite} not finite"
     verdict = "fail" if bad else "unsure" if max(abs(low), abs(high)) > thresholds.LARGE_REWARD else "pass"
     return Finding("rewards are finite and bounded", verdict, evidence, "reward-not-finite" if bad else None)
+
+
+def _right_answers_count(subject: Subject) -> Finding | None:
+    """The watch's check of stored rollouts, on the drawn ones; None if some of them succeed."""
+    drawn = [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(subject.drawn.traces)]
+    finding = parsing([rollout for rollout in drawn if rollout.ok and math.isfinite(rollout.reward)])
+    return finding and dataclasses.replace(finding, step=None, places=())
 
 
 def _deterministic(subject: Subject) -> Finding:

@@ -1,0 +1,102 @@
+"""Thresholds of data and environment, and of what the model makes of them."""
+
+from __future__ import annotations
+
+from plumbob.trainer.diagnosis.thresholds.kinds import ByPrecision, Threshold
+
+FEW_TASKS = Threshold(
+    32, "smallest number of different training tasks. With fewer, the share of solved tasks is known to no better than "
+    "9 percent points (one standard error, at half of them solved), and it is for these tasks alone",
+    "few-distinct-tasks",
+)  # fmt: skip
+SEEN_OFTEN = Threshold(
+    3,
+    "smallest number of times that each of few tasks is taken in a run at which they are too few",
+    "few-distinct-tasks",
+)
+DUPLICATES = Threshold(0.2, "largest share of training tasks that may be copies of other ones", "duplicate-tasks")
+COMPARED_PROMPTS = Threshold(
+    4, "smallest number of training prompts, and of held-out ones, that are compared", "evaluation-prompted-differently"
+)
+GIVEN_AWAY = Threshold(
+    0.9, "smallest share of the prompts with a certain text in which the answer follows that text, so that the text gives "
+    "it away. Where a prompt lists options, an option follows the text and is the answer in half of the prompts at most",
+    "answer-in-prompt",
+)  # fmt: skip
+GIVEN_AWAY_SHARE = Threshold(
+    0.15, "smallest share of all first prompts in which the answer must be given away", "answer-in-prompt"
+)
+GIVEN_AWAY_TASKS = Threshold(
+    6, "smallest number of first prompts in which the answer must be given away", "answer-in-prompt"
+)
+SILENT_ZEROS = Threshold(
+    0.5, "largest share of tasks whose oracle earns nothing that is attributed to single tasks; above it, the reward or the "
+    "oracle is wrong for all",
+    "grader-swallows-errors", "oracle-fails",
+)  # fmt: skip
+SLOW_SCORING = Threshold(
+    5, "longest time that a reply of 10,000 characters may take to be scored without a remark, in seconds"
+)
+EXPLOITABLE = Threshold(
+    0.5, "largest share of what an oracle earns above an empty reply that a transcript which solves nothing may earn",
+    "reward-exploitable",
+)  # fmt: skip
+EXPLOITABLE_EMPTY = Threshold(
+    0.75, "largest share of the reward's range, from the worst transcript to the oracle's, that an empty reply may earn. A "
+    "reward of -1, 0 and 1 for wrong, no and right answers gives it half",
+    "reward-exploitable",
+)  # fmt: skip
+CHEAP_PLAYED = Threshold(
+    6, "smallest number of tasks in which a kind of cheap transcript is played to be judged", "reward-exploitable"
+)
+JUDGED_RESULTS = Threshold(
+    8, "smallest number of tool results of oracles that are judged", "tools-return-nothing", "tool-results-cut"
+)
+EMPTY_RESULTS = Threshold(0.5, "largest share of the tool results of oracles that may be empty", "tools-return-nothing")
+NEEDS_HELD = Threshold(
+    0.1, "share of an oracle's later arguments and answers that must stand in what it has read, if results are empty or all "
+    "the same",
+    "tools-return-nothing",
+)  # fmt: skip
+NEEDS_HELD_WHOLE = Threshold(
+    0.5, "share of an oracle's later arguments and answers that must stand in what it has read, if tool results end inside "
+    "texts of the task's data",
+    "tool-results-cut",
+)  # fmt: skip
+ANSWERS_UNREAD = Threshold(
+    0.1, "largest share of last messages, beyond chance, that may end with the task's right answer in rollouts that all earn "
+    "nothing",
+    "answers-not-parsed",
+)  # fmt: skip
+LIVE_GROUPS = Threshold(
+    4, "smallest expected number of groups with a signal in a step. The mean of fewer is chance: its standard error is more "
+    "than half of the spread of single groups",
+    "too-little-signal",
+)  # fmt: skip
+LIVE_ROLLOUTS = Threshold(
+    32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
+    "too-little-signal",
+)  # fmt: skip
+DEAD_SHARE = Threshold(
+    0.6,
+    "largest share of groups without a signal that passes without a remark, and that must be exceeded for certain "
+    "where a larger group size would give a signal",
+    "too-little-signal",
+)
+PENALISED = ByPrecision(
+    0.01, 0.05, "smallest difference between tokens that the text already has and other tokens, in how the engine's "
+    "log-probabilities differ from the trainer's, that counts as a penalty, in nats",
+    "sampling-penalised",
+)  # fmt: skip
+TOO_SELDOM = Threshold(
+    1e6, "likelihood ratio of a penalty against none, from how seldom sampled tokens repeat the model's own tokens. "
+    "Without a penalty, at most one in a million examinations exceeds it",
+    "sampling-penalised",
+)  # fmt: skip
+NEVER_CALLED = Threshold(
+    0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"
+)
+UNREAD_REPLIES = Threshold(
+    0.1, "largest share of rollouts with a reply that names a tool and its arguments in a form that is not read",
+    "calls-in-unread-form",
+)  # fmt: skip

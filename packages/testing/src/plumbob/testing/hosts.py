@@ -1,9 +1,9 @@
 """Hosts of a small network on one machine: network namespaces with names of their own, for commands of several hosts.
 
-    python hosts.py FOLDER PAGE [--kill processes|network]
+    python hosts.py FOLDER PAGE
 
 Runs the commands of a page's section "Several hosts" as they stand there, each on the host that its first comment
-names: a server, and a run on two hosts, one of which is killed; then the commands with which the run goes on. Prints
+names: a server, and a run on two hosts, one of which is lost twice; then the commands with which the run goes on. Prints
 what happened as one line of JSON. In place of vLLM, the server is the double of `vllm_double.py`.
 
 Everything is inside a user namespace, so no root rights are needed, and nothing is left behind. The machine must permit
@@ -13,6 +13,7 @@ user namespaces: `why_not()` says why it does not.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -153,18 +154,23 @@ def wait_for(condition, host: Host, seconds: float = 900) -> None:
         time.sleep(0.1)
 
 
-def play(folder: Path, page: Path, how: str) -> dict:
-    """Run the page's commands, and kill the host node1 after the first saved step. Returns what happened."""
+def play(folder: Path, page: Path) -> dict:
+    """Run the page's commands, and lose the host node1 twice. Returns what happened.
+
+    After the first saved step, the network no longer reaches it. The commands to resume go on, and its processes are
+    killed. The same commands go on once more, to the end.
+    """
     make_network(folder)
     with ExitStack() as running:
-        return _play(folder, commands_of(page), how, running)
+        return _play(folder, commands_of(page), running)
 
 
-def _play(folder: Path, commands: dict[str, str], how: str, running: ExitStack) -> dict:
+def _play(folder: Path, commands: dict[str, str], running: ExitStack) -> dict:
     run = SHARED / "runs" / "first"
+    counts = itertools.count()
 
     def host(name: str, what: str = "", **environment: str) -> Host:
-        host = Host(name, commands[f"{name}{what}"], folder / f"{name}{what}.log", **environment)
+        host = Host(name, commands[f"{name}{what}"], folder / f"{name}-{next(counts)}.log", **environment)
         running.callback(host.kill)
         return host
 
@@ -173,32 +179,29 @@ def _play(folder: Path, commands: dict[str, str], how: str, running: ExitStack) 
 
     server = host("server", PYTHONPATH=serve_double(folder), OMP_NUM_THREADS="1")
     wait_for(lambda: "listening" in server.said(), server)
-
     first, second = start("")
     wait_for(lambda: any((run / "checkpoints").glob("step_*")), first)
-    killed = time.monotonic()
-    if how == "network":
-        subprocess.run(["ip", "link", "set", "node1", "down"], check=True)
-    else:
-        second.kill()
-    code = first.wait(900)
-    seconds = time.monotonic() - killed
+    lost = time.monotonic()
+    subprocess.run(["ip", "link", "set", "node1", "down"], check=True)
+    code, seconds = first.wait(900), time.monotonic() - lost
+    cut = {"codes": [code, second.wait(900)], "seconds": seconds, "said": [_gone(first), _gone(second)]}
+    cut["steps"] = len(steps_of(run))
     subprocess.run(["ip", "link", "set", "node1", "up"], check=True)
-    cut_code = second.wait(900)
-    before = steps_of(run)
+
+    first, second = start(", to resume")
+    wait_for(lambda: "training tasks" in first.said(), first)
+    lost = time.monotonic()
+    second.kill()
+    code, seconds = first.wait(900), time.monotonic() - lost
+    killed = {"code": code, "seconds": seconds, "said": _gone(first), "steps": len(steps_of(run))}
+
     again = start(", to resume")
     codes = [host.wait(1800) for host in again]
     server.kill()
-    asked = (folder / "server.log").read_text().splitlines()
+    asked = server.said().splitlines()
     return {
-        "how": how,
-        "code": code,
-        "cut_code": cut_code,
-        "seconds": round(seconds, 1),
-        "said": [line for line in first.said().splitlines() if "is gone" in line],
-        "said_by_the_other": [line for line in second.said().splitlines() if "is gone" in line],
-        "traceback": "Traceback (most recent call last)" in first.said(),
-        "steps_before": len(before),
+        "cut": cut,
+        "killed": killed,
         "codes": codes,
         "steps": [row["step"] for row in steps_of(run)],
         "versions": [row["sync/version"] for row in steps_of(run)],
@@ -209,11 +212,15 @@ def _play(folder: Path, commands: dict[str, str], how: str, running: ExitStack) 
     }
 
 
+def _gone(host: Host) -> list[str]:
+    """The lines in which the host's command says that another host is gone."""
+    return [line for line in host.said().splitlines() if "is gone" in line]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--kill", choices=("processes", "network"), default="processes")
     args = parser.parse_args()
     if INSIDE not in os.environ:
         if reason := why_not():
@@ -222,7 +229,7 @@ def main() -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         os.execvpe(ENTER[0], [*ENTER, sys.executable, *sys.argv], {**os.environ, INSIDE: "1", "PATH": path})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    print(json.dumps(play(args.folder.absolute(), args.page.absolute(), args.kill)), flush=True)
+    print(json.dumps(play(args.folder.absolute(), args.page.absolute())), flush=True)
 
 
 if __name__ == "__main__":

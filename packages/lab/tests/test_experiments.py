@@ -224,7 +224,20 @@ def test_probe_says_whether_doctor_names_a_cause_of_the_hypothesis(tmp_path, mon
     assert ("- `tiny-std-scaling`: no tiny deviations: 40% of groups" in done.stdout) == bool(code)
     assert "`learning-rate-too-high`" in done.stdout
     lab(tmp_path, "run", "H01", "--seeds", "1")
-    assert "**Doctor** (`doctor lookup" in sections.section(sections.read(path), "results")
+    assert "**Doctor**, arm control (`doctor lookup" in sections.section(sections.read(path), "results")
+
+
+def test_probe_examines_the_arm_that_is_named(tmp_path, monkeypatch):
+    write(tmp_path, treatment="--gain 0.5")
+    doctor = [sys.executable, "-c", f"print({json.dumps(REPORT)!r})"]
+    monkeypatch.setattr("plumbob.lab.probe.program", lambda words: doctor)
+    done = lab(tmp_path, "probe", "H01", "--arm", "treatment", code=0)
+    assert "arm treatment (`doctor lookup --model tiny --max-steps 6 --gain 0.5 --all`)" in done.stdout
+    assert (
+        "H01 has no arm 'other'; it has control, treatment"
+        in lab(tmp_path, "probe", "H01", "--arm", "other", code=2).stderr
+    )
+    assert f"The arm runs `python {STAND_IN}`; doctor examined plumbob's own trainer" in done.stdout
 
 
 def test_mistakes_are_one_sentence(tmp_path):

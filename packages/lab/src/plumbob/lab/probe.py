@@ -14,15 +14,19 @@ from plumbob.lab.files.workspace import Entry, Lab
 from plumbob.lab.runs.plan import options, program
 
 
-def probe(lab: Lab, entry: Entry) -> int:
-    """Run `doctor` with the settings of the control arm, and write what it found into the experiment's folder.
+def probe(lab: Lab, entry: Entry, name: str | None = None) -> int:
+    """Run `doctor` with the settings of an arm, and write what it found into the experiment's folder.
 
-    Returns 1 if it found one of the hypothesis's causes, else 0. Raises UserError if doctor could not start.
+    `name`: the arm; the first, which is the control, by default. Returns 1 if doctor found one of the hypothesis's causes,
+    else 0. Raises UserError if there is no such arm, or if doctor could not start.
     """
     h, folder = entry.hypothesis, lab.folder(entry.hypothesis)
     if not h.arms:
         raise UserError(f"{h.id} has no arms; describe its experiment in its front matter, as H01 does")
-    command = ["doctor", *options(h, next(iter(h.arms.values()))), "--all", "--json"]
+    name = next(iter(h.arms)) if name is None else name
+    if (arm := h.arms.get(name)) is None:
+        raise UserError(f"{h.id} has no arm {name!r}; it has {', '.join(h.arms)}")
+    command = ["doctor", *options(h, arm), "--all", "--json"]
     done = subprocess.run([*program(command[:1]), *command[1:]], stdout=subprocess.PIPE, text=True, check=False)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
@@ -36,7 +40,11 @@ def probe(lab: Lab, entry: Entry) -> int:
     said = "names a cause of this hypothesis" if own else "names no cause of this hypothesis"
     shown = " ".join(command[:-1])
     also = [f"It also names {others}."] if others else []
-    text = "\n".join([f"**Doctor** (`{shown}`): {len(report['findings'])} checks; it {said}.", "", *lines, *also])
+    if arm.command:
+        also.append(f"The arm runs `{arm.command}`; doctor examined plumbob's own trainer with the same options.")
+    text = "\n".join(
+        [f"**Doctor**, arm {name} (`{shown}`): {len(report['findings'])} checks; it {said}.", "", *lines, *also]
+    )
     sections.write(folder / "doctor.md", text.strip() + "\n")
     print(text.strip())
     if conclude(lab, entry) is None:  # else the results section has it

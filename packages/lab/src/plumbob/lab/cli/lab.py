@@ -114,13 +114,19 @@ def run(
 
 
 @app.command(cls=Command, short_help="Run `doctor` with a hypothesis's settings.")
-def probe(name: Name, directory: Dir = None) -> int:
-    """Run `doctor` with the settings of a hypothesis's control arm. Exit code 1 if it names a cause of the hypothesis."""
+def probe(
+    name: Name,
+    arm: Annotated[
+        str | None, typer.Option("--arm", metavar="<name>", help="The arm.", show_default="the control")
+    ] = None,
+    directory: Dir = None,
+) -> int:
+    """Run `doctor` with the settings of one of a hypothesis's arms. Exit code 1 if it names a cause of the hypothesis."""
     from plumbob.lab.files.workspace import find_lab
     from plumbob.lab.probe import probe as probe_now
 
     found = find_lab(directory)
-    return probe_now(found, found.entry(name))
+    return probe_now(found, found.entry(name), arm)
 
 
 @app.command(cls=Command, short_help="Evaluate criteria again, from the runs that exist.")

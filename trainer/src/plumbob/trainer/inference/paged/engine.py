@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from plumbob.rollout import Completion, EngineError, Sampling
-from plumbob.trainer.inference.in_process import InProcessEngine
+from plumbob.rollout import EngineError
+from plumbob.trainer.inference.in_process import InProcessEngine, Request
 from plumbob.trainer.inference.paged import forward
 from plumbob.trainer.inference.paged.decoding import Decoding, Lane, draw_truncated
 from plumbob.trainer.inference.paged.forward import Cache, Row
@@ -35,27 +34,14 @@ PREFILL_TOKENS = 1 << 14
 
 
 @dataclass(eq=False)
-class _Request:
-    """One call of `generate` while it waits or decodes."""
-
-    prompt: np.ndarray
-    sampling: Sampling
-    future: asyncio.Future[Completion]
-    version: int
-    random: random.Random
+class _Request(Request):
     pages: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
     uniforms: list[float] = field(default_factory=list)
 
     @property
     def ids(self) -> np.ndarray:
         """Prompt and completion so far."""
         return np.concatenate([self.prompt, np.asarray(self.token_ids, dtype=np.int64)])
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.token_ids)
 
     @property
     def plain(self) -> bool:
@@ -71,12 +57,15 @@ class _Request:
         return self.uniforms[start : start + count]
 
 
-class PagedEngine(InProcessEngine):
+class PagedEngine(InProcessEngine[_Request]):
     """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
 
-    At most `max_slots` requests decode at once and the others wait. `max_length` limits prompt and completion together,
-    in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of `max_length` by default.
+    At most `max_slots` requests decode at once, active request i in lane i, and the others wait. `max_length` limits
+    prompt and completion together, in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of
+    `max_length` by default.
     """
+
+    request_type = _Request
 
     def __init__(
         self,
@@ -94,34 +83,10 @@ class PagedEngine(InProcessEngine):
         self._cache = Cache.of(weights, self.pool.count, PAGE)
         self._decoding = Decoding(weights, self._cache, max_slots, longest, TOKENS_PER_RUN)
         self._max_slots = max_slots
-        self._waiting: list[_Request] = []
-        self._active: list[_Request] = []
-        """Requests that decode: request i is lane i."""
-        self._admitting: list[_Request] = []
-        self._loop_task: asyncio.Task[None] | None = None
 
     @property
     def device(self) -> torch.device:
         return self.weights.embed.device
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._active or self._waiting)
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one completion.
-
-        Raises PromptError for an empty or too long prompt and for an id outside the vocabulary, and EngineError if a
-        forward pass fails or the model's logits are not numbers.
-        """
-        self.check_request(prompt_ids, sampling)
-        loop = asyncio.get_running_loop()
-        prompt = np.asarray(prompt_ids, dtype=np.int64)
-        request = _Request(prompt, sampling, loop.create_future(), self.version, random.Random(sampling.seed))
-        self._waiting.append(request)
-        if self._loop_task is None or self._loop_task.done():
-            self._loop_task = loop.create_task(self._serve())
-        return await request.future
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -152,35 +117,20 @@ class PagedEngine(InProcessEngine):
     def forget(self) -> None:
         self.pool.forget()
 
-    async def _serve(self) -> None:
-        """Run until no request is left; `generate` starts this task again for the next one."""
-        try:
-            while self._waiting or self._active:
-                start = time.perf_counter()
-                self._drop_cancelled()
-                if self._should_admit():
-                    self._admit()
-                if self._active:
-                    self._begin_run()
-                # While the GPU computes, rollouts whose turn just ended are scored, run tools and queue their next turn.
-                await asyncio.sleep(0)
-                while not self._decoding.done():
-                    await asyncio.sleep(POLL_SECONDS)
-                if self._active:
-                    self._end_run()
-                self.busy_seconds += time.perf_counter() - start
-        except Exception as error:  # without an exception in its future, a rollout would wait forever
-            failed = [*self._waiting, *self._active, *self._admitting]
-            self._waiting, self._active, self._admitting = [], [], []
-            self.pool.forget()
-            for request in failed:
-                if not request.future.done():
-                    request.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
-
-    def _drop_cancelled(self) -> None:
-        self._waiting = [r for r in self._waiting if not r.future.done()]
-        for request in [r for r in self._active if r.future.done()]:
-            self._leave(request)
+    async def _turn(self) -> None:
+        start = time.perf_counter()
+        self._drop_cancelled()
+        if self._should_admit():
+            self._admit()
+        if self._active:
+            self._begin_run()
+        # While the GPU computes, rollouts whose turn just ended are scored, run tools and queue their next turn.
+        await asyncio.sleep(0)
+        while not self._decoding.done():
+            await asyncio.sleep(POLL_SECONDS)
+        if self._active:
+            self._end_run()
+        self.busy_seconds += time.perf_counter() - start
 
     def _should_admit(self) -> bool:
         """Whether enough requests wait for a prefill to be worth its time: an eighth as many as are decoding."""
@@ -312,14 +262,10 @@ class PagedEngine(InProcessEngine):
             self.generated_tokens += count
             if any(math.isnan(x) for x in own_logprobs[:count]):
                 self._leave(request)
-                if not request.future.done():
-                    request.future.set_exception(EngineError("the model's logits are not numbers (NaN)"))
+                request.fail(EngineError("the model's logits are not numbers (NaN)"))
             elif end is not None or len(request.token_ids) >= s.max_tokens:
                 self._leave(request)
-                if not request.future.done():
-                    reason = "stop" if end is not None else "length"
-                    answer = Completion(tuple(request.token_ids), tuple(request.logprobs), reason, request.version)
-                    request.future.set_result(answer)
+                request.finish("stop" if end is not None else "length")
 
     def _leave(self, request: _Request) -> None:
         """Remove a request from the active ones. Its pages stay for the conversation's next turn until needed."""

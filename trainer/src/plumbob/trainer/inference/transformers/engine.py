@@ -8,16 +8,14 @@ bits of floating-point sums, whose order depends on the batch size).
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from plumbob.rollout import Completion, EngineError, Sampling
-from plumbob.trainer.inference.in_process import InProcessEngine
+from plumbob.trainer.inference.in_process import InProcessEngine, Request
 from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from torch import nn
@@ -31,29 +29,19 @@ PLAIN = Decoding()
 
 
 @dataclass(eq=False)
-class _Request:
-    """One call of `generate` while it waits or decodes."""
-
-    prompt: np.ndarray
-    sampling: Sampling
-    future: asyncio.Future[Completion]
-    random: random.Random
+class _Request(Request):
     slot: int = -1
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and completion so far."""
-        return len(self.prompt) + len(self.token_ids)
 
 
-class TransformersEngine(InProcessEngine):
+class TransformersEngine(InProcessEngine[_Request]):
     """A `TrainingEngine` over a causal language model of transformers, in this process.
 
     The engine owns `model`, whose weights change only through `update`. At most `max_slots` requests decode at once and
-    the others wait for a free slot. `max_length` limits prompt and completion together, in tokens.
+    the others wait for a free slot: active request i is in slot i, so that a step computes only the first rows of the
+    cache. `max_length` limits prompt and completion together, in tokens.
     """
+
+    request_type = _Request
 
     def __init__(
         self,
@@ -74,40 +62,10 @@ class TransformersEngine(InProcessEngine):
         self.decoding = decoding
         self.model.set_attn_implementation(decoding.attention)
         self._cache = SlotCache(max_slots)
-        self._waiting: list[_Request] = []
-        self._active: list[_Request] = []
-        """Requests that decode: request i is in slot i, so that a step computes only the first rows of the cache."""
-        self._admitting: list[_Request] = []
-        """Requests that the current step has taken from `_waiting` and not yet placed in slots."""
-        self._loop_task: asyncio.Task[None] | None = None
 
     @property
     def device(self) -> torch.device:
         return self.model.device
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._active or self._waiting)
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one completion.
-
-        Raises PromptError for an empty or too long prompt and for an id outside the vocabulary, and EngineError if a
-        forward pass fails.
-        """
-        return await self.submit(prompt_ids, sampling)
-
-    def submit(self, prompt_ids: Sequence[int], sampling: Sampling) -> asyncio.Future[Completion]:
-        """Begin what `generate` waits for, in the running event loop. Raises PromptError."""
-        self.check_request(prompt_ids, sampling)
-        loop = asyncio.get_running_loop()
-        request = _Request(
-            np.asarray(prompt_ids, dtype=np.int64), sampling, loop.create_future(), random.Random(sampling.seed)
-        )
-        self._waiting.append(request)
-        if self._loop_task is None or self._loop_task.done():
-            self._loop_task = loop.create_task(self._serve())
-        return request.future
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -122,22 +80,12 @@ class TransformersEngine(InProcessEngine):
     def forget(self) -> None:
         self._cache.forget_all()
 
-    async def _serve(self) -> None:
-        """Run steps until no request is left; `generate` starts this task again for the next one."""
-        try:
-            while self._waiting or self._active:
-                # Rollouts whose turn just ended run their tools and queue their next turn here.
-                await asyncio.sleep(0)
-                start = time.perf_counter()
-                self._step()
-                self.busy_seconds += time.perf_counter() - start
-        except Exception as error:  # without an exception in its future, a rollout would wait forever
-            failed = [*self._waiting, *self._active, *self._admitting]
-            self._waiting, self._active, self._admitting = [], [], []
-            self._cache.forget_all()
-            for request in failed:
-                if not request.future.done():
-                    request.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+    async def _turn(self) -> None:
+        # Rollouts whose turn just ended run their tools and queue their next turn here.
+        await asyncio.sleep(0)
+        start = time.perf_counter()
+        self._step()
+        self.busy_seconds += time.perf_counter() - start
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -146,11 +94,6 @@ class TransformersEngine(InProcessEngine):
             self._admit()
         if self._active:
             self._decode()
-
-    def _drop_cancelled(self) -> None:
-        self._waiting = [r for r in self._waiting if not r.future.done()]
-        for request in [r for r in self._active if r.future.done()]:
-            self._retire(request)
 
     def _should_admit(self) -> bool:
         """Whether enough requests wait for a prefill to be worth its time.
@@ -276,18 +219,10 @@ class TransformersEngine(InProcessEngine):
             s = request.sampling
             stopped = request.token_ids[-1] in s.stop_token_ids
             if stopped or len(request.token_ids) >= s.max_tokens:
-                self._retire(request)
-                if not request.future.done():
-                    request.future.set_result(
-                        Completion(
-                            tuple(request.token_ids),
-                            tuple(request.logprobs),
-                            "stop" if stopped else "length",
-                            self.version,
-                        )
-                    )
+                self._leave(request)
+                request.finish("stop" if stopped else "length")
 
-    def _retire(self, request: _Request) -> None:
+    def _leave(self, request: _Request) -> None:
         """Remove a request from the active rows and move the last active row into its place.
 
         The freed slot keeps its keys and values for the conversation's next turn.

@@ -154,6 +154,7 @@ def test_rewards_that_only_follow_the_draw_of_tasks_silence_no_rate_that_is_too_
         return {
             "reward/mean": draw.uniform(0.1, 0.9),
             "groups/count": 4.0,
+            "groups/zero_signal": 1.0,
             "optimizer/learning_rate": 1e-9 * (1 - (step - 1) / 100),
             "optimizer/update_rms": 5e-10,
             "optimizer/relative_update": 1e-8,
@@ -169,10 +170,34 @@ def test_rewards_that_only_follow_the_draw_of_tasks_silence_no_rate_that_is_too_
 
 def test_a_change_that_the_mismatch_hides_is_not_taken_for_none() -> None:
     """Sampled at another temperature than trained: the policy's change is below the mismatch, and the reward may rise."""
-    hidden = {"policy/step_kl": 0.9e-4, "sync/mismatch_kl": 1e-4, "sync/sampling_gap": 8e-4}
+    hidden = {"policy/step_kl": 0.9e-6, "sync/mismatch_kl": 1e-6, "sync/sampling_gap": 8e-5}
     assert causes(watched({}, lambda step: hidden)) == set()
     measured = {"policy/step_kl": 1e-14, "sync/mismatch_kl": 1e-13}
     assert causes(watched({}, lambda step: measured)) == {"update-without-effect"}
+
+
+def test_weights_that_were_rounded_show_on_fixed_ids_where_the_policy_is_sure_of_what_it_samples() -> None:
+    rounded = {"sync/sampling_gap": 1.5e-5, "sync/parity": 3e-3}
+    assert causes(watched({}, lambda step: rounded)) == {"engine-trainer-mismatch"}
+    assert causes(watched({"bf16": True}, lambda step: rounded)) == set()
+
+
+def test_later_steps_can_contradict_what_the_first_ones_showed() -> None:
+    """Easy tasks come first: the warning of their steps is not what the run's end says."""
+    solved = {"reward/mean": 1.0, "groups/count": 16.0, "groups/all_pass": 16.0, "groups/zero_signal": 16.0}
+    solved |= {"groups/zero_signal_share": 1.0}
+    fallen = {"reward/mean": 0.2, "groups/count": 16.0, "groups/all_fail": 2.0, "groups/zero_signal": 2.0}
+    fallen |= {"groups/zero_signal_share": 0.125}
+    watch = watched({}, lambda step: solved if step < 8 else {**fallen, "groups/all_pass": 0.0})
+    assert watch.failed["groups have a signal"].cause == "task-solved"
+    (found,) = [f for f in watch.findings() if f.check == "groups have a signal"]
+    assert found.cause is None and "later steps contradict" in found.evidence
+
+
+def test_a_step_of_hardly_more_than_one_example_is_too_little() -> None:
+    one = {"groups/count": 1.0, "groups/zero_signal": 0.0, "groups/all_pass": 0.0, "groups/all_fail": 0.0}
+    assert causes(watched({"num_generations": 8}, lambda step: FLAT, lambda step: one)) == {"too-little-signal"}
+    assert causes(watched({"num_generations": 16}, lambda step: FLAT, lambda step: one)) == set()
 
 
 # Intervals

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import verifiers.v1 as vf
 from plumbob.console.app import run_app
 from plumbob.testing.page_reader import Page
 from plumbob.trainer.cli import doctor as cli
@@ -19,6 +20,7 @@ from plumbob.trainer.diagnosis.findings import Place
 from plumbob.trainer.training import step
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.watch.watch import WARNINGS, read_lines, read_metrics
+from vf_lookup import taskset
 
 FAULTS = {
     "gradient-clipped-to-nothing": {"max_grad_norm": 1e-9},
@@ -101,6 +103,17 @@ def test_a_run_with_a_fault(cause: str, runs: dict[str, Path], doctor, tmp_path:
     # Only afterwards are stored rollouts at hand, and the run's own folder for a command.
     assert failed.pop("links") == [f"{runs[cause]}/report.html#{Place(**place).fragment}" for place in failed["places"]]
     assert {**kept, "probe": "watch"} == {**failed, "places": [], "command": ""} and failed["command"]
+
+
+def test_of_a_run_that_never_succeeds_the_environment_is_asked_first(doctor, tmp_path, monkeypatch) -> None:
+    """A grader that counts nothing as right looks in metrics like a task that the model cannot do."""
+
+    async def wrong(self, trace):
+        return 0.0
+
+    monkeypatch.setattr(taskset.LookupTask, "correct", vf.reward(weight=1.0)(wrong))
+    code, text, _ = doctor(train(tmp_path, "r"))
+    assert code == 1 and "\nCause: reward-constant\n" in text and "task-out-of-reach" in text
 
 
 def test_a_healthy_run(runs: dict[str, Path], doctor) -> None:

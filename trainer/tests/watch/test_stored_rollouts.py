@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.watch.change import of_same_tasks
 from plumbob.trainer.watch.places import with_places
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.traces import distinct_tasks, tool_results
+from plumbob.trainer.watch.traces import calls_read, distinct_tasks, permuted, tool_results
 
 
 def _rollout(
@@ -129,3 +130,48 @@ def test_tasks_that_were_seen_twice_are_compared_with_themselves() -> None:
     change = of_same_tasks([*early, *late, *hard])
     assert change is not None and change.difference == pytest.approx(0.345) and change.low > 0
     assert of_same_tasks([*early, *hard]) is None
+
+
+def _scored(engine: list[float], trainer: list[float], number: int) -> Rollout:
+    node = {"sampled": True, "mask": [True] * len(engine), "logprobs": engine, "trainer_logprobs": trainer}
+    message = {"role": "assistant", "content": "so"}
+    return _rollout(number=number, nodes=[{**node, "message": message, "token_ids": [7] * len(engine)}])
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda values, draw: values[::-1], "logprobs-permuted"),
+        (lambda values, draw: [values[-1], *values[:-1]], "logprobs-permuted"),
+        (lambda values, draw: [v - 0.5 for v in values], None),  # another context
+        (lambda values, draw: [v + draw.gauss(0, 0.005) for v in values], None),  # rounding in bfloat16
+    ],
+)
+def test_log_probabilities_of_other_tokens_are_told_from_other_log_probabilities(change, cause):
+    draw, rows = random.Random(0), []
+    for number in range(32):
+        values = [-draw.expovariate(2.0) for _ in range(40)]
+        rows.append(_scored(values, change(values, draw), number))
+    found = permuted(rows, {})
+    assert (found.cause if found else None) == cause
+
+
+def test_a_step_that_trained_with_other_numbers_than_it_stored_is_told():
+    rows = [_scored([-0.1, -2.0, -0.5], [-0.1, -2.0, -0.5], number) for number in range(32)]
+    assert permuted(rows, {1: 1e-6}) is None
+    found = permuted(rows, {1: 0.04})
+    assert found and found.cause == "logprobs-permuted"
+
+
+def test_replies_that_name_a_tool_and_its_arguments_are_calls_that_were_not_read():
+    tools = [{"name": "search", "parameters": {"properties": {"q": {"type": "string"}}}}]
+    said = '<function_call name="search">{"q": "paris"}</function_call>'
+    node = {"sampled": True, "token_ids": [7, 8], "message": {"role": "assistant", "content": said}}
+    rows = [_rollout(number=i, nodes=[node], tools=tools) for i in range(8)]
+    found = calls_read(rows)
+    assert found and found.cause == "calls-in-unread-form" and found.places[0].rollout == 0
+    # Words about a tool are no call, and neither is a call of a tool that the task does not have.
+    node = {**node, "message": {"role": "assistant", "content": "I will search for paris."}}
+    assert calls_read([_rollout(number=i, nodes=[node], tools=tools) for i in range(8)]) is None
+    node = {**node, "message": {"role": "assistant", "content": said}}
+    assert calls_read([_rollout(number=i, nodes=[node], tools=[]) for i in range(8)]) is None

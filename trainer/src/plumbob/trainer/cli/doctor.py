@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from plumbob.console import INTERRUPTED, UserError
+from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
@@ -40,7 +40,8 @@ _HELP = """Find out why a training run does not learn.
 seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
 and stops at the first probe that fails. It names the cause.
 
-`doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running.
+`doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If the run never
+succeeded, it examines the run's environment as well.
 
 Exit code 0: no check failed. 1: a cause was found. 2: `doctor` could not start, or it found no cause but could not
 complete some checks.
@@ -65,7 +66,7 @@ def doctor(**given: Any) -> int:
         config = run_config(Path(target).expanduser())
         scope = Scope(run=True)
         report = Path(target) / REPORT
-        found, title = _watched(Path(target)), f"doctor {target}"
+        found, title = _watched(Path(target), config, scope), f"doctor {target}"
     else:
         config, _ = configure(given)
         if config.mixture:
@@ -147,10 +148,20 @@ def _is_run_directory(target: str) -> bool:
     return False
 
 
-def _watched(directory: Path) -> Generator[tuple[str, Finding]]:
+def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
+    """The findings of a run. If it never succeeded, its environment is examined as well, without a model, and first.
+
+    A reward that counts nothing as right looks in metrics like a task that the model cannot do.
+    """
     from plumbob.trainer.watch.watch import examine
 
-    for finding in examine(directory.expanduser()):
+    findings = examine(directory.expanduser())
+    if any(f.cause == "task-out-of-reach" for f in findings) and not config.mixture:
+        try:
+            yield from ((name, f) for name, f in _without_model(config, scope) if f.verdict in ("fail", "error"))
+        except Exception as error:  # it may not be installed here, or its data may be gone
+            _print_status(f"the run's environment was not examined: {first_line(error)}")
+    for finding in findings:
         yield "watch", finding
 
 

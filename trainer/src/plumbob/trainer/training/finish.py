@@ -47,8 +47,8 @@ def finish(run: Run, seconds: float) -> int:
         if not run.world.is_main:
             return 0
         run.tokenizer.save_pretrained(directory / "model")
-        differs = _saved_otherwise(run)
-        _write_summary(run, seconds)
+        gap, differs = _saved_otherwise(run)
+        _write_summary(run, seconds, gap)
     except checkpoint.WRITE_ERRORS as error:
         print(
             f"The final model could not be written: {error}. Free some space, then:  {run.config.COMMAND} --resume {directory}",
@@ -83,27 +83,32 @@ def _load_best(run: Run) -> None:
     run.policy.restore(folder / "model")
 
 
-def _saved_otherwise(run: Run) -> str:
-    """A sentence if the saved model, loaded afresh, is not the trained one; empty if it is, or if it is too large."""
+def _saved_otherwise(run: Run) -> tuple[float | None, str]:
+    """(difference of the saved model, loaded afresh, from the trained one, a sentence if they are not the same).
+
+    The difference is in nats per token; None if the model is too large to be loaded once more, or cannot be loaded.
+    """
     if run.policy.sharding.collective_forward or run.policy.num_parameters > LARGEST:
-        return ""
+        return None, ""
     try:
         gap = saved_gap(run, run.directory / "model")
     except Exception as error:  # whatever loading a model raises: the run itself is over and well
-        return f"The model in {run.directory / 'model'} cannot be loaded: {first_line(error)}"
-    if gap <= thresholds.SYNC_PARITY[run.config.bf16]:
-        return ""
-    return (
+        return None, f"The model in {run.directory / 'model'} cannot be loaded: {first_line(error)}"
+    if gap <= thresholds.SAVED_GAP[run.config.bf16]:
+        return gap, ""
+    return gap, (
         f"The model in {run.directory / 'model'}, loaded afresh, is not the one that was trained: their log-probabilities "
         f"differ by {gap:.2g} nats per token (saved-model-differs)."
     )
 
 
-def _write_summary(run: Run, seconds: float) -> None:
+def _write_summary(run: Run, seconds: float, saved_gap: float | None) -> None:
     evaluations = {
         when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
     }
     summary: dict[str, Any] = {"seconds": seconds, "evaluations": evaluations}
+    if saved_gap is not None:
+        summary["saved_gap"] = saved_gap
     if run.demonstrations:
         summary["imitated"] = counts(run.demonstrations)
     if run.state.best is not None:

@@ -19,7 +19,9 @@ RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
 
 
 def _changes_can_be_judged(h: History) -> bool:
-    return h.steps >= 2 * WINDOW and h.broken_by is None and not h.solved
+    # A policy that earns more than before was not broken by the step that changed it much.
+    broken = h.broken_by is not None and not h.gained(LEAST_GAIN)
+    return h.steps >= 2 * WINDOW and not broken and not h.solved
 
 
 def _tool_use(h: History) -> tuple[str, float] | None:

@@ -244,7 +244,8 @@ def largest_gap(h: History) -> float:
     if not is_exact(h.config):
         return limit
     # Rounding in float32 does not grow a hundredfold while the policy learns; a difference in weights does.
-    return min(limit, max(thresholds.GAP_GROWTH * number(h.first[0], "sync/sampling_gap"), 1e-5))
+    grown = max(thresholds.GAP_GROWTH * number(h.first[0], "sync/sampling_gap"), 1e-5)
+    return min(limit, grown, thresholds.ROUNDING_GAP)
 
 
 Outcome = tuple[str | None, str] | None

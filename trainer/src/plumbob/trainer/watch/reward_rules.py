@@ -65,7 +65,12 @@ def live_groups(h: History) -> Outcome:
     other = variety(h)
     rare = 1 - dead < thresholds.LIVE_SHARE
     # With one group or none in most steps, there is nothing to wait for. Else the reward has time to contradict.
-    few = (rare and live < 2) or (h.steps >= 2 * WINDOW and (live < 1 or (rare and live < thresholds.LIVE_GROUPS)))
+    tiny = live * size < thresholds.LIVE_FEWEST
+    few = (
+        tiny
+        or (rare and live < 2)
+        or (h.steps >= 2 * WINDOW and (live < 1 or (rare and live < thresholds.LIVE_GROUPS)))
+    )
     # What is solved in the course of a run has no signal left, which is no fault; so only the first steps count.
     silent = h.rises or h.solved or (other is not None and other[0] is not None) or _explained(h)
     return ("too-little-signal" if few and not silent else None), evidence

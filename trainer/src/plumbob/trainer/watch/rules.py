@@ -7,7 +7,7 @@ A rule waits for five steps, unless fewer are conclusive. Whether the reward ris
 
 from __future__ import annotations
 
-from plumbob.trainer.watch.drift_rules import abandoned, growing_gap, harder, length, repetition, spikes
+from plumbob.trainer.watch.drift_rules import LEAST_GAIN, abandoned, growing_gap, harder, length, repetition, spikes
 from plumbob.trainer.watch.environment_rules import (
     errors,
     first_turns,
@@ -18,7 +18,7 @@ from plumbob.trainer.watch.environment_rules import (
     unread_calls,
     unused_tools,
 )
-from plumbob.trainer.watch.history import Rule
+from plumbob.trainer.watch.history import WINDOW, History, Rule
 from plumbob.trainer.watch.reward_rules import (
     components,
     hacking,
@@ -81,3 +81,13 @@ RULES: tuple[Rule, ...] = (
     Rule("tasks stay as hard as they were", harder),
 )
 """All rules, in the order of the doctor's probes: an earlier failure may cause later ones."""
+
+
+def contradicted(h: History, cause: str | None) -> bool:
+    """Whether later steps contradict a cause that a run's first steps showed."""
+    if h.steps < 2 * WINDOW:
+        return False
+    if cause == "task-solved":  # the first tasks were easy, and the later ones are not
+        return not h.solved and h.gain < -LEAST_GAIN
+    # Steps that are too large lose what was learned.
+    return cause == "learning-rate-too-high" and h.gained(LEAST_GAIN)

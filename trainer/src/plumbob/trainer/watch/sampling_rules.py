@@ -10,6 +10,7 @@ from plumbob.trainer.watch.history import (
     Outcome,
     Row,
     gap_limit,
+    is_exact,
     largest_gap,
     mean,
     number,
@@ -50,7 +51,11 @@ def gap(h: History) -> Outcome:
         f"log-probabilities differ by {now:.2g} nats per token (in the first step {at_first:.2g}; limit {limit:.2g})"
     )
     if now <= limit:
-        return None, evidence
+        # Of the ids that the policy samples, which it is sure of, rounded weights hardly change the log-probabilities.
+        fixed = [mean(rows, "sync/parity") for rows in (h.first, h.recent)]
+        rounded = is_exact(c) and fixed[0] > thresholds.ROUNDING_GAP and fixed[1] < 3 * fixed[0]
+        evidence += f"; on fixed ids by {fixed[1]:.2g} (limit {thresholds.ROUNDING_GAP:g})" if rounded else ""
+        return ("engine-trainer-mismatch" if rounded else None), evidence
     if c.lora_dropout:
         return "dropout-in-training", f"--lora-dropout {c.lora_dropout:g}: {evidence}"
     if at_first <= limit and now > 5 * at_first:

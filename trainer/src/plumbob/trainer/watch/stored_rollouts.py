@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.trainer.diagnosis.findings import Place
+from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.run_files import trace_files
 
 
@@ -55,6 +56,10 @@ class Rollout:
     """The stop reason."""
     unread: tuple[tuple[int, str], ...]
     """Of each call in a form that was not read: (number of the turn from 0, text)."""
+    gap: float | None = None
+    """Mean |difference| of the engine's and the trainer's log-probabilities, in nats per sampled token; None if unknown."""
+    sorted_gap: float | None = None
+    """The same after both lists of log-probabilities are sorted."""
 
     @classmethod
     def of(cls, record: dict[str, Any], step: int, line: int, group: int, number: int) -> Rollout:
@@ -65,7 +70,8 @@ class Rollout:
         data = record["task"]["data"]
         answers = [data.get("answer"), *(data.get("answers") or [])]
         rewards = [r for r in record["rewards"].values() if r is not None]
-        unread = (record.get("info") or {}).get("unread_calls") or ()
+        unread = [(noted["turn"], noted["text"]) for noted in (record.get("info") or {}).get("unread_calls") or ()]
+        gaps = _gaps(record["nodes"])
         return cls(
             step,
             line,
@@ -79,7 +85,8 @@ class Rollout:
             tuple(_parts(record["nodes"])),
             tuple(str(a) for a in answers if isinstance(a, str | int | float)),
             record.get("stop_condition") or "",
-            tuple((noted["turn"], noted["text"]) for noted in unread),
+            tuple(unread or _unread(record)),
+            *gaps,
         )
 
     @property
@@ -102,6 +109,33 @@ class Rollout:
         """Where to look: the whole rollout, or one of its messages."""
         tokens = None if part is None or not part.size else (part.start, part.start + part.size - 1)
         return Place(self.step, self.task, self.number, tokens)
+
+
+def _unread(record: dict[str, Any]) -> Iterable[tuple[int, str]]:
+    """Replies without calls that name a tool beside its arguments, as `Rollout.unread`."""
+    tools = [
+        (tool["name"], list((tool.get("parameters") or {}).get("properties", {}))) for tool in record.get("tools") or ()
+    ]
+    turns = [node["message"] for node in record["nodes"] if node["sampled"]]
+    for number, message in enumerate(turns):
+        text = message.get("content")
+        if isinstance(text, str) and not message.get("tool_calls"):
+            found = next((found for tool in tools if (found := call_like(text, *tool))), "")
+            if found:
+                yield number, found
+
+
+def _gaps(nodes: list[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """`Rollout.gap` and `Rollout.sorted_gap`."""
+    engine, trainer = (
+        [value for node in nodes if any(node.get("mask") or ()) for value in node.get(name) or ()]
+        for name in ("logprobs", "trainer_logprobs")
+    )
+    if not engine or len(engine) != len(trainer) or None in engine or None in trainer:
+        return None, None
+    pairs = (zip(engine, trainer, strict=True), zip(sorted(engine), sorted(trainer), strict=True))
+    apart, in_order = (sum(abs(a - b) for a, b in pair) / len(engine) for pair in pairs)
+    return apart, in_order
 
 
 def _parts(nodes: list[dict[str, Any]]) -> Iterable[Part]:

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plumbob.trainer.config.train import TrainConfig
@@ -32,18 +32,26 @@ FEWEST_GROUPS = 16
 """Fewest groups by which the variety of tasks is judged."""
 
 
-def examine_traces(run_dir: Path, config: TrainConfig, rollouts: Sequence[Rollout]) -> list[Finding]:
-    """Findings over stored rollouts, those that `stored_rollouts` has read; an empty list without any."""
+def examine_traces(
+    run_dir: Path, config: TrainConfig, rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, float]] = ()
+) -> list[Finding]:
+    """Findings over stored rollouts, those that `stored_rollouts` has read; an empty list without any.
+
+    `rows`: the run's metrics.
+    """
     if not rollouts:
         if config.keep_traces == "none":
             reason = "the run stored no rollouts (--keep-traces none), so their checks were left out"
             return [Finding("stored rollouts are there to be examined", "unsure", reason)]
         return []
     usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
+    gaps = {int(row["step"]): row["sync/sampling_gap"] for row in rows if "sync/sampling_gap" in row}
+    scored = permuted(usable, gaps)
     checks = (determinism, parsing, dominance, tool_results, distinct_tasks)
     return [
         _sample(rollouts, run_dir),
         grouping(rollouts),
+        *([scored] if scored is not None else []),
         *(f for check in checks if (f := check(usable)) is not None),
     ]
 
@@ -85,6 +93,48 @@ def grouping(rollouts: Sequence[Rollout]) -> Finding:
         )
         if mixed
         else Finding(check, "pass", evidence)
+    )
+
+
+def permuted(rollouts: Sequence[Rollout], measured: Mapping[int, float]) -> Finding | None:
+    """Do log-probabilities belong to the tokens that they stand at? None if few are stored, or if all agree.
+
+    If engine and trainer differ in stored rollouts, and no more do once the numbers of each rollout are sorted, they belong
+    to other tokens. So do those that a step trained with if engine and trainer differ in the step's own metric and not in
+    its stored rollouts. `measured`: step -> `sync/sampling_gap`.
+    """
+    known = [(r.gap, r.sorted_gap) for r in rollouts if r.gap is not None and r.sorted_gap is not None]
+    gap, in_order = (sum(pair[k] for pair in known) / max(len(known), 1) for k in (0, 1))
+    steps = {r.step for r in rollouts if r.gap is not None} & measured.keys()
+    trained = sum(measured[step] for step in steps) / max(len(steps), 1)
+    if len(known) < FEWEST_GROUPS or max(gap, trained) <= thresholds.PERMUTED_GAP:
+        return None
+    evidence = (
+        f"in {len(known)} stored rollouts the log-probabilities of engine and trainer differ by {gap:.2g} nats per token, "
+        f"by {in_order:.2g} if those of each rollout are sorted, and by {trained:.2g} in the metrics of their steps"
+    )
+    same = (
+        in_order <= thresholds.PERMUTED * gap if gap > thresholds.PERMUTED_GAP else gap <= thresholds.PERMUTED * trained
+    )
+    check = "log-probabilities belong to their tokens"
+    return Finding(check, "fail" if same else "pass", evidence, "logprobs-permuted" if same else None)
+
+
+def calls_read(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Do replies name a tool and its arguments outside the forms that are read? None if none does.
+
+    Only the first stored steps count: the initial policy writes what it was taught.
+    """
+    first = [r for r in rollouts if r.step <= min(rollouts, key=lambda r: r.step).step + STEPS_READ]
+    seen = [r for r in first if r.unread]
+    if not seen:
+        return None
+    check = "the model's tool calls are read"
+    evidence = f"{len(seen)} of {len(first)} rollouts have a reply that names a tool and its arguments and was not read"
+    if len(seen) <= thresholds.UNREAD_REPLIES * len(first):
+        return Finding(check, "pass", evidence)
+    return Finding(
+        check, "fail", evidence, "calls-in-unread-form", seen[0].step, tuple(r.place() for r in seen[:MOST_PLACES])
     )
 
 

@@ -21,19 +21,29 @@ from plumbob.console import UserError
 from plumbob.trainer.config.options import command_of, read_toml
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.run_directory import saved_checkpoints, write_whole
 from plumbob.trainer.watch.change import of_same_tasks, of_windows
 from plumbob.trainer.watch.history import WINDOW, History, Row, mean, number
 from plumbob.trainer.watch.places import with_places
-from plumbob.trainer.watch.rules import RULES
+from plumbob.trainer.watch.rules import RULES, contradicted
 from plumbob.trainer.watch.stopped_run import stop_finding
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.traces import examine_traces, stored_rollouts
+from plumbob.trainer.watch.traces import calls_read, examine_traces, stored_rollouts
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with one line per failed rule, with the step in which it first failed."""
+
+CONSEQUENCES_OF_UNREAD_CALLS = (
+    "tool calls can be parsed",
+    "tool calls are in a form that is read",
+    "tools are called",
+    "rollouts end by themselves",
+    "groups have a signal",
+)
+"""Checks of rules that fail where calls are not read."""
 
 
 class Watch:
@@ -84,8 +94,12 @@ class Watch:
         found = []
         for rule in RULES:
             outcome = rule.judge(self.history)
-            if rule.check in self.failed:
-                found.append(self.failed[rule.check])
+            failed = self.failed.get(rule.check)
+            if failed is not None and contradicted(self.history, failed.cause):
+                failed = None
+                outcome = outcome and (None, f"{outcome[1]}; later steps contradict what the first ones showed")
+            if failed is not None:
+                found.append(failed)
             elif outcome is not None:
                 found.append(Finding(rule.check, "pass", outcome[1]))
         return found
@@ -175,7 +189,13 @@ def examine(run_dir: Path) -> list[Finding]:
     for row in rows:
         watch.update(row)
     rollouts, damaged = stored_rollouts(run_dir, config)
-    found = [*damaged, *examine_traces(run_dir, config, rollouts), *watch.findings()]
+    judged = watch.findings()
+    if (unread := calls_read(rollouts)) is not None:
+        # After what makes a policy write anything, such as a prompt that the engine cuts, and before its consequences.
+        later = (i for i, f in enumerate(judged) if f.check in CONSEQUENCES_OF_UNREAD_CALLS)
+        judged.insert(next(later, len(judged)), unread)
+    found = [*damaged, *examine_traces(run_dir, config, rollouts, rows), *judged]
+    found += saved_model(run_dir, config)
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
     found = [with_places(_quoted(finding, rollouts), rollouts, run_dir) for finding in found]
@@ -185,6 +205,21 @@ def examine(run_dir: Path) -> list[Finding]:
     elif all(f.cause is None for f in found):
         found.append(_learning(watch.history, rows, rollouts))
     return found
+
+
+def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
+    """Is the model that the run saved the trained one? `train` loads it afresh at its end; empty if it did not."""
+    try:
+        gap = float(json.loads((run_dir / "summary.json").read_text())["saved_gap"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    limit = thresholds.SAVED_GAP[config.bf16]
+    evidence = (
+        f"the saved model, loaded afresh, differs from the trained one by {gap:.2g} nats per token (limit {limit:g})"
+    )
+    bad = not gap <= limit
+    cause = "saved-model-differs" if bad else None
+    return [Finding("the saved model is the trained one", "fail" if bad else "pass", evidence, cause)]
 
 
 def _quoted(finding: Finding, rollouts: Sequence[Rollout]) -> Finding:

@@ -16,6 +16,11 @@ SAMPLING_GAP = ByPrecision(
     "token. Healthy runs have 5e-7 in float32 and about 0.012 in bfloat16 (huggingface/trl#4772)",
     "engine-trainer-mismatch", "sampling-truncated", "weights-not-synced", "saved-model-differs",
 )  # fmt: skip
+ROUNDING_GAP = Threshold(
+    1e-4, "largest mean difference of engine and trainer on sampled tokens if both compute in float32 in one process, in nats. "
+    "Rounding there gives 1e-7 to 1e-5; weights or positions in bfloat16 give 1e-4 and more",
+    "engine-trainer-mismatch",
+)  # fmt: skip
 GAP_GROWTH = Threshold(
     100,
         "largest mean |difference| of engine and trainer log-probabilities on sampled tokens, as a multiple of its "
@@ -30,6 +35,21 @@ OTHER_TOKENS = ByPrecision(
 BLIND = Threshold(
     1e-6, "smallest mean change of log-probabilities that another prompt, or other tool results, must cause, in nats",
     "loss-mask-as-attention-mask",
+)  # fmt: skip
+PERMUTED = Threshold(
+    0.1, "largest difference of engine and trainer after the log-probabilities of each rollout are sorted, as a share of the "
+    "difference before: they are the same numbers, at other tokens",
+    "logprobs-permuted",
+)  # fmt: skip
+PERMUTED_GAP = Threshold(
+    0.02, "smallest mean difference of engine and trainer at which it is asked whether sorting takes it away, in nats per "
+    "token. Sorting makes small noise smaller, too; in bfloat16 it is 0.005",
+    "logprobs-permuted",
+)  # fmt: skip
+SAVED_GAP = ByPrecision(
+    1e-5, 0.25, "largest mean difference of the trained model and the one that the run saved, loaded afresh, in nats per "
+    "token on fixed ids",
+    "saved-model-differs",
 )  # fmt: skip
 LEFT_OUT = Threshold(
     0.1, "largest part of the trainer's probability that may lie on tokens which the engine can never sample, as a "
@@ -305,6 +325,10 @@ SORTED_TASKS = Threshold(
 HARDER = Threshold(
     0.25, "largest rise of the tasks' difficulty over a run, as a share of its start, while the reward does not rise",
     "task-order-drifts",
+)  # fmt: skip
+LIVE_FEWEST = Threshold(
+    10, "number of rollouts in groups with a signal, in a step, below which a step is hardly more than one example",
+    "too-little-signal",
 )  # fmt: skip
 LIVE_SHARE = Threshold(
     0.3, "smallest share of groups with a signal in a run's first steps, as the probes ask for before a run",

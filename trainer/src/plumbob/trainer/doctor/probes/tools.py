@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.doctor.before_model.tool_results import Result, results_of, whole
 from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
@@ -61,24 +61,8 @@ def unread_reply(trace: vf.Trace) -> str:
     for message in trace.assistant_messages:
         if not message.tool_calls:
             for tool in trace.tools or ():
-                if found := _call_like(
-                    text_of(message), tool.name, list((tool.parameters or {}).get("properties", {}))
-                ):
+                if found := call_like(text_of(message), tool.name, list((tool.parameters or {}).get("properties", {}))):
                     return found
-    return ""
-
-
-def _call_like(text: str, name: str, parameters: Sequence[str]) -> str:
-    """The part of a text that looks like a call of this tool; "" if none does."""
-    keys = "|".join(map(re.escape, parameters)) or "$^"
-    for found in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text):
-        after = text[found.end() : found.end() + 200]
-        before = text[max(0, found.start() - 60) : found.start()]
-        named = re.search(rf"[\"']?(?:{keys})[\"']?\s*[:=]", after)
-        bracket = re.match(r"\s*\(\s*[\"'\d{]", after)
-        keyed = re.search(r"[\"']?(?:name|function|tool|action)[\"']?\s*[:=]\s*[\"']?$", before, re.IGNORECASE)
-        if bracket or (named and (keyed or re.match(r"[\s\"'`>:,(]*[{(<\[]", after))):
-            return " ".join(text[max(0, found.start() - 40) : found.end() + 120].split())
     return ""
 
 

@@ -1,0 +1,20 @@
+"""Tool calls in a form that no reader knows: a text that names a tool beside its arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def call_like(text: str, name: str, parameters: Sequence[str]) -> str:
+    """The part of a text that looks like a call of this tool; "" if none does."""
+    keys = "|".join(map(re.escape, parameters)) or "$^"
+    for found in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+        after = text[found.end() : found.end() + 200]
+        before = text[max(0, found.start() - 60) : found.start()]
+        named = re.search(rf"[\"']?(?:{keys})[\"']?\s*[:=]", after)
+        bracket = re.match(r"\s*\(\s*[\"'\d{]", after)
+        keyed = re.search(r"[\"']?(?:name|function|tool|action)[\"']?\s*[:=]\s*[\"']?$", before, re.IGNORECASE)
+        if bracket or (named and (keyed or re.match(r"[\s\"'`>:,(]*[{(<\[]", after))):
+            return " ".join(text[max(0, found.start() - 40) : found.end() + 120].split())
+    return ""

@@ -341,3 +341,33 @@ def test_the_second_ctrl_c_of_asyncio_leaves_code_that_blocks(place):
     done.send_signal(signal.SIGINT)
     out, err = done.communicate(timeout=600)
     assert out == "" and "KeyboardInterrupt" in err and done.returncode != 0
+
+
+TRACED = """
+import sys, threading, time
+from plumbob.rollout import blocking
+
+def sleep():
+    try:
+        time.sleep(float(sys.argv[2]))
+    except blocking.Blocked:
+        pass
+
+thread = threading.Thread(target=sleep, daemon=True)
+thread.start()
+time.sleep(0.1)
+blocking.interrupt_thread(thread.ident)
+if sys.argv[1] == "recalled":
+    blocking.recall_interrupt(thread.ident)
+sys.settrace(lambda *event: None)
+(lambda: None)()
+sys.settrace(None)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("what", "seconds"), [("recalled", "0.3"), ("waiting", "60")])
+def test_an_interrupt_of_one_thread_leaves_a_debugger_in_another_alone(what, seconds):
+    """CPython 3.11 repeated the first instruction of a traced function for ever while the interrupt was not raised."""
+    done = subprocess.run([sys.executable, "-c", TRACED, what, seconds], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr

@@ -108,11 +108,32 @@ def hurry(on: bool = True) -> None:
 def interrupt_thread(thread: int) -> None:
     """Raise `Blocked` in another thread, as soon as it runs Python code."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Blocked))
+    _settle()
 
 
 def recall_interrupt(thread: int) -> None:
     """Take back what `interrupt_thread` sent, if it has not arrived yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+    _settle()
+
+
+class _Settled(BaseException):
+    """Raised in the calling thread and caught at once."""
+
+
+def _settle() -> None:
+    """Stop all threads from looking for the exception that was sent to one of them.
+
+    `PyThreadState_SetAsyncExc` makes every thread look between instructions, until one raises what was sent; that may be
+    never, as if it is taken back. CPython 3.11 then repeats the first instruction of a function that is traced (by a
+    debugger, or by coverage) for ever. One that is raised here ends it; the other thread finds its own when it gets the GIL.
+    """
+    try:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Settled))
+        for _ in range(100):  # it is raised where a loop begins again
+            pass
+    except _Settled:
+        pass
 
 
 def unstoppable() -> Stretch | None:

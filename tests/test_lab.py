@@ -47,7 +47,7 @@ def test_the_command_of_an_arm_exists_in_this_repository(shipped):
 
 def test_the_report_of_doctor_has_the_keys_that_lab_probe_reads():
     finding = Finding("c", "fail", "e", cause="tiny-std-scaling")
-    report = _report("doctor lookup", [("signal", finding)], [])
+    report = _report("doctor lookup", [("signal", finding)], [], Path("report.html"))
     assert {"check", "verdict", "evidence", "cause"} <= set(report["findings"][0])
 
 

@@ -64,6 +64,14 @@ TEXT_VALUE = st.one_of(st.text(), TAG_LIKE)
 CONTENT = st.text(max_size=30).map(str.strip)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quoted", ["<function=find>", hermes('{"name": "find", "arguments": {}}')])
+def test_a_call_beside_text_may_quote_the_tags_of_another_family(name, quoted):
+    call = ParsedCall("find", {"q": quoted})
+    form = named(name)
+    assert form.read(form.write("I look it up.", [call]), TOOLS) == ParsedReply("I look it up.", (call,))
+
+
 @PROPERTY
 @given(TEXTS, FORMATS)
 @example(hermes(DEEP), "hermes")
@@ -134,6 +142,8 @@ PATHOLOGICAL = [
     '{"name": ',
     '{"name": "find", "arguments": {"q": "',
     '{"name": "find", "arguments": {"q": x}}',
+    "\n{ ",
+    '\n{"name": "find", "parameters": ',
     "<tool_call>",
     '<tool_call>{"name": "find"',
     "<tools>",

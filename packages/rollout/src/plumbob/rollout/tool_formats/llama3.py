@@ -1,7 +1,8 @@
 """Llama 3.1 and 3.2: bare JSON, `{"name": ..., "parameters": {...}}`, as the whole message.
 
 As in vLLM's `llama3_json` parser, `<|python_tag|>` may precede it, `;` separates several calls (3.2), and "arguments"
-may stand for "parameters". Beyond it, a reply that is a JSON object without a call's keys is an answer.
+may stand for "parameters". Beyond it, text may stand before the calls, on lines of its own, and a reply that is a JSON
+object without a call's keys is an answer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,28 @@ from plumbob.rollout.tool_formats.literals import read_value, skip_space
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 
 _TAG = re.compile(r"\s*<\|python_tag\|>\s*")
-_OBJECT = re.compile(r'\s*\{\s*"(?:type|name|function|parameters|arguments)"')
+_KEY = r'\{\s*"(?:type|name|function|parameters|arguments)"'
+_OBJECT = re.compile(r"\s*" + _KEY)
+_LINE = re.compile(r"\n(?=[ \t]*+" + _KEY + ")")
 _ARGUMENTS = re.compile(r'"(?:parameters|arguments)"')
 
 
 def find(text: str, tools: Tools) -> Search:
-    """Calls that are the whole reply."""
+    """Calls that are the whole reply, or all of it from the first line that begins with one."""
+    search = _whole(text, tools)
+    line = _LINE.search(text) if not search.found else None
+    if line is None:
+        return search
+    # Tags of other families may stand around an object, and its arguments may quote such tags: with nothing but calls
+    # up to the reply's end, there is no tag around them.
+    after = _whole(text[line.end() :], tools)
+    if any(isinstance(call, MalformedCall) for part in after.found for call in part.calls):
+        return search
+    return Search([Found(line.end() + part.start, line.end() + part.end, part.calls) for part in after.found])
+
+
+def _whole(text: str, tools: Tools) -> Search:
+    """Calls that are the whole text."""
     tag = _TAG.match(text)
     if not tag and not _OBJECT.match(text):
         return Search()

@@ -112,7 +112,7 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     for env in config.envs:
         find(env)
         check_by_source(env, config.settings_of(env))
-    if config.engine in ("transformers", "paged") and not config.oracle and config.replay is None:
+    if config.computes_here and not config.oracle and config.replay is None:
         check_model_exists(config.model)
     recorded = None if directory is None else directory / RECORDED
     TemplateChoice(config.chat_template, config.chat_template_args, recorded).check()

@@ -30,12 +30,14 @@ class EvaluateConfig:
         "tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it.",
         "-m",
     )
-    engine: Literal["transformers", "paged", "vllm", "openai"] = option(
-        "transformers",
+    engine: Literal["auto", "transformers", "paged", "vllm", "openai"] = option(
+        "auto",
         "What samples replies. transformers: the model in this process; paged: the same by plumbob's own decoder, made for "
-        "a GPU, for Llama- and Qwen-like models; vllm: a vLLM server or `serve`, with token "
-        "ids in and out; openai: any OpenAI-compatible chat server, with messages in and out.",
+        "a GPU, for Llama- and Qwen-like models; vllm: a vLLM server or `serve`, with token ids in and out; openai: any "
+        "OpenAI-compatible chat server, with messages in and out. auto: paged on a GPU, if it knows the model and memory "
+        "is enough, else transformers; config.toml has what was chosen.",
     )
+    engine_memory: float = rollout_options.engine_memory()
     base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server, for --engine vllm or openai.")
     api_key_var: str = option(
         "OPENAI_API_KEY",
@@ -93,7 +95,7 @@ class EvaluateConfig:
         "File of stored transcripts (traces of train, evaluate or vf-eval) to score again instead of sampling from "
         "a model.",
     )
-    bf16: bool = option(False, "Compute in bfloat16, with --engine transformers.")
+    bf16: bool = option(False, "Compute in bfloat16, with a model in this process.")
     threads: int = rollout_options.threads()
     output_dir: str = option("evaluations", "Folder in which result directories are created.", "-o")
     run_name: str | None = option(
@@ -138,6 +140,11 @@ class EvaluateConfig:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
             owner, dot, _ = pair.partition("=")[0].partition(".")
             require(not dot or owner in self.envs, f"--env-arg {pair!r} is for {owner!r}, which is not evaluated here")
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether the model is loaded into this process, unless --oracle or --replay stands for it."""
+        return self.engine in ("auto", "transformers", "paged")
 
     @property
     def wanted_examples(self) -> int:

@@ -49,6 +49,12 @@ def max_context() -> Any:
     return option(4096, "Maximum number of tokens in one rollout, prompt and tool results included.", at_least=1)
 
 
+def engine_memory(more: str = "", *names: str) -> Any:
+    """`more`: what it means for other engines. `names`: further spellings."""
+    text = f"Largest share of each GPU's memory for the keys and values of rollouts, with --engine paged.{more}"
+    return option(0.4, text, *names, above=0, below=1)
+
+
 def keep_control_tokens(exception: str = "") -> Any:
     """`exception`: a further sentence about where this does not hold."""
     return option(

@@ -273,11 +273,19 @@ class TrainConfig:
         above=0,
     )
 
-    engine: Literal["transformers", "paged", "vllm"] = option(
-        "transformers",
+    engine: Literal["auto", "transformers", "paged", "vllm"] = option(
+        "auto",
         "What samples rollouts: the model in the training process (transformers), the same by plumbob's own decoder, made "
-        "for a GPU, for Llama- and Qwen-like models (paged), or vLLM servers (vllm).",
-        group="vLLM",
+        "for a GPU, for Llama- and Qwen-like models (paged), or vLLM servers (vllm). auto: vllm if --vllm-url is given; on "
+        "one GPU paged, if it knows the model and memory is enough; else transformers. config.toml has what was chosen.",
+        group="The engine that samples",
+    )
+    engine_memory: float = rollout_options.engine_memory(
+        " With --engine vllm: the whole share of the server that the run starts, its weights included (vLLM's "
+        "--gpu-memory-utilization).",
+        # A run's config.toml had the second name once.
+        "--vllm-gpu-memory-utilization",
+        "--vllm-memory",
     )
     vllm_url: tuple[str, ...] = option(
         (),
@@ -292,14 +300,6 @@ class TrainConfig:
     )
     vllm_gpus: str | None = option(
         None, "GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."
-    )
-    vllm_memory: float = option(
-        0.4,
-        "Share of each GPU's memory for the vLLM server that the run starts (vLLM's --gpu-memory-utilization), or, with "
-        "--engine paged, for keys and values.",
-        "--vllm-gpu-memory-utilization",
-        above=0,
-        below=1,
     )
     vllm_sleep: bool = option(
         False,
@@ -433,6 +433,8 @@ class TrainConfig:
             object.__setattr__(self, "mixture", tuple(self.env) if len(self.env) > 1 else ())
             object.__setattr__(self, "env", mixture.parse(self.env[0])[0] if self.env else "")
         check_values(self)
+        if self.engine == "auto" and self.vllm_url:
+            object.__setattr__(self, "engine", "vllm")
         mixture.check(self)
         check_run_name(self.run_name)
         require(

@@ -12,7 +12,8 @@ import re
 import sys
 import time
 import tomllib
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,15 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                 report = json.loads(finished.read_text(encoding="utf-8"))
             else:
                 folder.mkdir(exist_ok=True)
-                (folder / "config.toml").write_text(own.to_toml(), encoding="utf-8")
                 if loaded != model:
                     open_engine.close()
-                    begun = (directory / _folder(*cell) / RECORDED for cell in cells if cell[0] == model)
-                    recorded = next((path for path in begun if path.is_file()), None)
-                    asked, loaded = open_engine.enter_context(closing(evaluation.ask(own, recorded))), model
+                    begun = [directory / _folder(*cell) for cell in cells if cell[0] == model]
+                    recorded = next((path / RECORDED for path in begun if (path / RECORDED).is_file()), None)
+                    asked = evaluation.ask(dataclasses.replace(own, engine=_engine(config, begun)), recorded)
+                    open_engine.enter_context(closing(asked))
+                    loaded = model
+                own = dataclasses.replace(own, engine=asked.engine_name or own.engine)
+                (folder / "config.toml").write_text(own.to_toml(), encoding="utf-8")
                 try:
                     (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked, folder)
                 except (Interrupted, evaluation.EvaluationFailed) as error:
@@ -112,6 +116,14 @@ def _cell(config: EvaluateConfig, model: str, env: str, retriever: str | None) -
     settings = config.settings_of(env) | ({} if retriever is None else {"retriever": retriever})
     pairs = tuple(f"{key}={value}" for key, value in settings.items())
     return dataclasses.replace(config, envs=(env,), model=model, env_args=pairs, datasets=None)
+
+
+def _engine(config: EvaluateConfig, begun: Sequence[Path]) -> Any:
+    """The value of --engine for the cells of a model: what auto chose for those that an earlier process began."""
+    for folder in begun if config.engine == "auto" else ():
+        with suppress(OSError, ValueError, KeyError):
+            return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["engine"]
+    return config.engine
 
 
 def _folder(model: str, env: str, retriever: str | None) -> str:

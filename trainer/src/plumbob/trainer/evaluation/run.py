@@ -54,6 +54,8 @@ class Asked:
     sampling: Sampling
     limits: Limits
     description: str
+    engine_name: str = ""
+    """The value of --engine that the engine is; empty without one."""
     close: Callable[[], None] = lambda: None
 
 
@@ -105,6 +107,7 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
 
 def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_from: Path | None, as_json: bool) -> int:
     directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
+    config = replace(config, engine=asked.engine_name or config.engine)
     (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     try:
         reports = evaluate_plans(config, plans, asked, directory)
@@ -210,8 +213,10 @@ def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
     from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
     loaded = load_engine(config, recorded)
-    where = f"{config.model} on {loaded.where}, {how}"
-    return Asked(loaded.engine, loaded.chat, sampling, limits, where, loaded.close)
+    # A server's URL says what it is.
+    by = f", engine {loaded.name}" if config.computes_here else ""
+    where = f"{config.model} on {loaded.where}{by}, {how}"
+    return Asked(loaded.engine, loaded.chat, sampling, limits, where, loaded.name, loaded.close)
 
 
 async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path, done: set[tuple[int, int]]) -> None:

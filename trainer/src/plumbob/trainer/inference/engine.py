@@ -60,6 +60,8 @@ class EngineParts:
     """A copy of the policy's model that the engine owns, for an engine in this process; else None."""
     decoding: Decoding | None
     """What the engine's `measure` found."""
+    later_bytes: int
+    """Bytes that training will allocate on this process's GPU after the engine is opened, activations excepted."""
     status: Callable[[str], None]
     """Called with a short text that says what the run is waiting for."""
 

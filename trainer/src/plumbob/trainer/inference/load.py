@@ -15,6 +15,7 @@ from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatEngine, Engine
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
 from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.inference import choice
 from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
@@ -40,6 +41,8 @@ class LoadedEngine:
     """Where the model computes, for display: a device or a server's URL."""
     max_context: int
     """Most tokens of one row: prompts, completions and tool results."""
+    name: str
+    """The value of --engine that it is."""
     close: Callable[[], None] = lambda: None
     """Closes the connections to a server."""
 
@@ -53,6 +56,8 @@ class LoadedChatEngine:
     """The server's URL, for display."""
     close: Callable[[], None]
     """Closes the connections to the server."""
+    name: str = "openai"
+    """The value of --engine that it is."""
     chat: None = None
     """None, because the server applies the chat template."""
 
@@ -63,10 +68,11 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
     `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
     """
     template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
-    if config.engine in ("transformers", "paged"):
+    if config.computes_here:
         return load_engine_here(
             config.model,
             engine=config.engine,
+            engine_memory=config.engine_memory,
             max_concurrent=config.max_concurrent,
             max_context=config.max_context,
             bf16=config.bf16,
@@ -89,7 +95,9 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
     if config.engine == "openai":
         server = ChatServer(http, url, config.model, read_values(config.chat_template_args))
         return LoadedChatEngine(server, config.base_url, http.close)
-    return LoadedEngine(TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, http.close)
+    return LoadedEngine(
+        TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, "vllm", http.close
+    )
 
 
 PATIENCE_SECONDS = 30.0
@@ -135,6 +143,7 @@ def load_engine_here(
     model: str,
     *,
     engine: str = "transformers",
+    engine_memory: float = 0.4,
     max_concurrent: int,
     max_context: int | None = None,
     bf16: bool = False,
@@ -145,12 +154,11 @@ def load_engine_here(
 ) -> LoadedEngine:
     """Load a model into an engine in this process, on the GPU if there is one.
 
-    `engine`: the name of one that computes in this process.
+    `engine`: the name of one that computes in this process, or "auto". `engine_memory`: as --engine-memory.
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
     `template`: the chat template, by default the model's own. `keep_control_tokens` and `tool_format`: see `load_chat`.
     Raises UserError for a model that cannot be loaded or used.
     """
-    engines: Any = engine_module(engine)
     tokenizer = load_tokenizer(model, template)
     loaded = load_model(model)
     positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
@@ -162,9 +170,21 @@ def load_engine_here(
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
-        decoding = engines.measure(loaded, plan_forward(loaded, max_context), max_context)
-    for line in decoding.lines() if decoding else ():
+        measured = choice.measure(engine, loaded, plan_forward(loaded, max_context), max_context, device, 1)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    loaded = cast_weights(loaded.to(device), dtype)
+    chosen = choice.decide(
+        measured,
+        loaded,
+        device,
+        1,
+        dtype=dtype,
+        max_context=max_context,
+        share=engine_memory,
+        command=f"start a server with `vf-vllm --model {model}` and add --engine vllm",
+    )
+    for line in chosen.lines:
         print(f"  {line}", file=sys.stderr, flush=True)
-    loaded = cast_weights(loaded.to(device), torch.bfloat16 if bf16 else torch.float32)
-    made = engines.make_engine(loaded, decoding, max_concurrent, max_context)
-    return LoadedEngine(made, chat, str(device), max_context)
+    engines: Any = engine_module(chosen.engine)
+    made = engines.make_engine(loaded, chosen.decoding, max_concurrent, max_context, engine_memory)
+    return LoadedEngine(made, chat, str(device), max_context, chosen.engine)

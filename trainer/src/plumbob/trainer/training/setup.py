@@ -21,9 +21,9 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import MakeOptimizer
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.inference.engine import EngineModule, EngineParts, TrainingEngine, engine_module
+from plumbob.trainer.inference import choice
+from plumbob.trainer.inference.engine import EngineParts, TrainingEngine, engine_module
 from plumbob.trainer.inference.errors import SyncError
-from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward
 from plumbob.trainer.policy.loading import (
@@ -118,9 +118,11 @@ def _set_up(
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
     torch.manual_seed(config.seed)
     divided = request.divides(world)
-    engines = engine_module(config.engine)
-    plan, decoding = world.from_main(_measured(model, config, engines, world.device) if world.is_main else None)
+    plan, measured = world.from_main(_measured(model, config, world) if world.is_main else None)
     policy = Policy(model, config, world.device, whole=not divided, plan=plan)
+    chosen = _chosen_engine(measured, policy, config, world)
+    config = dataclasses.replace(config, engine=chosen.engine)
+    engines = engine_module(config.engine)
     # The engine's copy of the model must be made before `shard` divides the weights.
     engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
     optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
@@ -138,7 +140,8 @@ def _set_up(
         positions=_positions(model),
         at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
         model=engine_model,
-        decoding=decoding,
+        decoding=chosen.decoding,
+        later_bytes=_bytes_of_first_step(policy),
         status=status,
     )
     engine = engines.open_engine(parts)
@@ -180,16 +183,40 @@ def _positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _measured(
-    model: PreTrainedModel, config: TrainConfig, engines: EngineModule, device: torch.device
-) -> tuple[ForwardPlan, Decoding | None]:
+def _measured(model: PreTrainedModel, config: TrainConfig, world: World) -> tuple[ForwardPlan, choice.Measured]:
     """How trainer and engine must compute this model, measured and printed. One process does it for all."""
-    with moved(model, device):
+    with moved(model, world.device):
         plan = plan_forward(model, config.max_context)
-        decoding = engines.measure(model, plan, config.max_context)
-    for line in plan.lines() + (decoding.lines() if decoding else []):
+        found = choice.measure(config.engine, model, plan, config.max_context, world.device, world.size)
+    for line in plan.lines():
         print(f"  {line}", file=sys.stderr, flush=True)
-    return plan, decoding
+    return plan, found
+
+
+def _chosen_engine(measured: choice.Measured, policy: Policy, config: TrainConfig, world: World) -> choice.Chosen:
+    """The engine that --engine names, or that auto chooses, once the trainer's weights have their place."""
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    parameters = policy.model.parameters()
+    copied = sum(p.numel() * dtype.itemsize for p in parameters if p.requires_grad or p.dtype != dtype)
+    chosen = choice.decide(
+        measured,
+        policy.model,
+        world.device,
+        world.size,
+        dtype=dtype,
+        max_context=config.max_context,
+        share=config.engine_memory,
+        later=_bytes_of_first_step(policy) + copied,
+        command=f"add --engine vllm, or start a server with `vf-vllm --model {config.model}` and add --vllm-url too",
+    )
+    for line in chosen.lines if world.is_main else ():
+        print(f"  {line}", file=sys.stderr, flush=True)
+    return chosen
+
+
+def _bytes_of_first_step(policy: Policy) -> int:
+    """Memory that the first optimizer step allocates for good: float32 gradients and both moments of AdamW."""
+    return 12 * sum(policy.sharding.local(p).numel() for p in policy.trainable.values())
 
 
 def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:

@@ -304,7 +304,7 @@ def _banner(run_: Run) -> str:
     return (
         f"{told} | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
-        f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes} | "
+        f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes}, engine {c.engine} | "
         f"{run_.num_steps} steps of {each}, "
         f"learning rate {c.learning_rate:g} | {run_.directory}"
     )

@@ -50,9 +50,7 @@ def _sampling(config: TrainConfig) -> Finding:
     evidence = f"--temperature {config.temperature:g}, --top-p {config.top_p:g}, --top-k {config.top_k}"
     if active:
         listed = ", ".join(f"{name} {value:g}" for name, value in active.items())
-        evidence += (
-            f"; the model's generation_config.json asks for {listed}, which --engine {config.engine} does not use"
-        )
+        evidence += f"; the model's generation_config.json asks for {listed}, which rollouts do not use"
     stated = _stated() if config.engine == "vllm" else {}
     wrong = {name: stated[name] for name in PENALTIES if name in stated and stated[name] != PENALTIES[name]}
     if wrong:

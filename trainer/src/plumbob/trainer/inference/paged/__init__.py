@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,18 +19,30 @@ def open_engine(parts: EngineParts) -> TrainingEngine:
     from plumbob.trainer.inference.paged.opening import open_paged
 
     assert parts.model is not None
-    slots = min(parts.config.max_concurrent, parts.at_once)
-    return open_paged(parts.model, slots, parts.config.max_context, parts.config.vllm_memory)
+    config = parts.config
+    slots = min(config.max_concurrent, parts.at_once)
+    say = _say if parts.world.is_main else lambda _: None
+    return open_paged(parts.model, slots, config.max_context, config.engine_memory, parts.later_bytes, say)
 
 
 def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None:
-    from plumbob.trainer.inference.paged.opening import check_exact
+    from plumbob.trainer.inference.paged.opening import check_exact, refused
+    from plumbob.trainer.inference.paged.weights import NotSupported
 
-    check_exact(model, plan, max_context)
+    try:
+        check_exact(model, plan, max_context)
+    except NotSupported as error:
+        raise refused(error) from None
 
 
-def make_engine(model: PreTrainedModel, decoding: Decoding | None, max_slots: int, max_length: int) -> PagedEngine:
-    """The engine that decodes `model`, whose weights it copies."""
+def make_engine(
+    model: PreTrainedModel, decoding: Decoding | None, max_slots: int, max_length: int, share: float
+) -> PagedEngine:
+    """The engine that decodes `model`, whose weights it copies. `share`: see `open_paged`."""
     from plumbob.trainer.inference.paged.opening import open_paged
 
-    return open_paged(model, max_slots, max_length)
+    return open_paged(model, max_slots, max_length, share, say=_say)
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)

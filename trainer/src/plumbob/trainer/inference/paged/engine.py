@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from plumbob.console import first_line
 from plumbob.rollout import EngineError
 from plumbob.trainer.inference.in_process import InProcessEngine, Request
 from plumbob.trainer.inference.paged import forward
@@ -78,11 +80,16 @@ class PagedEngine(InProcessEngine[_Request]):
     ) -> None:
         super().__init__(vocab_size=len(weights.embed), max_length=max_length, dtype=weights.dtype, version=version)
         self.weights = weights
-        longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
-        self.pool = PagePool(1 + max(num_pages or max_slots * longest, longest), PAGE)
-        self._cache = Cache.of(weights, self.pool.count, PAGE)
-        self._decoding = Decoding(weights, self._cache, max_slots, longest, TOKENS_PER_RUN)
-        self._max_slots = max_slots
+        self._longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
+        self._prefill_tokens = PREFILL_TOKENS
+        self._allocate(max_slots, max(num_pages or max_slots * self._longest, self._longest))
+
+    def _allocate(self, slots: int, pages: int) -> None:
+        """Make an empty cache, and what decodes in it."""
+        self._max_slots = slots
+        self.pool = PagePool(1 + pages, PAGE)
+        self._cache = Cache.of(self.weights, self.pool.count, PAGE)
+        self._decoding = Decoding(self.weights, self._cache, slots, self._longest, TOKENS_PER_RUN)
 
     @property
     def device(self) -> torch.device:
@@ -118,6 +125,41 @@ class PagedEngine(InProcessEngine[_Request]):
         self.pool.forget()
 
     async def _turn(self) -> None:
+        try:
+            await self._decode_some()
+            return
+        except torch.OutOfMemoryError as error:
+            if self._max_slots == 1 and self.pool.count - 1 == self._longest:
+                raise
+            reason = first_line(error)
+        # Not in the handler, where the error holds what the failed pass has allocated.
+        self._shrink(reason)
+
+    def _shrink(self, reason: str) -> None:
+        """Give half of the cache back after running out of memory, and halve what is computed at once.
+
+        Rollouts under way wait again. They keep what they have sampled, and read it again as part of their prompt.
+        """
+        again = [*self._active, *self._admitting]
+        for request in again:
+            request.pages = []
+        self._waiting = [*again, *self._waiting]
+        self._active, self._admitting = [], []
+        self._prefill_tokens = max(self._prefill_tokens // 2, 1)
+        slots, pages = max(self._max_slots // 2, 1), max((self.pool.count - 1) // 2, self._longest)
+        del self._decoding, self._cache  # the recorded graphs hold the cache too
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        self._allocate(slots, pages)
+        print(
+            f"  the engine ran out of memory ({reason}); from now on at most {slots} rollouts decode at once, with half "
+            "of the memory for keys and values; a lower --engine-memory or --max-context prevents this",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    async def _decode_some(self) -> None:
         start = time.perf_counter()
         self._drop_cancelled()
         if self._should_admit():
@@ -186,7 +228,7 @@ class PagedEngine(InProcessEngine[_Request]):
                     groups[key].members.append(request)
                 else:
                     pages, known = self._pages_of_a_leader(ids)
-                    if groups and tokens + len(ids) - known > PREFILL_TOKENS:
+                    if groups and tokens + len(ids) - known > self._prefill_tokens:
                         self.pool.release(pages)
                         break
                     request.pages = pages

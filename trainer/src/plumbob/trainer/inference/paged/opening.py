@@ -2,54 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from plumbob.console import UserError
 from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
 from plumbob.trainer.inference.paged.forward import bytes_of_page
+from plumbob.trainer.inference.paged.memory import memory_of, pages_of, pages_that_fit
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights, vocabulary
 from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, measuring, own_logprobs
 from transformers import PreTrainedModel
 
-SHARE = 0.4
-"""Default share of a GPU's memory for keys and values."""
+INSTEAD = "use --engine transformers or vllm"
+"""What to do where this engine cannot be used."""
 
 
 def check_exact(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None:
-    """Raise UserError unless the engine's log-probabilities are those of `model`'s own forward pass, in float32."""
+    """Raise NotSupported unless the engine's log-probabilities are those of `model`'s own forward pass, in float32."""
     try:
-        with measuring(model, max_context) as lengths:
-            rows = [row.token_ids for row in measured_rows(vocabulary(model), lengths)]
-            engine = PagedEngine(Weights.of(model, max(map(len, rows)) + TOKENS_PER_RUN), max_slots=1, max_length=PAGE)
-            model.set_attn_implementation(plan.own_attention)
-            gaps = [(own_logprobs(model, ids).cpu() - torch.tensor(engine.score(ids))).abs().max() for ids in rows]
-    except NotSupported as error:
-        raise _refused(str(error)) from None
-    if not (largest := max(gaps).item()) <= plan.limit:
-        raise _refused(f"its log-probabilities differ by {largest:.2g} nats from the model's own")
+        largest = _largest_gap(model, plan, max_context)
+    except torch.OutOfMemoryError:
+        largest = None
+    if largest is None:  # a GPU has room for the model, but not for a second float32 copy
+        home = model.device
+        model.to("cpu")
+        torch.cuda.empty_cache()
+        try:
+            largest = _largest_gap(model, plan, max_context)
+        finally:
+            model.to(home)
+    if not largest <= plan.limit:
+        raise NotSupported(f"its log-probabilities differ by {largest:.2g} nats from the model's own")
 
 
-def open_paged(model: PreTrainedModel, max_slots: int, max_length: int, share: float = SHARE) -> PagedEngine:
+def _largest_gap(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> float:
+    with measuring(model, max_context) as lengths:
+        rows = [row.token_ids for row in measured_rows(vocabulary(model), lengths)]
+        engine = PagedEngine(Weights.of(model, max(map(len, rows)) + TOKENS_PER_RUN), max_slots=1, max_length=PAGE)
+        model.set_attn_implementation(plan.own_attention)
+        gaps = [(own_logprobs(model, ids).cpu() - torch.tensor(engine.score(ids))).abs().max() for ids in rows]
+    return max(gaps).item()
+
+
+def open_paged(
+    model: PreTrainedModel,
+    max_slots: int,
+    max_length: int,
+    share: float,
+    later: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> PagedEngine:
     """An engine for `model`, whose weights it copies.
 
-    `share`: of a GPU's memory, for keys and values. Raises UserError if the engine does not know the model, or if not
-    even one rollout fits.
+    `share`: most of a GPU's memory for keys and values. `later`: bytes that the trainer will allocate on this GPU after
+    this call. `say`: called with a line if memory holds fewer rollouts than `max_slots`. Raises UserError if the engine
+    does not know the model, or if not even one rollout fits.
     """
     try:
         weights = Weights.of(model, max_length + TOKENS_PER_RUN)
     except NotSupported as error:
-        raise _refused(str(error)) from None
-    per_rollout = -(-(max_length + TOKENS_PER_RUN) // PAGE)
+        raise refused(error) from None
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"the GPU's memory does not hold the copy of the model's weights that --engine paged makes; {INSTEAD}"
+        ) from None
+    per_rollout = pages_of(max_length)
     pages = max_slots * per_rollout
-    if weights.embed.is_cuda:
-        _, total = torch.cuda.mem_get_info()
-        pages = min(pages, int(total * share) // bytes_of_page(weights, PAGE))
+    if (memory := memory_of(weights.embed.device)) is not None:
+        pages = pages_that_fit(pages, per_rollout, bytes_of_page(weights, PAGE), memory, share, later)
     if pages < per_rollout:
         raise UserError(
-            f"not even one rollout of --max-context {max_length} tokens fits into {share:.0%} of the GPU's memory "
-            "(--vllm-memory); lower --max-context"
+            f"--engine paged: the keys and values of one rollout of --max-context {max_length} tokens do not fit into "
+            f"the memory of the GPU that they may take ({share:.0%} of it, --engine-memory, and only what is free and "
+            f"what training does not need); lower --max-context, or {INSTEAD}"
+        )
+    if pages < max_slots * per_rollout:
+        say(
+            f"the GPU's memory holds the keys and values of {pages // per_rollout} rollouts of --max-context "
+            f"{max_length} tokens: as many of {max_slots} decode at once, and more of them while they are shorter"
         )
     return PagedEngine(weights, max_slots=max_slots, max_length=max_length, num_pages=pages)
 
 
-def _refused(why: str) -> UserError:
-    return UserError(f"--engine paged does not know this model: {why}; use --engine transformers or vllm")
+def refused(error: NotSupported) -> UserError:
+    """What is said if --engine paged was asked for."""
+    return UserError(f"--engine paged does not know this model: {error}; {INSTEAD}")

@@ -26,8 +26,13 @@ def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Deco
     return choose_decoding(model, plan, max_context)
 
 
-def make_engine(model: PreTrainedModel, decoding: Decoding, max_slots: int, max_length: int) -> TransformersEngine:
-    """The engine that decodes `model` as `decoding` says; the engine owns the model."""
+def make_engine(
+    model: PreTrainedModel, decoding: Decoding, max_slots: int, max_length: int, share: float = 0.0
+) -> TransformersEngine:
+    """The engine that decodes `model` as `decoding` says; the engine owns the model.
+
+    `share`, of a GPU's memory for keys and values, has no effect: this engine takes memory as rollouts grow.
+    """
     from plumbob.trainer.inference.transformers.engine import TransformersEngine
     from plumbob.trainer.inference.transformers.whole_rows import WholeRowsEngine
 

@@ -64,7 +64,7 @@ def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[st
         sync=sync,
         lora_rank=config.lora_r,
         gpus=tuple(int(gpu) for gpu in config.vllm_gpus.split(",")) if config.vllm_gpus else None,
-        memory=config.vllm_memory,
+        memory=config.engine_memory,
         max_length=config.max_context,
         bf16=config.bf16,
         sleep=config.vllm_sleep,

@@ -1,0 +1,143 @@
+"""`--engine auto`: which engine in this process samples from a model.
+
+On a CUDA GPU the paged engine is compared with the model when that is loaded. Whether memory is enough for it is known
+later, when the trainer's weights are in the GPU's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from plumbob.console import first_line
+from plumbob.trainer.inference.engine import engine_module
+from plumbob.trainer.inference.transformers.decoding import Decoding
+from plumbob.trainer.policy.forward_plan import ForwardPlan
+from plumbob.trainer.policy.loading import TINY
+from transformers import PreTrainedModel
+
+InProcess = Literal["transformers", "paged"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine, and why it is not the paged one, as a part of a sentence; an empty text if it is."""
+
+    engine: InProcess
+    reason: str = ""
+
+
+def choose(device: str, processes: int, refusal: str | None, needed: int, free: int) -> Choice:
+    """The engine of a run on a device of this type ("cuda", "cpu") with this number of processes.
+
+    `refusal`: why the paged engine cannot sample from the model, as a clause; None if it can. `needed`: bytes that this engine and
+    training will take of a GPU's memory, besides what is taken already. `free`: bytes that are free.
+    """
+    if device != "cuda":
+        return Choice("transformers", "there is no CUDA GPU")
+    if processes > 1:
+        return Choice("transformers", "with several processes the paged engine must be asked for (--engine paged)")
+    if refusal is not None:
+        return Choice("transformers", refusal)
+    if needed > free:
+        return Choice(
+            "transformers",
+            f"the paged engine would need {_gb(needed)} of the GPU's memory, with what training still needs, and "
+            f"{_gb(free)} are free",
+        )
+    return Choice("paged")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found out about the engines that may be chosen, when the model was loaded."""
+
+    asked: str
+    """The value of --engine."""
+    decodings: Mapping[str, Decoding | None]
+    """Engine -> what its `measure` found."""
+    refusal: str | None = None
+    """With --engine auto: why the paged engine cannot sample from the model; None if it can, or nobody asked."""
+
+
+def measure(
+    asked: str, model: PreTrainedModel, plan: ForwardPlan, max_context: int, device: torch.device, processes: int
+) -> Measured:
+    """Measure the engine that was `asked` for, or with "auto" those that may be chosen on this device.
+
+    Raises UserError if the engine that was asked for does not know the model.
+    """
+    if asked != "auto":
+        return Measured(asked, {asked: engine_module(asked).measure(model, plan, max_context)})
+    refusal = None
+    if device.type == "cuda" and processes == 1:
+        from plumbob.trainer.inference.paged.opening import check_exact
+
+        try:
+            check_exact(model, plan, max_context)
+        except Exception as error:  # whatever a model raises that this engine cannot compute, or a GPU without a kernel
+            refusal = f"the paged engine does not know this model: {first_line(error)}"
+    return Measured(asked, {"transformers": engine_module("transformers").measure(model, plan, max_context)}, refusal)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The engine of a run."""
+
+    engine: str
+    decoding: Decoding | None
+    lines: tuple[str, ...]
+    """What the user should know about it."""
+
+
+def decide(
+    measured: Measured,
+    model: PreTrainedModel,
+    device: torch.device,
+    processes: int,
+    *,
+    dtype: torch.dtype,
+    max_context: int,
+    share: float,
+    later: int = 0,
+    command: str,
+) -> Chosen:
+    """The engine to open, when `model` lies where it computes, the engine's own copy of it excepted.
+
+    `dtype`: the precision of the engine's weights. `share`: most of a GPU's memory for keys and values. `later`: bytes
+    that training will take of the GPU's memory. `command`: how to start vLLM instead.
+    """
+    if measured.asked != "auto":
+        decoding = measured.decodings[measured.asked]
+        return Chosen(measured.asked, decoding, tuple(decoding.lines() if decoding else ()))
+    refusal, needed, free = measured.refusal, 0, 0
+    if device.type == "cuda" and processes == 1 and refusal is None:
+        from plumbob.trainer.inference.paged.memory import bytes_of_rollout, bytes_of_weights, memory_of
+
+        memory = memory_of(device)
+        assert memory is not None
+        rollout = bytes_of_rollout(model, dtype, max_context)
+        needed = bytes_of_weights(model, dtype) + rollout + later + memory.margin
+        free = memory.free
+        if rollout > memory.total * share:
+            refusal = (
+                f"one rollout of --max-context {max_context} tokens takes more than {share:.0%} of the GPU's memory"
+            )
+    choice = choose(device.type, processes, refusal, needed, free)
+    decoding = measured.decodings.get(choice.engine)
+    lines = list(decoding.lines() if decoding else ())
+    if device.type == "cuda" and choice.reason:
+        lines.insert(0, _explained(choice, model.num_parameters(), command))
+    return Chosen(choice.engine, decoding, tuple(lines))
+
+
+def _explained(choice: Choice, parameters: int, command: str) -> str:
+    """Why the faster engine is not taken, and how to start vLLM if the model is large enough for that to matter."""
+    line = f"rollouts are sampled by --engine {choice.engine}: {choice.reason}"
+    return f"{line}; vLLM is faster for a model of this size: {command}" if parameters >= TINY else line
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

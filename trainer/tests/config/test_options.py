@@ -119,7 +119,8 @@ ORIGINAL = {
     "--use_peft True --use_peft=false": {},
     "--vllm_server_base_url http://a:1 --vllm_gpu_memory_utilization 0.3 --vllm_enable_sleep_mode true": {
         "vllm_url": ("http://a:1",),
-        "vllm_memory": 0.3,
+        "engine_memory": 0.3,
+        "engine": "vllm",
         "vllm_sleep": True,
     },
 }

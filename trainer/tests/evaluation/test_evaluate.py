@@ -211,8 +211,14 @@ def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
     directory = tmp_path / "evaluations" / "b"
     (finished,) = directory.glob("tiny-gsm8k-*/summary.json")
     finished.unlink()
+    # The engine is chosen once for each model, and cells that an earlier process began keep theirs.
+    for cell in directory.glob("*/config.toml"):
+        assert 'engine = "transformers"' in cell.read_text()
+        cell.write_text(cell.read_text().replace('engine = "transformers"', 'engine = "paged"'))
     again = go("--resume", str(directory), "--json")
     assert [c["scores"] for c in again] == [c["scores"] for c in first]
+    assert [", engine paged, " in c["heading"] for c in again] == [False, True]
+    assert 'engine = "paged"' in (finished.parent / "config.toml").read_text()
 
 
 def test_models_of_one_name_are_two_cells_of_a_benchmark():

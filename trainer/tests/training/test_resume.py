@@ -23,7 +23,7 @@ from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.run_files.run_directory import lock_directory, saved_checkpoints
-from plumbob.trainer.training.manifest import damage
+from plumbob.trainer.training.manifest import damage, write_manifest
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
 from transformers import get_scheduler
@@ -118,6 +118,18 @@ def test_other_data_than_the_runs_own_is_refused(tmp_path):
 def test_fewer_steps_than_are_finished_is_one_sentence(four_steps):
     with pytest.raises(UserError, match="the run has finished 4 steps, so --max-steps 2 is too few; raise it"):
         resume(four_steps, max_steps=2)
+
+
+def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, tmp_path):
+    directory = shutil.copytree(four_steps, tmp_path / "r")
+    for path in (directory / "config.toml", *directory.glob("checkpoints/*/state.json")):
+        text = path.read_text()
+        assert "engine_memory" in text
+        path.write_text(text.replace("engine_memory", "vllm_memory"))
+    for folder in directory.glob("checkpoints/step_*"):
+        write_manifest(folder)
+    assert saved_config(directory).engine_memory == 0.4
+    assert resume(directory, max_steps=4) == 0
 
 
 # What may change, and then does

@@ -32,6 +32,7 @@ from plumbob.trainer.training.step import optimizer_step
 CASES: dict[str, dict[str, Any]] = {
     "full": {"kl_beta": 0.05, "learning_rate": 1e-3, "num_iterations": 2},
     "lora": {"peft": True, "kl_beta": 0.05, "learning_rate": 1e-2, "lora_r": 4, "gradient_checkpointing": True},
+    "paged": {"engine": "paged", "peft": True, "learning_rate": 1e-2, "lora_r": 4},
     "bf16": {"bf16": True, "learning_rate": 1e-3},
 }
 """Name of a case -> its settings."""

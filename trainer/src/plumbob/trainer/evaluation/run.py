@@ -58,6 +58,10 @@ class Asked:
     """The value of --engine that the engine is; empty without one."""
     close: Callable[[], None] = lambda: None
 
+    def recorded(self, config: EvaluateConfig) -> EvaluateConfig:
+        """The settings for config.toml: with the engine that was chosen, which --resume keeps."""
+        return replace(config, engine=self.engine_name or config.engine)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -107,8 +111,7 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
 
 def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_from: Path | None, as_json: bool) -> int:
     directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-    config = replace(config, engine=asked.engine_name or config.engine)
-    (directory / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
     try:
         reports = evaluate_plans(config, plans, asked, directory)
     except Interrupted:

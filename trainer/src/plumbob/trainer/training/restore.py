@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError, first_line
-from plumbob.trainer.config.options import flag
+from plumbob.trainer.config.options import flag, spellings
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.rollouts.selection import Pools
@@ -45,7 +45,9 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
         )
     try:
         state = json.loads((folder / "state.json").read_text())
-        saved = type(config)(**{k: v for k, v in tomllib.loads(state["config"]).items() if k != "command"})
+        names = spellings(type(config))
+        settings = {names.get(k, k): v for k, v in tomllib.loads(state["config"]).items() if k != "command"}
+        saved = type(config)(**settings)
         finished = int(state["step"])
     except (ValueError, LookupError, TypeError, UserError) as error:
         raise UserError(f"cannot resume from {folder}: another version of plumbob wrote it ({error})") from None

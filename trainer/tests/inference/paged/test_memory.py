@@ -1,0 +1,156 @@
+"""The paged engine's share of a GPU's memory, and what it does when that runs out; simulated on a CPU."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from plumbob.rollout import EngineError, Sampling
+from plumbob.trainer.inference.paged import forward, opening
+from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine
+from plumbob.trainer.inference.paged.forward import bytes_of_page
+from plumbob.trainer.inference.paged.memory import Memory, bytes_of_rollout, bytes_of_weights, pages_of, pages_that_fit
+from plumbob.trainer.inference.paged.opening import check_exact, open_paged
+from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.policy.forward_plan import plan_forward
+
+sizes = st.integers(0, 1000)
+
+
+@given(sizes, sizes, st.integers(1, 20), sizes, sizes, sizes, st.floats(0.01, 0.99))
+def test_pages_keep_their_share_and_leave_what_training_needs(wanted, least, size, free, taken, later, share):
+    assume(wanted >= least > 0)
+    memory = Memory(free, free + taken)
+    pages = pages_that_fit(wanted, least, size, memory, share, later)
+    assert pages <= wanted
+    if pages > 0:
+        assert pages * size <= memory.total * share
+        assert pages * size <= free - later
+    if pages > least:
+        assert pages * size <= free - later - memory.margin
+    if pages < wanted:  # not one more would have been right
+        more = (pages + 1) * size
+        margin = memory.margin if pages >= least else 0
+        assert more > int(memory.total * share) or more > free - later - margin
+
+
+def test_memory_is_counted_as_it_is_taken(model):
+    weights = Weights.of(copy.deepcopy(model), 600)
+    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in weights.named.values()}
+    assert bytes_of_weights(model, torch.float32) == sum(stored.values())
+    assert bytes_of_rollout(model, torch.float32, 512) == pages_of(512) * bytes_of_page(weights, PAGE)
+
+
+def sample_all(engine, prompts, **settings):
+    async def together():
+        requests = [engine.generate(p, Sampling(seed=i, **settings)) for i, p in enumerate(prompts)]
+        return await asyncio.gather(*requests)
+
+    return asyncio.run(together())
+
+
+def test_with_less_memory_fewer_rollouts_decode_at_once_and_a_line_says_so(qwen2, monkeypatch):
+    per_rollout = bytes_of_rollout(qwen2, torch.float32, 512)
+    prompts = [[5 + i] * 150 for i in range(12)]
+    whole = sample_all(open_paged(copy.deepcopy(qwen2), 12, 512, 0.4), prompts, max_tokens=200)
+    total = 100 * per_rollout
+    monkeypatch.setattr(opening, "memory_of", lambda device: Memory(15 * per_rollout, total))
+    said = []
+    engine = open_paged(copy.deepcopy(qwen2), 12, 512, 0.4, later=per_rollout, say=said.append)
+    assert (engine.pool.count - 1) // pages_of(512) == 4  # 15 are free, training needs 1, and 10 are the margin
+    (line,) = said
+    assert "holds the keys and values of 4 rollouts of --max-context 512 tokens" in line and "of 12" in line
+    scarce = sample_all(engine, prompts, max_tokens=200)
+    assert [c.token_ids for c in scarce] == [c.token_ids for c in whole]
+
+
+def fails_above(monkeypatch, name: str, most: int, size):
+    """Let a pass of the engine run out of memory whenever it computes more than `most`; returns the sizes that failed."""
+    computed, failed = getattr(forward, name), []
+
+    def limited(weights, cache, rows, *rest, **named):
+        if size(rows) > most:
+            failed.append(size(rows))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more.")
+        return computed(weights, cache, rows, *rest, **named)
+
+    monkeypatch.setattr(forward, name, limited)
+    return failed
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}])
+def test_running_out_of_memory_while_decoding_goes_on_with_fewer_lanes(qwen2, monkeypatch, capsys, settings):
+    prompts = [[5 + i, 6, 7] * (1 + 20 * (i % 3)) for i in range(24)]
+    expected = sample_all(engine_of(qwen2), prompts, max_tokens=20, **settings)
+    failed = fails_above(monkeypatch, "decode", 5, len)
+    engine = engine_of(qwen2)
+    pages = engine.pool.count - 1
+    ours = sample_all(engine, prompts, max_tokens=20, **settings)
+    assert failed == [16, 8]  # then 4 at once
+    assert engine.pool.count - 1 == pages // 4
+    for a, b in zip(ours, expected, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+    assert engine.pool.available == engine.pool.count - 1
+    said = capsys.readouterr().err
+    assert (
+        "ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)" in said and "at most 4 rollouts" in said
+    )
+    sample_all(engine, prompts, max_tokens=5, **settings)
+    assert failed == [16, 8]  # it stays as small as it has become
+
+
+def test_running_out_of_memory_while_prompts_are_read_goes_on_with_fewer_tokens_at_once(qwen2, monkeypatch):
+    prompts = [[5 + i] * 100 for i in range(16)]
+    expected = sample_all(engine_of(qwen2), prompts, max_tokens=6)
+    failed = fails_above(monkeypatch, "prefill", 300, lambda rows: sum(len(row.ids) - row.known for row in rows))
+    ours = sample_all(engine_of(qwen2), prompts, max_tokens=6)
+    assert failed and [c.token_ids for c in ours] == [c.token_ids for c in expected]
+
+
+def test_running_out_of_memory_in_the_middle_of_rollouts_loses_none_of_what_they_have_sampled(qwen2, monkeypatch):
+    prompts = [[5 + i, 9] for i in range(8)]
+    expected = sample_all(engine_of(qwen2), prompts, max_tokens=40)
+    decode, calls = forward.decode, []
+
+    def fails_once(*given):
+        calls.append(1)
+        if len(calls) == 21:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return decode(*given)
+
+    monkeypatch.setattr(forward, "decode", fails_once)
+    engine = engine_of(qwen2)
+    ours = sample_all(engine, prompts, max_tokens=40)
+    assert [c.token_ids for c in ours] == [c.token_ids for c in expected]
+    assert engine.generated_tokens == sum(len(c.token_ids) for c in expected)  # nothing is sampled twice
+
+
+def test_memory_that_does_not_hold_one_rollout_fails_it_with_the_reason_and_the_engine_goes_on(qwen2, monkeypatch):
+    engine = engine_of(qwen2)
+    with monkeypatch.context() as broken:
+        failed = fails_above(broken, "decode", 0, len)
+        with pytest.raises(EngineError, match="OutOfMemoryError: CUDA out of memory"):
+            sample_all(engine, [[5, 6]], max_tokens=40)
+        assert failed == [1] * 5  # with 16 lanes, 8, 4, 2 and 1
+    assert len(sample_all(engine, [[5, 6]], max_tokens=3)[0].token_ids) == 3
+
+
+def engine_of(model) -> PagedEngine:
+    return PagedEngine(Weights.of(copy.deepcopy(model), 600), max_slots=16, max_length=512)
+
+
+def test_a_gpu_without_room_for_a_second_copy_compares_the_model_on_the_cpu(qwen2, monkeypatch):
+    plan, of, devices = plan_forward(qwen2, 512), Weights.of.__func__, []
+
+    def full_at_first(cls, model, positions):
+        devices.append(model.device.type)
+        if len(devices) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return of(cls, model, positions)
+
+    monkeypatch.setattr(Weights, "of", classmethod(full_at_first))
+    check_exact(qwen2, plan, 512)
+    assert devices == ["cpu", "cpu"]

@@ -23,10 +23,10 @@ wait_for_server $port $server "$out/vllm.log"
 
 url=http://127.0.0.1:$port/v1
 common=(lookup --output-dir "$out" -n 256)
-run evaluate "${common[@]}" --run-name transformers
+run evaluate "${common[@]}" --run-name transformers --engine transformers
 run evaluate "${common[@]}" --run-name vllm --engine vllm --base-url $url
 run evaluate "${common[@]}" --run-name openai --engine openai --base-url $url
-run evaluate "${common[@]}" --run-name transformers-sampled -r 4
+run evaluate "${common[@]}" --run-name transformers-sampled --engine transformers -r 4
 run evaluate "${common[@]}" --run-name vllm-sampled -r 4 --engine vllm --base-url $url
 run analyze "$out"/{transformers,vllm,openai}/lookup.jsonl
 run analyze "$out"/{transformers-sampled,vllm-sampled}/lookup.jsonl

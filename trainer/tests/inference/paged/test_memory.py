@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from plumbob.console import UserError
 from plumbob.rollout import EngineError, Sampling
+from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.paged import forward, opening
 from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine
 from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import Memory, bytes_of_rollout, bytes_of_weights, pages_of, pages_that_fit
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged
-from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import plan_forward
 
 sizes = st.integers(0, 1000)
@@ -64,6 +66,47 @@ def test_with_less_memory_fewer_rollouts_decode_at_once_and_a_line_says_so(qwen2
     assert "holds the keys and values of 4 rollouts of --max-context 512 tokens" in line and "of 12" in line
     scarce = sample_all(engine, prompts, max_tokens=200)
     assert [c.token_ids for c in scarce] == [c.token_ids for c in whole]
+
+
+def test_a_cache_that_does_not_fit_after_all_is_halved_and_at_last_refused(qwen2, monkeypatch):
+    of, sizes = forward.Cache.of.__func__, []
+
+    def limited(cls, weights, pages, size):
+        sizes.append(pages - 1)
+        if pages - 1 > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return of(cls, weights, pages, size)
+
+    monkeypatch.setattr(forward.Cache, "of", classmethod(limited))
+    most, said = 40, []
+    engine = open_paged(qwen2, 12, 512, 0.4, say=said.append)
+    assert sizes == [108, 54, 27] and engine.pool.count == 28 and "of 3 rollouts" in said[0]
+    most = 8
+    with pytest.raises(UserError, match="one rollout of --max-context 512 tokens do not fit"):
+        open_paged(qwen2, 12, 512, 0.4)
+    assert sizes[3:] == [108, 54, 27, 13, 9]
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            NotSupported("it has a norm of its own"),
+            "does not know this model: it has a norm of its own; use --engine tr",
+        ),
+        (
+            RuntimeError("no kernel image\nis there"),
+            "does not work with this model on this machine: no kernel image; use",
+        ),
+    ],
+)
+def test_an_engine_that_was_asked_for_and_cannot_compute_the_model_is_one_sentence(qwen2, monkeypatch, raised, said):
+    def fails(*given):
+        raise raised
+
+    monkeypatch.setattr(Weights, "of", fails)
+    with pytest.raises(UserError, match=said):
+        engine_module("paged").measure(qwen2, plan_forward(qwen2, 512), 512)
 
 
 def fails_above(monkeypatch, name: str, most: int, size):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
 from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import memory_of, pages_of, pages_that_fit
@@ -70,7 +70,13 @@ def open_paged(
     pages = max_slots * per_rollout
     if (memory := memory_of(weights.embed.device)) is not None:
         pages = pages_that_fit(pages, per_rollout, bytes_of_page(weights, PAGE), memory, share, later)
-    if pages < per_rollout:
+    engine = None
+    while engine is None and pages >= per_rollout:
+        try:
+            engine = PagedEngine(weights, max_slots=max_slots, max_length=max_length, num_pages=pages)
+        except torch.OutOfMemoryError:  # free memory is in small pieces, or another process has taken it
+            pages = 0 if pages == per_rollout else max(pages // 2, per_rollout)
+    if engine is None:
         raise UserError(
             f"--engine paged: the keys and values of one rollout of --max-context {max_length} tokens do not fit into "
             f"the memory of the GPU that they may take ({share:.0%} of it, --engine-memory, and only what is free and "
@@ -81,9 +87,11 @@ def open_paged(
             f"the GPU's memory holds the keys and values of {pages // per_rollout} rollouts of --max-context "
             f"{max_length} tokens: as many of {max_slots} decode at once, and more of them while they are shorter"
         )
-    return PagedEngine(weights, max_slots=max_slots, max_length=max_length, num_pages=pages)
+    return engine
 
 
-def refused(error: NotSupported) -> UserError:
-    """What is said if --engine paged was asked for."""
-    return UserError(f"--engine paged does not know this model: {error}; {INSTEAD}")
+def refused(error: Exception) -> UserError:
+    """What is said if --engine paged was asked for, or recorded by a run that another machine goes on with."""
+    if isinstance(error, NotSupported):
+        return UserError(f"--engine paged does not know this model: {error}; {INSTEAD}")
+    return UserError(f"--engine paged does not work with this model on this machine: {first_line(error)}; {INSTEAD}")

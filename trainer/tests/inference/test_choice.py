@@ -21,6 +21,7 @@ from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.memory import Memory
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.forward_plan import plan_forward
+from plumbob.trainer.training import setup
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
 
@@ -138,6 +139,19 @@ def test_a_recorded_engine_that_this_machine_has_no_memory_for_is_one_sentence(t
     with pytest.raises(opening.UserError, match="one rollout of --max-context 4096 .* use --engine transformers"):
         set_up(replace(saved, max_steps=2), World(0, 1, CPU), tmp_path / "r")
     assert opened(replace(saved, max_steps=2, engine="transformers"), tmp_path / "r")[1].engine == "transformers"
+
+
+@pytest.mark.parametrize("settings", [{}, {"peft": True, "lora_r": 4}])
+def test_what_training_will_allocate_is_what_an_optimizer_step_leaves(tmp_path, settings):
+    made = set_up(config_of(tmp_path, **settings), World(0, 1, CPU), None)
+    with made.lock:
+        made.engine.close()
+    expected = setup._bytes_of_first_step(made.policy)
+    for parameter in made.policy.trainable.values():
+        parameter.grad = torch.zeros_like(parameter)
+    made.optimizer.step()
+    kept = [t for p in made.policy.trainable.values() for t in (p.grad, *made.optimizer.state[p].values()) if t.dim()]
+    assert sum(t.nbytes for t in kept) == expected
 
 
 @pytest.mark.slow

@@ -283,9 +283,8 @@ class TrainConfig:
     engine_memory: float = rollout_options.engine_memory(
         " With --engine vllm: the whole share of the server that the run starts, its weights included (vLLM's "
         "--gpu-memory-utilization).",
-        # A run's config.toml had the second name once.
         "--vllm-gpu-memory-utilization",
-        "--vllm-memory",
+        "--vllm-memory",  # the name in config.toml of older runs
     )
     vllm_url: tuple[str, ...] = option(
         (),

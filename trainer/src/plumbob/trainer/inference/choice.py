@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from plumbob.console import first_line
 from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.policy.forward_plan import ForwardPlan
@@ -32,8 +31,8 @@ class Choice:
 def choose(device: str, processes: int, refusal: str | None, needed: int, free: int) -> Choice:
     """The engine of a run on a device of this type ("cuda", "cpu") with this number of processes.
 
-    `refusal`: why the paged engine cannot sample from the model, as a clause; None if it can. `needed`: bytes that this engine and
-    training will take of a GPU's memory, besides what is taken already. `free`: bytes that are free.
+    `refusal`: why the paged engine cannot sample from the model, as a clause; None if it can. `needed`: bytes that this
+    engine and training will take of a GPU's memory, besides what is taken already. `free`: bytes that are free.
     """
     if device != "cuda":
         return Choice("transformers", "there is no CUDA GPU")
@@ -73,12 +72,12 @@ def measure(
         return Measured(asked, {asked: engine_module(asked).measure(model, plan, max_context)})
     refusal = None
     if device.type == "cuda" and processes == 1:
-        from plumbob.trainer.inference.paged.opening import check_exact
+        from plumbob.trainer.inference.paged.opening import check_exact, why_not
 
         try:
             check_exact(model, plan, max_context)
         except Exception as error:  # whatever a model raises that this engine cannot compute, or a GPU without a kernel
-            refusal = f"the paged engine does not know this model: {first_line(error)}"
+            refusal = f"the paged engine {why_not(error)}"
     return Measured(asked, {"transformers": engine_module("transformers").measure(model, plan, max_context)}, refusal)
 
 
@@ -125,12 +124,12 @@ def decide(
             refusal = (
                 f"one rollout of --max-context {max_context} tokens takes more than {share:.0%} of the GPU's memory"
             )
-    choice = choose(device.type, processes, refusal, needed, free)
-    decoding = measured.decodings.get(choice.engine)
+    made = choose(device.type, processes, refusal, needed, free)
+    decoding = measured.decodings.get(made.engine)
     lines = list(decoding.lines() if decoding else ())
-    if device.type == "cuda" and choice.reason:
-        lines.insert(0, _explained(choice, model.num_parameters(), command))
-    return Chosen(choice.engine, decoding, tuple(lines))
+    if device.type == "cuda" and made.reason:
+        lines.insert(0, _explained(made, model.num_parameters(), command))
+    return Chosen(made.engine, decoding, tuple(lines))
 
 
 def _explained(choice: Choice, parameters: int, command: str) -> str:

@@ -92,6 +92,11 @@ def open_paged(
 
 def refused(error: Exception) -> UserError:
     """What is said if --engine paged was asked for, or recorded by a run that another machine goes on with."""
+    return UserError(f"--engine paged {why_not(error)}; {INSTEAD}")
+
+
+def why_not(error: Exception) -> str:
+    """What this engine cannot do, from what `check_exact` raised: the rest of a clause."""
     if isinstance(error, NotSupported):
-        return UserError(f"--engine paged does not know this model: {error}; {INSTEAD}")
-    return UserError(f"--engine paged does not work with this model on this machine: {first_line(error)}; {INSTEAD}")
+        return f"does not know this model: {error}"
+    return f"does not work with this model on this machine: {first_line(error)}"

@@ -156,7 +156,7 @@ def test_the_best_checkpoint_is_kept_and_is_the_final_model(best_of_five):
     summary = summary_of(best_of_five)
     assert summary["model_step"] == 2 and summary["best"]["kept"] == {"step": 2, "value": 0.9}
     assert summary["stopped"] is None
-    assert model_path(str(best_of_five)) == str(best_of_five / "checkpoints" / "step_2" / "model")
+    assert model_path(str(best_of_five)) == str(best_of_five / "model")
 
 
 def test_evaluations_have_pass_at_k_of_all_rollouts(best_of_five):
@@ -175,7 +175,7 @@ def test_evaluations_have_pass_at_k_of_all_rollouts(best_of_five):
 def test_without_these_options_nothing_is_added(tmp_path):
     assert run(config_of(tmp_path, "one", max_steps=1)) == 0
     summary = summary_of(tmp_path / "one")
-    assert set(summary) == {"seconds", "evaluations", "saved_gap"}
+    assert set(summary) == {"seconds", "evaluations", "model_step", "saved_gap"}
     assert set(summary["evaluations"]["before"]) == {"greedy", "sampled"}
 
 

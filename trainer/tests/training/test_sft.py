@@ -239,3 +239,20 @@ def test_other_environments(tmp_path, values):
     losses = [row["sft/loss"] for row in metrics(directory)]
     assert losses[-1] < losses[0]
     assert checkpoint.latest(directory) == directory / "checkpoints" / "step_3"
+
+
+@pytest.mark.slow
+def test_lora_on_lora_is_the_same_model_however_it_is_loaded(tmp_path, capsys):
+    """The second run's adapter belongs to the first run's model, not to the model that the first run began with."""
+    lora = {"peft": True, "max_steps": 2, "learning_rate": 1e-2, "eval_examples": 0, "threads": 1}
+    first = imitate(tmp_path, "first", **lora)
+    values = {"batch_size": 2, "num_generations": 4, "gradient_accumulation_steps": 4, "output_dir": str(tmp_path)}
+    assert run(TrainConfig(env="lookup", model=str(first), run_name="second", **values, **lora)) == 0
+    assert "saved-model-differs" not in capsys.readouterr().err
+    second = tmp_path / "second"
+    expected = load_model(str(second / "model")).state_dict()
+    begun = load_model("tiny").state_dict()
+    for name in (second, second / "checkpoints" / "step_2", second / "model" / "adapter"):
+        loaded = load_model(str(name)).state_dict()
+        assert relative_difference(loaded, expected) < 1e-6, name
+    assert relative_difference(load_model(str(first)).state_dict(), begun) > 1e-3

@@ -38,6 +38,14 @@ def load_model(name: str) -> PreTrainedModel:
     A LoRA adapter is merged into its base model. Raises UserError if the model cannot be loaded.
     """
     path = model_path(name)
+    model = _load(name, path)
+    # An adapter that is trained on this model records this name as its base. After a merge it would be that of the
+    # merged adapter's base, without the adapter; a relative path would be wrong in another working directory.
+    model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path
+    return model
+
+
+def _load(name: str, path: str) -> PreTrainedModel:
     # With accelerate's default, transformers reads the weights in one process and leaves them uninitialised in the
     # others.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"

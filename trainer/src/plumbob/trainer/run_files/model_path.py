@@ -14,17 +14,27 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def model_path(name: str) -> str:
-    """What to load for a model's name: a bundled model's folder, the model of a checkpoint, or else the name itself.
+    """What to load for a model's name: a bundled model's folder, the model of a run or a checkpoint, or the name itself.
 
-    A run directory means the model of its last checkpoint, or of its best one if the run has --keep-best.
+    A run directory means its final model, which is whole even after LoRA. A run that has not ended, or goes on after
+    its end, means the model of its last checkpoint, or of its best one with --keep-best.
     """
     if (bundled := bundled_folder(name)) is not None:
         return str(bundled)
     folder = Path(name).expanduser()
     for candidate in (*best_checkpoint(folder), *saved_checkpoints(folder)[-1:], folder):
         if (candidate / "model").is_dir() and (candidate / "state.json").is_file():
-            return str(candidate / "model")
+            whole = folder / "model"
+            final = candidate.name == f"step_{_final_step(folder)}" and (whole / "config.json").is_file()
+            return str(whole if final else candidate / "model")
     return str(folder) if folder.exists() else name
+
+
+def _final_step(run_dir: Path) -> int | None:
+    """The step whose policy a run's final model is; None if the run has not ended."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((run_dir / "summary.json").read_text()).get("model_step")
+    return None
 
 
 def best_checkpoint(run_dir: Path) -> list[Path]:

@@ -90,30 +90,40 @@ def _saved_otherwise(run: Run) -> tuple[float | None, str]:
     """
     if run.policy.sharding.collective_forward or run.policy.num_parameters > LARGEST:
         return None, ""
-    try:
-        gap = saved_gap(run, run.directory / "model")
-    except Exception as error:  # whatever loading a model raises: the run itself is over and well
-        return None, f"The model in {run.directory / 'model'} cannot be loaded: {first_line(error)}"
-    if gap <= thresholds.SAVED_GAP[run.config.bf16]:
-        return gap, ""
-    return gap, (
-        f"The model in {run.directory / 'model'}, loaded afresh, is not the one that was trained: their log-probabilities "
-        f"differ by {gap:.2g} nats per token (saved-model-differs)."
-    )
+    folders = [run.directory / "model"]
+    if run.config.peft:  # an adapter that names the wrong base is another model
+        folders.append(run.directory / f"checkpoints/step_{_model_step(run)}/model")
+    largest = 0.0
+    for folder in folders:
+        try:
+            gap = saved_gap(run, folder)
+        except Exception as error:  # whatever loading a model raises: the run itself is over and well
+            return None, f"The model in {folder} cannot be loaded: {first_line(error)}"
+        if not gap <= thresholds.SAVED_GAP[run.config.bf16]:
+            return gap, (
+                f"The model in {folder}, loaded afresh, is not the one that was trained: their log-probabilities "
+                f"differ by {gap:.2g} nats per token (saved-model-differs)."
+            )
+        largest = max(largest, gap)
+    return largest, ""
+
+
+def _model_step(run: Run) -> int:
+    """The step whose policy the final model is."""
+    return kept_step(run) or run.state.step
 
 
 def _write_summary(run: Run, seconds: float, saved_gap: float | None) -> None:
     evaluations = {
         when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
     }
-    summary: dict[str, Any] = {"seconds": seconds, "evaluations": evaluations}
+    summary: dict[str, Any] = {"seconds": seconds, "model_step": _model_step(run), "evaluations": evaluations}
     if saved_gap is not None:
         summary["saved_gap"] = saved_gap
     if run.demonstrations:
         summary["imitated"] = counts(run.demonstrations)
     if run.state.best is not None:
-        model_step = kept_step(run) or run.state.step
-        summary |= {"model_step": model_step, "best": run.state.best.to_json(), "stopped": why_it_stopped(run)}
+        summary |= {"best": run.state.best.to_json(), "stopped": why_it_stopped(run)}
     write_whole(run.directory / "summary.json", json.dumps(summary, indent=2))
 
 

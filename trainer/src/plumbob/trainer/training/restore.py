@@ -94,6 +94,8 @@ def set_aside_later(folder: Path) -> list[Path]:
     for later in everything[everything.index(folder) + 1 :]:
         names = (later.with_name(f"{later.name}.set-aside-{n}") for n in itertools.count(1))
         result.append(later.rename(next(name for name in names if not name.exists())))
+    if result:  # the run has not ended any more: model/ is another branch's end
+        (run_directory_of(folder) / "summary.json").unlink(missing_ok=True)
     return result
 
 

@@ -93,13 +93,13 @@ def test_calls_in_another_dialect_are_named_and_quoted(subject_of, monkeypatch):
     rewritten_turns(monkeypatch, lambda text: text.replace("tool_call>", "use>").replace(opening, "lookup: "))
     findings = list(tools.probe(subject_of(max_turns=2)))
     assert causes(findings)[:1] == ["calls-in-unread-form"], findings
-    assert "lookup" in findings[1].evidence
+    assert "lookup" in findings[2].evidence
 
 
 def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
     rewritten_turns(monkeypatch, lambda text: "amber<|im_end|>")
     findings = list(tools.probe(subject_of()))
-    assert causes(findings) == ["tools-never-used"] and "amber" in findings[2].evidence
+    assert causes(findings) == ["tools-never-used"] and "amber" in findings[3].evidence
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from plumbob.rollout.template_gaps import (
     written_text,
 )
 from plumbob.rollout.tool_formats import ToolFormat, detect, tools_of
+from plumbob.rollout.tool_formats.base import EXAMPLE
 from plumbob.rollout.toolcalls import ParsedReply
 from plumbob.rollout.types import Tokenizer
 
@@ -206,6 +207,14 @@ class Chat:
             return None
         # Some templates put a space between a reply and its end token, which a model does not sample.
         return text[len(header) :].rstrip() if end and text.startswith(header) else None
+
+    def call_text(self) -> str:
+        """The text of a turn that calls a tool, as the template or the tool format writes it."""
+        function = {"name": EXAMPLE.name, "arguments": EXAMPLE.arguments}
+        (message,) = self.gaps.filled(
+            [said("", [{"type": "function", "id": "call_0_0", "function": function}])], "", self.tool_format
+        )
+        return self.turn(message) or self.tool_format.write("", [EXAMPLE])
 
     def _rendered_once(
         self, kind: str, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]

@@ -47,6 +47,36 @@ def with_values(template: str, values: dict[str, Any]) -> str:
     return "".join([*lines, '{{ "" }}' if lines else "", template])
 
 
+def with_calls_as_text(template: str, form: str, marks: Sequence[str]) -> str:
+    """The template without its own tool descriptions and calls, which then become text in the format `form`.
+
+    `marks`: the tokens of its calls that the model cannot write; a comment in the template names them.
+    """
+    from plumbob.rollout.tool_formats import CHOSEN
+
+    return (
+        f"{{#- {CHOSEN}{form} because the model cannot write {' and '.join(marks)} -#}}"
+        "{%- set tools = none %}{%- set untagged = namespace(messages=[]) %}"
+        "{%- for message in messages %}"
+        "{%- set untagged.messages = untagged.messages + [dict(message, tool_calls=none)] %}"
+        "{%- endfor %}{%- set messages = untagged.messages %}"
+        '{{ "" }}' + template
+    )
+
+
+def marks_left_out(template: str) -> str:
+    """The tokens that `with_calls_as_text` has taken out of the template, for display; "" if it did not change it."""
+    from plumbob.rollout.tool_formats import CHOSEN
+
+    comment = template.partition(CHOSEN)[2].partition("-#}")[0]
+    return comment.partition("cannot write ")[2].strip()
+
+
+def unchanged(template: str) -> str:
+    """The template that `with_calls_as_text` was given."""
+    return template.partition('{{ "" }}')[2]
+
+
 def read_template(file: str) -> str:
     """The text of a chat template. Raises UserError if it cannot be read or is not valid Jinja."""
     try:

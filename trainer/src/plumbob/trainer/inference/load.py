@@ -20,6 +20,7 @@ from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
 from plumbob.trainer.inference.token_servers import TokenServers, root_url
+from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import moved, plan_forward
 from plumbob.trainer.policy.loading import (
     cast_weights,
@@ -167,6 +168,8 @@ def load_engine_here(
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
     chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
+    if write_calls_as_text(tokenizer, chat, loaded, tool_format):
+        chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):

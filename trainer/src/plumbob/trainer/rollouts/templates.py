@@ -9,6 +9,8 @@ import verifiers.v1 as vf
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.tool_formats import detect
+from plumbob.trainer.config.chat_template import marks_left_out, unchanged
 from plumbob.trainer.rollouts.tasks import EvaluationTasks, Tasks
 
 QUESTION = {"role": "user", "content": "?"}
@@ -47,7 +49,15 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
 def _gaps(chat: Chat, messages: list[dict[str, Any]], tools: bool) -> Iterator[str]:
     """What the template has no place for, and where rollouts put it instead."""
     opening = "the first user message" if chat.gaps.system else "the system message"
-    if tools and not chat.names_tools(messages):
+    template = chat.tokenizer.chat_template or ""
+    left_out = marks_left_out(template)
+    if tools and left_out:
+        yield (
+            f"writes tool calls with {left_out}, whose embeddings were never trained, so the model cannot write them: tools "
+            f"are described in {opening} and called in ordinary text (--tool-format {chat.tool_format.name}). With "
+            f"--tool-format {detect(unchanged(template)).name} the template stays as it is"
+        )
+    elif tools and not chat.names_tools(messages):
         results = ", and tool results are user messages" if chat.gaps.results else ""
         yield (
             f"has no place for tools: they are described in {opening}, with the form of a call "

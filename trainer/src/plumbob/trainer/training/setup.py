@@ -25,6 +25,7 @@ from plumbob.trainer.inference import choice
 from plumbob.trainer.inference.engine import EngineParts, TrainingEngine, engine_module
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
+from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward
 from plumbob.trainer.policy.loading import (
     default_learning_rate,
@@ -38,7 +39,7 @@ from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks, fingerprint_of, leave_out_long_prompts, load_environments
-from plumbob.trainer.rollouts.templates import check_template, opening_messages
+from plumbob.trainer.rollouts.templates import check_template, opening_messages, tool_names
 from plumbob.trainer.run_files.run_directory import (
     lock_directory,
     new_directory,
@@ -94,13 +95,18 @@ def _set_up(
     template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
     tokenizer = load_tokenizer(config.model, template)
     chat = load_chat(tokenizer, None, tool_format=config.tool_format)
-    environments = tuple(
-        dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
-        for tasks in loaded or load_environments(config)
-    )
+    environments = tuple(loaded or load_environments(config))
+    for tasks in environments:  # before any weights are loaded
+        check_template(chat, tasks, config.model)
     model = load_model(config.model)
     _check_context(model, config)
+    if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
+        write_calls_as_text(tokenizer, chat, model, config.tool_format)
     chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens, config.tool_format)
+    environments = tuple(
+        dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
+        for tasks in environments
+    )
     fixed_ids = _first_prompt(chat, environments[0])[:256]
     if config.max_prompt_length is not None:
         needed = config.max_steps * rollouts // config.num_generations

@@ -36,6 +36,11 @@ _MARKERS = (
 )
 """Texts of chat templates, each with the format of its models. The first that occurs decides."""
 
+AS_TEXT = "qwen-coder"
+"""The format whose calls are ordinary text, without control tokens, for models that cannot write their template's."""
+CHOSEN = "plumbob: --tool-format "
+"""Stands before a format's name in the comment of a chat template that was changed for it."""
+
 
 def named(name: str) -> ToolFormat:
     """The format of this name. Raises ValueError, which names the choices."""
@@ -49,7 +54,10 @@ def detect(chat_template: str) -> ToolFormat:
 
     A template that names no form gets "auto", which writes calls as hermes does.
     """
+    _, chosen, rest = chat_template.partition(CHOSEN)
+    if chosen:
+        return named(rest.split()[0])
     return named(next((name for marker, name in _MARKERS if marker in chat_template), "auto"))
 
 
-__all__ = ["MAX_CALLS", "NAMES", "ToolFormat", "Tools", "detect", "named", "tools_of"]
+__all__ = ["AS_TEXT", "CHOSEN", "MAX_CALLS", "NAMES", "ToolFormat", "Tools", "detect", "named", "tools_of"]

@@ -104,6 +104,14 @@ CAUSES = (
         "Visual-Agent/DeepEyes#55",
     ),
     Cause(
+        "call-tokens-untrained",
+        "The chat template writes tool calls with tokens that the model cannot write: their embeddings were never trained, "
+        "and many unused tokens have the same. A reply has any of these in their place, and LoRA cannot change that.",
+        "Leave out --tool-format: the tools are then described, and called, in ordinary text. Or use a --model that was "
+        "trained to call tools.",
+        ("H07",),
+    ),
+    Cause(
         "tools-never-used",
         "The environment offers tools, and its own perfect transcripts use them, but hardly any rollout calls one: what "
         "is never sampled cannot be reinforced.",

@@ -51,6 +51,15 @@ SAVED_GAP = ByPrecision(
     "token on fixed ids",
     "saved-model-differs",
 )  # fmt: skip
+LOOKALIKE = Threshold(
+    0.1, "largest distance of two tokens' rows of the output embedding at which a model cannot tell them apart, as a share "
+    "of the row's length. Of the tokens that Qwen2.5-Coder writes, none has another within it",
+    "call-tokens-untrained",
+)  # fmt: skip
+MANY_LOOKALIKES = Threshold(
+    8, "smallest number of other tokens within that distance of a token of tool calls at which the model cannot write it",
+    "call-tokens-untrained",
+)  # fmt: skip
 LEFT_OUT = Threshold(
     0.1, "largest part of the trainer's probability that may lie on tokens which the engine can never sample, as a "
     "share of the probability of all tokens that were not sampled",

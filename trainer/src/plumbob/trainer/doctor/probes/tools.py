@@ -8,12 +8,14 @@ from statistics import fmean
 from typing import Any
 
 import verifiers.v1 as vf
+from plumbob.trainer.config.chat_template import marks_left_out
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.doctor.before_model.tool_results import Result, results_of, whole
 from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
+from plumbob.trainer.policy.call_tokens import unwritable
 
 ORDER = 25
 
@@ -27,9 +29,23 @@ def probe(subject: Subject) -> Iterator[Finding]:
     drawn = subject.drawn
     if not any(trace.tools for trace in drawn.traces):
         return
+    yield _writable(subject)
     yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
     yield _used(subject, drawn)
+
+
+def _writable(subject: Subject) -> Finding:
+    """Can the model write the tokens of its template's calls?"""
+    check = "the model can write its template's tool calls"
+    run = subject.run
+    if left_out := marks_left_out(run.tokenizer.chat_template):
+        return Finding(check, "pass", f"it cannot write {left_out}, so calls are asked for and read as ordinary text")
+    marks = unwritable(run.tokenizer, run.sampler.chat, run.policy.model)
+    if not marks:
+        return Finding(check, "pass", "no token of a call is one of many that were never trained")
+    counts = ", ".join(f"{name} ({count} other tokens have nearly the same embedding)" for name, count in marks.items())
+    return Finding(check, "fail", f"a call needs {counts}", "call-tokens-untrained")
 
 
 def _read(drawn: Drawn) -> Finding:

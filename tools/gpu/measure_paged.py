@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from plumbob.rollout import Sampling
 from plumbob.trainer.inference.paged import attention
-from plumbob.trainer.inference.paged.decoding import Lane
+from plumbob.trainer.inference.paged.decoding import Lanes
 from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
 from plumbob.trainer.inference.paged.weights import Weights
 from plumbob.trainer.policy.loading import cast_weights, load_model, load_tokenizer
@@ -105,10 +105,13 @@ def steps(engine: PagedEngine) -> None:
         for context in (200, 900):
             engine.forget()
             pages = [engine.pool.take(-(-(context + 8) // PAGE)) for _ in range(lanes)]
-            run = [Lane(5, context, p, Sampling(), [0.5] * TOKENS_PER_RUN) for p in pages]
+            run = Lanes(1024, engine._decoding.pages.shape[1])
+            run.ids[:], run.positions[:], run.temperatures[:], run.uniforms[:], run.used[:] = 5, context, 1.0, 0.5, 0
+            for lane, own in enumerate(pages):
+                run.add_pages(lane, own)
 
-            def one(run: list[Lane] = run) -> None:
-                engine._decoding.begin(run, TOKENS_PER_RUN)
+            def one(run: Lanes = run, count: int = lanes) -> None:
+                engine._decoding.begin(run, count, TOKENS_PER_RUN)
 
             took = milliseconds(one, 10) / TOKENS_PER_RUN
             print(f"{lanes} lanes, context {context}: {took:.2f} ms a step, {lanes / took * 1e3:,.0f} tokens/s")

@@ -7,7 +7,6 @@ run replays it. A run's inputs are copied to the GPU before it, and its tokens b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,53 @@ from plumbob.trainer.inference.paged.forward import Cache
 from plumbob.trainer.inference.paged.weights import Weights
 from plumbob.trainer.inference.transformers.engine import draw
 
+UNIFORMS = 64
+"""Random numbers that are drawn for a rollout at a time, one for each token."""
 
-@dataclass(frozen=True)
-class Lane:
-    """One rollout's place in a run."""
 
-    last_id: int
-    """The id that is computed first: the last one sampled."""
-    position: int
-    """Its position in the conversation."""
-    pages: Sequence[int]
-    """Pages of all positions up to the end of the run."""
-    sampling: Sampling
-    uniforms: Sequence[float]
-    """A number in [0, 1) for each token of the run."""
+class Lanes:
+    """What runs begin with, on the CPU: row i is lane i. It stays between runs, so that a run changes only what differs.
+
+    Rows of lanes that are not in use may hold anything.
+    """
+
+    def __init__(self, lanes: int, pages: int) -> None:
+        self.ids = np.zeros(lanes, dtype=np.int64)
+        """[lanes] the id that is computed first: the last one sampled."""
+        self.positions = np.zeros(lanes, dtype=np.int64)
+        """[lanes] its position in the conversation."""
+        self.pages = np.zeros((lanes, pages), dtype=np.int32)
+        """[lanes, pages] the pages of the conversation, in order."""
+        self.num_pages = np.zeros(lanes, dtype=np.int64)
+        """[lanes] how many pages those are."""
+        self.temperatures = np.zeros(lanes, dtype=np.float32)
+        """[lanes]"""
+        self.left = np.zeros(lanes, dtype=np.int64)
+        """[lanes] number of tokens that may still be sampled."""
+        self.uniforms = np.zeros((lanes, UNIFORMS))
+        """[lanes, UNIFORMS] a number in [0, 1) for each of the next tokens."""
+        self.used = np.full(lanes, UNIFORMS)
+        """[lanes] how many of them are used up."""
+
+    def add_pages(self, lane: int, pages: Sequence[int]) -> None:
+        """Append to a lane's pages."""
+        start = self.num_pages[lane]
+        self.num_pages[lane] = end = start + len(pages)
+        self.pages[lane, start:end] = pages
+
+    def keep(self, stays: np.ndarray) -> None:
+        """Move the rows of lanes that go on together. `stays`: whether it does, for each lane in use."""
+        n = len(stays)
+        kept = np.flatnonzero(stays)
+        for rows in vars(self).values():
+            rows[: len(kept)] = rows[:n][kept]
+
+    def advance(self, lanes: slice, ids: np.ndarray) -> None:
+        """Note sampled ids, [tokens, lanes]."""
+        self.ids[lanes] = ids[-1]
+        self.positions[lanes] += len(ids)
+        self.left[lanes] -= len(ids)
+        self.used[lanes] += len(ids)
 
 
 class Decoding:
@@ -64,24 +96,24 @@ class Decoding:
         """[tokens, lanes] each: ids and log-probabilities of the last run."""
 
     @torch.inference_mode()
-    def begin(self, lanes: Sequence[Lane], tokens: int) -> None:
-        """Start a run of `tokens` tokens in these lanes. It may still be computing when this returns."""
-        n = len(lanes)
-        self._shape = (tokens, n)
-        size = self._size(n)
-        table = np.zeros((size, self.pages.shape[1]), dtype=np.int32)
-        for row, lane in zip(table, lanes, strict=False):
-            row[: len(lane.pages)] = lane.pages
-        uniforms = np.zeros((tokens, size))
-        uniforms[:, :n] = np.asarray([lane.uniforms for lane in lanes]).T
+    def begin(self, lanes: Lanes, count: int, tokens: int) -> None:
+        """Start a run of `tokens` tokens in the first `count` lanes. It may still be computing when this returns.
+
+        The lanes have pages for all positions up to its end, and as many numbers. They may be changed at once.
+        """
+        self._shape = (tokens, count)
+        size = self._size(count)
+        # What is computed beside the lanes in use must not write into pages, which belong to others.
+        lanes.pages[count:size] = lanes.positions[count:size] = lanes.ids[count:size] = 0
         for buffer, values in (
-            (self.ids, _padded([lane.last_id for lane in lanes], size, np.int64)),
-            (self.positions, _padded([lane.position for lane in lanes], size, np.int64)),
-            (self.temperatures, _padded([lane.sampling.temperature for lane in lanes], size, np.float32)),
-            (self.pages, table),
+            (self.ids, lanes.ids),
+            (self.positions, lanes.positions),
+            (self.temperatures, lanes.temperatures),
+            (self.pages, lanes.pages),
         ):
-            buffer[:size].copy_(torch.from_numpy(values), non_blocking=True)
-        self.uniforms[:tokens, :size].copy_(torch.from_numpy(uniforms), non_blocking=True)
+            buffer[:size].copy_(torch.from_numpy(values[:size]), non_blocking=True)
+        uniforms = torch.from_numpy(np.ascontiguousarray(_next_uniforms(lanes, size, tokens).T))
+        self.uniforms[:tokens, :size].copy_(uniforms, non_blocking=True)
         self.step.zero_()
         if self.cuda:
             graph = self._graph(size)
@@ -97,21 +129,18 @@ class Decoding:
             self._host = self.out_ids, self.out_logprobs
 
     @torch.inference_mode()
-    def begin_truncated(self, lanes: Sequence[Lane]) -> None:
-        """Start a run of one token in which some lanes sample from a part of the vocabulary (top-p, top-k, min-p)."""
-        n = len(lanes)
-        device = self.ids.device
-        table = torch.zeros(n, self.pages.shape[1], dtype=torch.int32)
-        for row, lane in zip(table, lanes, strict=True):
-            row[: len(lane.pages)] = torch.tensor(lane.pages, dtype=torch.int32)
-        ids, positions = (
-            torch.tensor(values, device=device)
-            for values in ([lane.last_id for lane in lanes], [lane.position for lane in lanes])
+    def begin_truncated(self, lanes: Lanes, samplings: Sequence[Sampling]) -> None:
+        """Start a run of one token in which some lanes sample from a part of the vocabulary (top-p, top-k, min-p).
+
+        `samplings`: the settings of each lane in use.
+        """
+        n = len(samplings)
+        ids, positions, pages = (
+            torch.tensor(values[:n], device=self.ids.device) for values in (lanes.ids, lanes.positions, lanes.pages)
         )
-        hidden = forward.decode(self.weights, self.cache, ids, positions, table.to(device))
-        ids, logprobs = draw_truncated(
-            self.weights, hidden, [x.sampling for x in lanes], [x.uniforms[0] for x in lanes]
-        )
+        hidden = forward.decode(self.weights, self.cache, ids, positions, pages)
+        uniforms = _next_uniforms(lanes, n, 1)[:, 0].tolist()
+        ids, logprobs = draw_truncated(self.weights, hidden, samplings, uniforms)
         self._shape, self._finished = (1, n), None
         for host, values in zip(self._host, (ids, logprobs), strict=True):
             host[0, :n] = values.cpu()
@@ -181,7 +210,7 @@ def draw_truncated(
     return ids, logprobs
 
 
-def _padded(values: Sequence[float], size: int, dtype: type) -> np.ndarray:
-    array = np.zeros(size, dtype=dtype)
-    array[: len(values)] = values
-    return array
+def _next_uniforms(lanes: Lanes, count: int, tokens: int) -> np.ndarray:
+    """[count, tokens] the numbers that draw a run's tokens."""
+    used = np.minimum(lanes.used[:count], UNIFORMS - tokens)  # of a lane that is not in use it may be anything
+    return np.take_along_axis(lanes.uniforms[:count], used[:, None] + np.arange(tokens), axis=1)

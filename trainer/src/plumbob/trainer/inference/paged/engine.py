@@ -13,6 +13,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +23,7 @@ from plumbob.console import first_line
 from plumbob.rollout import EngineError
 from plumbob.trainer.inference.in_process import InProcessEngine, Request
 from plumbob.trainer.inference.paged import forward
-from plumbob.trainer.inference.paged.decoding import Decoding, Lane, draw_truncated
+from plumbob.trainer.inference.paged.decoding import UNIFORMS, Decoding, Lanes, draw_truncated
 from plumbob.trainer.inference.paged.forward import Cache, Row
 from plumbob.trainer.inference.paged.pages import OutOfPages, PagePool
 from plumbob.trainer.inference.paged.weights import Weights
@@ -45,7 +48,7 @@ class _Request(Request):
         """Prompt and completion so far."""
         return np.concatenate([self.prompt, np.asarray(self.token_ids, dtype=np.int64)])
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether it samples from the whole vocabulary."""
         s = self.sampling
@@ -54,8 +57,8 @@ class _Request(Request):
     def next_uniforms(self, count: int) -> list[float]:
         """The numbers that draw the next `count` tokens: they depend on the seed and on the tokens' places alone."""
         start = len(self.token_ids)
-        while len(self.uniforms) < start + count:
-            self.uniforms.append(self.random.random())
+        number = self.random.random
+        self.uniforms += [number() for _ in range(start + count - len(self.uniforms))]
         return self.uniforms[start : start + count]
 
 
@@ -90,6 +93,10 @@ class PagedEngine(InProcessEngine[_Request]):
         self.pool = PagePool(1 + pages, PAGE)
         self._cache = Cache.of(self.weights, self.pool.count, PAGE)
         self._decoding = Decoding(self.weights, self._cache, slots, self._longest, TOKENS_PER_RUN)
+        self._lanes = Lanes(slots, self._longest)
+        """Row i belongs to active request i."""
+        self._stop_ids = np.zeros(0, dtype=np.int64)
+        """Ids that end a completion of any active request."""
 
     @property
     def device(self) -> torch.device:
@@ -211,8 +218,23 @@ class PagedEngine(InProcessEngine[_Request]):
             [r.next_uniforms(1)[0] for r in requests],
         )
         self._admitting = []
+        first = len(self._active)
         self._active += requests
-        self._add(requests, ids[None].cpu().numpy(), logprobs[None].cpu().numpy())
+        for lane, request in enumerate(requests, first):
+            self._enter(lane, request)
+        stop_ids = {i for r in self._active for i in r.sampling.stop_token_ids}
+        self._stop_ids = np.asarray(sorted(stop_ids), dtype=np.int64)
+        self._add(first, ids[None].cpu().numpy(), logprobs[None].cpu().numpy())
+
+    def _enter(self, lane: int, request: _Request) -> None:
+        """Write the lane of a request whose prompt was read and whose next token is drawn already."""
+        lanes = self._lanes
+        lanes.positions[lane] = request.length - 1
+        lanes.temperatures[lane] = request.sampling.temperature
+        lanes.left[lane] = request.sampling.max_tokens - len(request.token_ids)
+        lanes.uniforms[lane], lanes.used[lane] = request.next_uniforms(UNIFORMS), 0
+        lanes.num_pages[lane] = 0
+        lanes.add_pages(lane, request.pages)
 
     def _next_groups(self) -> list[_Group]:
         """Take requests from the waiting ones, with pages for their prompts."""
@@ -262,24 +284,27 @@ class PagedEngine(InProcessEngine[_Request]):
         plain = all(request.plain for request in self._active)
         tokens = TOKENS_PER_RUN if plain else 1
         self._reserve(tokens)
-        lanes = [
-            Lane(r.token_ids[-1], r.length - 1, r.pages, r.sampling, r.next_uniforms(tokens)) for r in self._active
-        ]
+        n, lanes = len(self._active), self._lanes
+        for lane in np.flatnonzero(lanes.used[:n] + tokens > UNIFORMS):
+            lanes.uniforms[lane], lanes.used[lane] = self._active[lane].next_uniforms(UNIFORMS), 0
         if plain:
-            self._decoding.begin(lanes, tokens)
+            self._decoding.begin(lanes, n, tokens)
         else:
-            self._decoding.begin_truncated(lanes)
+            self._decoding.begin_truncated(lanes, [request.sampling for request in self._active])
 
     def _reserve(self, tokens: int) -> None:
         """Give every active request pages for `tokens` more tokens; where none are left, the last ones wait again.
 
         They keep what they have sampled, and read it again as part of their prompt.
         """
-        for request in list(self._active):
-            while request in self._active:
-                missing = _pages_for(request.length - 1 + tokens) - len(request.pages)
+        n, lanes = len(self._active), self._lanes
+        missing = _pages_for(lanes.positions[:n] + tokens) - lanes.num_pages[:n]
+        for lane in np.flatnonzero(missing > 0):
+            while lane < len(self._active):
                 try:
-                    request.pages += self.pool.take(max(missing, 0))
+                    pages = self.pool.take(int(missing[lane]))
+                    self._active[lane].pages += pages
+                    lanes.add_pages(lane, pages)
                     break
                 except OutOfPages:
                     if len(self._active) == 1:
@@ -290,32 +315,52 @@ class PagedEngine(InProcessEngine[_Request]):
                     self._waiting.insert(0, last)
 
     def _end_run(self) -> None:
-        self._add(list(self._active), *self._decoding.result())
+        self._add(0, *self._decoding.result())
 
-    def _add(self, requests: Sequence[_Request], ids: np.ndarray, logprobs: np.ndarray) -> None:
-        """Append a run's tokens, [tokens, requests] each, to the requests; those that are complete leave."""
-        for request, own_ids, own_logprobs in zip(requests, ids.T.tolist(), logprobs.T.tolist(), strict=True):
-            s = request.sampling
-            most = min(len(own_ids), s.max_tokens - len(request.token_ids))
-            end = next((i + 1 for i, token in enumerate(own_ids[:most]) if token in s.stop_token_ids), None)
-            count = end or most
+    def _add(self, first: int, ids: np.ndarray, logprobs: np.ndarray) -> None:
+        """Append sampled tokens, [tokens, lanes] each, to the active requests from number `first` on.
+
+        Requests that are complete leave.
+        """
+        lanes, mine = self._lanes, slice(first, len(self._active))
+        unlike = np.isin(ids, self._stop_ids) | np.isnan(logprobs)
+        may_end = unlike.any(axis=0) | (lanes.left[mine] <= len(ids))
+        lanes.advance(mine, ids)
+        stays = np.ones(len(self._active), dtype=bool)
+        ended: list[tuple[_Request, Literal["stop", "length", "nan"]]] = []
+        columns = zip(ids.T.tolist(), logprobs.T.tolist(), may_end.tolist(), strict=True)
+        for lane, (own_ids, own_logprobs, looks) in enumerate(columns, first):
+            request = self._active[lane]
+            count, why = _end_of(request, own_ids, own_logprobs) if looks else (len(own_ids), None)
             request.token_ids += own_ids[:count]
             request.logprobs += own_logprobs[:count]
             self.generated_tokens += count
-            if any(math.isnan(x) for x in own_logprobs[:count]):
-                self._leave(request)
+            if why is not None:
+                stays[lane] = False
+                ended.append((request, why))
+        if ended:
+            self._keep(stays)
+        for request, why in ended:
+            if why == "nan":
                 request.fail(EngineError("the model's logits are not numbers (NaN)"))
-            elif end is not None or len(request.token_ids) >= s.max_tokens:
-                self._leave(request)
-                request.finish("stop" if end is not None else "length")
+            else:
+                request.finish(why)
 
     def _leave(self, request: _Request) -> None:
-        """Remove a request from the active ones. Its pages stay for the conversation's next turn until needed."""
-        self._active.remove(request)
-        # The last token has not been computed: its keys and values belong to the next turn.
-        self.pool.publish(request.pages, request.ids[:-1], ended=True)
-        self.pool.release(request.pages)
-        request.pages = []
+        self._keep(np.asarray([other is not request for other in self._active]))
+
+    def _keep(self, stays: np.ndarray) -> None:
+        """Remove active requests. Their pages stay for their conversations' next turns until needed.
+
+        `stays`: whether it goes on, for each active request.
+        """
+        for request in compress(self._active, ~stays):
+            # The last token has not been computed: its keys and values belong to the next turn.
+            self.pool.publish(request.pages, request.ids[:-1], ended=True)
+            self.pool.release(request.pages)
+            request.pages = []
+        self._active = list(compress(self._active, stays))
+        self._lanes.keep(stays)
 
 
 @dataclass(frozen=True)
@@ -326,5 +371,21 @@ class _Group:
     members: list[_Request]
 
 
-def _pages_for(length: int) -> int:
+def _end_of(
+    request: _Request, ids: Sequence[int], logprobs: Sequence[float]
+) -> tuple[int, Literal["stop", "length", "nan"] | None]:
+    """How many of a run's tokens belong to a request, and why it ends with them; None if it goes on."""
+    s = request.sampling
+    most = min(len(ids), s.max_tokens - len(request.token_ids))
+    end = next((i + 1 for i, token in enumerate(ids[:most]) if token in s.stop_token_ids), None)
+    count = end or most
+    if any(map(math.isnan, logprobs[:count])):
+        return count, "nan"
+    if end is not None:
+        return count, "stop"
+    return count, "length" if len(request.token_ids) + count >= s.max_tokens else None
+
+
+def _pages_for(length: Any) -> Any:
+    """The number of pages that hold so many positions: of a number, or of each number of an array."""
     return -(-length // PAGE)

@@ -371,3 +371,73 @@ def test_an_interrupt_of_one_thread_leaves_a_debugger_in_another_alone(what, sec
     """CPython 3.11 repeated the first instruction of a traced function for ever while the interrupt was not raised."""
     done = subprocess.run([sys.executable, "-c", TRACED, what, seconds], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
+STRETCHES = """
+import math, os, signal, sys, time
+from plumbob.rollout import blocking
+blocking.TICK = 10**6  # the kernel's timer alone
+calls = []
+set_timer = blocking._KernelTimer.set
+blocking._KernelTimer.set = lambda timer, now, seconds: (calls.append(seconds), set_timer(timer, now, seconds))
+
+def hang(seconds, limit):
+    stretch = blocking.enter("it", limit)
+    start = time.monotonic()
+    try:
+        time.sleep(seconds)
+    except blocking.Blocked:
+        return time.monotonic() - start >= limit - 0.02
+    finally:
+        blocking.leave(stretch)
+    return None
+
+def short(limit):
+    blocking.leave(blocking.enter("it", limit))
+"""
+"""`hang` says whether a stretch that hangs for so many seconds was interrupted no earlier than at its limit."""
+CASES_OF_STRETCHES = {
+    "many short ones set the timer once": (
+        "for _ in range(1000): short(50)",
+        "print(len(calls), hang(60, 0.2))",
+        "1 True",
+    ),
+    "one begins while the timer runs for an earlier one": ("short(0.3)", "print(hang(60, 0.6))", "True"),
+    "one has to end sooner than an earlier one would have had to": ("short(50)", "print(hang(60, 0.2))", "True"),
+    "the timer's signal comes while none runs": ("short(0.1); time.sleep(0.3)", "print(hang(60, 0.2))", "True"),
+    "one that ends in time is not interrupted by the earlier one's timer": (
+        "short(0.2)",
+        "print(hang(0.5, 50), len(calls))",
+        "None 2",
+    ),
+    "the signal was lost": (
+        "short(0.1); previous = signal.signal(blocking.SIGNAL, signal.SIG_IGN); time.sleep(0.3)",
+        "signal.signal(blocking.SIGNAL, previous); print(hang(60, 0.2))",
+        "True",
+    ),
+    "a process that was forked has a timer of its own": (
+        "short(50)",
+        "sys.stdout.write(str(hang(60, 0.2))) if os.fork() == 0 else os.wait()",
+        "True",
+    ),
+    "Python ends while the timer runs": (
+        "class Late:\n    def __del__(self, sleep=time.sleep, write=os.write): sleep(0.5); write(1, b'ended')",
+        "sys.late = Late(); short(0.2)",
+        "ended",
+    ),
+    "the exception is swallowed": (
+        "blocking.AGAIN = 0.1; stretch = blocking.enter('it', 0.1)",
+        "print(sum(hang(60, 0) is True for _ in range(3)))",
+        "3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES_OF_STRETCHES)
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
+def test_every_stretch_of_the_main_thread_is_interrupted_at_its_own_limit(case):
+    first, then, printed = CASES_OF_STRETCHES[case]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{STRETCHES}\n{first}\n{then}"], capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, printed), done.stderr

@@ -14,7 +14,9 @@ limit of its own. If it exceeds the limit, `Blocked` is raised at the place wher
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -28,6 +30,8 @@ UNSTOPPABLE_SECONDS = 20.0
 """How long environment code may ignore `Blocked` before it counts as unstoppable, in seconds."""
 HURRIED_SECONDS = 0.05
 """Time limit of environment code after a Ctrl-C, in seconds."""
+AGAIN = 1.0
+"""Seconds after which `Blocked` is raised in the main thread again."""
 TICK = 0.5
 """Seconds between two looks of the watchdog."""
 SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else signal.SIGALRM
@@ -71,7 +75,7 @@ def enter(where: str, seconds: float) -> Stretch | None:
     _watchdog.start()
     _running[thread] = stretch
     if thread == _watchdog.main:
-        _watchdog.timer.set(seconds)
+        _watchdog.timer.by(stretch.start, seconds)
     return stretch
 
 
@@ -81,8 +85,7 @@ def leave(stretch: Stretch | None) -> float:
         return 0.0
     thread = threading.get_ident()
     if thread == _watchdog.main:
-        _running.pop(thread, None)  # from here on the signal's handler does nothing
-        _watchdog.timer.set(0)
+        _running.pop(thread, None)  # from here on the signal's handler raises nothing
     else:
         with _lock:
             _running.pop(thread, None)
@@ -166,24 +169,38 @@ def describe(stretch: Stretch) -> str:
 
 
 class _KernelTimer:
-    """A timer of the kernel that sends `SIGNAL` to the main thread (timer_create(2)); without it the watchdog does."""
+    """A timer of the kernel that sends `SIGNAL` to the main thread (timer_create(2)); without it the watchdog does.
+
+    Most stretches last microseconds, less than it takes to set the timer. So it goes on when a stretch ends, and the next
+    one leaves it alone unless it has to end sooner. The signal's handler sets it again for the stretch that then runs.
+    """
 
     def __init__(self) -> None:
+        """To be called in the main thread."""
+        self.due = math.inf
+        """When it sends the signal, as `time.monotonic()`; infinite if it is not set."""
         self._libc: ctypes.CDLL | None = None
         self._id = ctypes.c_void_p()
         with suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None, use_errno=True)
             # struct sigevent: value (8 bytes), signal, kind of notification (4: this thread), thread; 64 bytes in all
-            event = (ctypes.c_int32 * 16)(0, 0, int(SIGNAL), 4, threading.main_thread().native_id or 0)
+            event = (ctypes.c_int32 * 16)(0, 0, int(SIGNAL), 4, threading.get_native_id())
             if sys.platform == "linux" and libc.timer_create(1, event, ctypes.byref(self._id)) == 0:
                 self._libc = libc
 
-    def set(self, seconds: float) -> None:
-        """Send the signal after so many seconds and once a second from then on; 0: do not send it."""
+    def by(self, now: float, seconds: float) -> None:
+        """Make sure that the signal is sent within so many seconds. `now`: `time.monotonic()`."""
+        # If its time has passed, its signal may have been lost, for example to a handler of the environment's own.
+        if not now < self.due <= now + seconds:
+            self.set(now, seconds)
+
+    def set(self, now: float, seconds: float) -> None:
+        """Send the signal after so many seconds, once."""
+        self.due = now + seconds
         if self._libc is not None:
             whole = int(seconds)
-            again = 1 if seconds else 0  # in case the code swallows the exception
-            spec = (ctypes.c_long * 4)(again, 0, whole, int((seconds - whole) * 1e9))  # struct itimerspec
+            # struct itimerspec; a time of 0 would mean never
+            spec = (ctypes.c_long * 4)(0, 0, whole, max(int((seconds - whole) * 1e9), 1))
             self._libc.timer_settime(self._id, 0, spec, None)
 
 
@@ -211,11 +228,19 @@ class _Watchdog:
         if threading.current_thread() is threading.main_thread():
             self.timer = _KernelTimer()
             signal.signal(SIGNAL, self._handle)
+            # The timer may still run when Python has removed the handler at its end; the signal would kill the process.
+            atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, {SIGNAL})
             self.main = threading.get_ident()
 
     def _handle(self, number: int, frame: object) -> None:
         stretch = _running.get(self.main)
-        if stretch is not None and time.monotonic() - stretch.start >= stretch.limit - 0.01:
+        if stretch is None:
+            return
+        now = time.monotonic()
+        left = stretch.start + stretch.limit - now
+        # After the exception it comes again, in case the code swallows it.
+        self.timer.set(now, left if left > 0 else AGAIN)
+        if left <= 0:
             stretch.interrupted = True
             raise Blocked
 

@@ -28,7 +28,7 @@ class DaemonCall:
         self._fn, self._context = fn, contextvars.copy_context()
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._ended = False
+        self._ended = self._interrupted = False
         self.future.add_done_callback(lambda future: self._abandon() if future.cancelled() else None)
         _take_worker().inbox.put(self)
 
@@ -44,7 +44,8 @@ class DaemonCall:
             result, error = None, raised
         with self._lock:
             self._ended = True
-            recall_interrupt(self._thread)
+            if self._interrupted:
+                recall_interrupt(self._thread)
         with suppress(concurrent.futures.InvalidStateError):  # it was cancelled
             if error is None:
                 self.future.set_result(result)
@@ -54,6 +55,7 @@ class DaemonCall:
     def _abandon(self) -> None:
         with self._lock:
             if not self._ended and self._thread is not None:
+                self._interrupted = True
                 interrupt_thread(self._thread)
 
 

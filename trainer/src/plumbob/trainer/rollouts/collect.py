@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import time
 from collections import Counter, defaultdict
@@ -35,16 +34,16 @@ from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
-from plumbob.trainer.run_files.token_record import TokenRecord
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line
 
 
 class RunFailed(Exception):
     """The run cannot go on, for example because all rollouts failed; the message says why."""
 
-    def __init__(self, message: str, records: Sequence[str] = (), cause: str | None = None) -> None:
+    def __init__(self, message: str, records: Sequence[vf.Trace | str] = (), cause: str | None = None) -> None:
         super().__init__(message)
         self.records = records
-        """Traces that show the failure, each a line of JSON."""
+        """Traces that show the failure; a text is a trace as a line of JSON."""
         self.cause = cause
         """Id of the cause if it was the step's rollouts, so that no weight has changed in the step; else None."""
 
@@ -63,8 +62,8 @@ class Batch:
     """Samples to train on. With `--zero-signal refill`, of as many groups as a step has, with signal first."""
     drawn: list[Sample] = field(default_factory=list)
     """Every usable sample of the step, those of replaced groups included. Metrics describe these."""
-    records: list[str] = field(default_factory=list)
-    """On rank 0, every rollout's trace as a line of JSON; empty on other ranks."""
+    records: list[vf.Trace | str] = field(default_factory=list)
+    """On rank 0, every rollout's trace, group by group, those of other processes as lines of JSON; else empty."""
     token_records: dict[str, TokenRecord] = field(default_factory=dict)
     """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
     traces: list[vf.Trace] = field(default_factory=list)
@@ -374,9 +373,11 @@ async def _add_round(
         batch.groups_broken += part.groups_broken
     batch.drawn += sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))
     batch.traces += [trace for _, trace in traces]
-    lines = [(i, json.dumps(trace.to_record())) for i, trace in traces]
-    if (parts := world.gather_to_main(lines)) is not None:
-        batch.records += [line for _, line in sorted((pair for part in parts for pair in part), key=lambda p: p[0])]
+    # Rank 0 makes no lines of its own traces here, because the GPU waits.
+    own = [] if world.is_main else [(i, as_line(trace)) for i, trace in traces]
+    if (parts := world.gather_to_main(own)) is not None:
+        every: list[tuple[int, vf.Trace | str]] = [*traces, *(pair for part in parts for pair in part)]
+        batch.records += [trace for _, trace in sorted(every, key=lambda pair: pair[0])]
 
 
 def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
 
 DECIMALS = 4
 """Decimals that are stored of each number, as verifiers stores the sampling log-probabilities."""
@@ -34,16 +37,17 @@ class TokenRecord:
     """The row's environment, in a run of several."""
 
 
-def with_tokens(record: str, tokens: Mapping[str, TokenRecord]) -> str:
-    """A trace as a line of JSON -> the same with what training computed, if `tokens` has it under the trace's id."""
-    if not tokens:
-        return record
-    trace = json.loads(record)
-    found = tokens.get(trace["id"])
-    if found is None:
-        return record
-    annotate(trace, found)
-    return json.dumps(trace)
+def as_line(trace: vf.Trace | str, tokens: Mapping[str, TokenRecord] | None = None) -> str:
+    """A trace as a line of JSON, with what training computed if `tokens` has it under the trace's id.
+
+    `trace`: the trace, or its line of JSON without that.
+    """
+    if isinstance(trace, str) and not tokens:
+        return trace
+    record = json.loads(trace) if isinstance(trace, str) else trace.to_record()
+    if tokens and (found := tokens.get(record["id"])) is not None:
+        annotate(record, found)
+    return json.dumps(record)
 
 
 def annotate(trace: dict[str, Any], found: TokenRecord) -> None:

@@ -13,10 +13,14 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plumbob.trainer.config.kept_traces import AUTO_BYTES, KeptTraces
 from plumbob.trainer.run_files.run_directory import write_whole
-from plumbob.trainer.run_files.token_record import TokenRecord, with_tokens
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
 
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
@@ -27,7 +31,7 @@ _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 def write_traces(
     directory: Path,
     step: int,
-    records: Sequence[str],
+    records: Sequence[vf.Trace | str],
     group_size: int,
     keep: KeptTraces,
     *,
@@ -37,7 +41,7 @@ def write_traces(
 ) -> None:
     """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
 
-    `records`: every rollout as a line of JSON, group by group. Groups to store are drawn at random, whatever their
+    `records`: every rollout, as a trace or as its line of JSON, group by group. Groups to store are drawn at random, whatever their
     tasks and rewards, so that they are a fair sample of the step. The draw depends on `seed` and `step` alone, so a
     step that is taken again stores the same groups. `tokens`: what training computed for the tokens of a rollout, by the
     id of its trace. Raises OSError; no part of the new file is then left behind.
@@ -47,7 +51,7 @@ def write_traces(
     stored: dict[int, bytes] = {}
     size = 0
     for i in drawn[: keep.num_groups(len(groups), group_size)]:
-        text = "".join(with_tokens(record, tokens or {}) + "\n" for record in groups[i])
+        text = "".join(as_line(record, tokens) + "\n" for record in groups[i])
         compressed = gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
         size += len(compressed)
         if keep.automatic and stored and size > AUTO_BYTES / steps:

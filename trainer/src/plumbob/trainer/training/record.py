@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import verifiers.v1 as vf
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.kept_traces import KeptTraces
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -175,7 +176,11 @@ class RunRecorder(Recorder):
         write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
 
     def _store(
-        self, step: int, records: Sequence[str], keep: KeptTraces, tokens: Mapping[str, TokenRecord] | None = None
+        self,
+        step: int,
+        records: Sequence[vf.Trace | str],
+        keep: KeptTraces,
+        tokens: Mapping[str, TokenRecord] | None = None,
     ) -> None:
         c = self.config
         write_traces(

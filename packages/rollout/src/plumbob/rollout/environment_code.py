@@ -234,6 +234,8 @@ class _Drive:
 
     def _close(self) -> None:
         """End the coroutine if it has not ended. What it does in response is of no interest any more."""
+        if getattr(self.coroutine, "cr_frame", self) is None:
+            return
         stretch = blocking.enter(self.scope.where, 1.0)
         try:
             self.coroutine.close()

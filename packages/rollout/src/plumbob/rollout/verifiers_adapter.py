@@ -14,9 +14,11 @@ import inspect
 import json
 import math
 import time
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_origin, get_type_hints
 
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
@@ -118,6 +120,8 @@ def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 _specs: dict[tuple[type, str], ToolSpec] = {}
+_supported: weakref.WeakSet[vf.Task] = weakref.WeakSet()
+"""Tasks whose hooks have been checked."""
 
 
 def check_supported(task: vf.Task, *, driven: bool = False) -> None:
@@ -126,6 +130,8 @@ def check_supported(task: vf.Task, *, driven: bool = False) -> None:
     `driven`: whether an `Env.run` drives the conversation, and may open it itself.
     """
     check_data(task, driven=driven)
+    if task in _supported:  # it takes a millisecond, and a task has many rollouts
+        return
     name = type(task).__name__
     if discover_decorated(task, "intercept"):
         raise UnsupportedTaskset(f"{name} has @vf.intercept hooks, which in-process rollouts do not run")
@@ -142,6 +148,7 @@ def check_supported(task: vf.Task, *, driven: bool = False) -> None:
             raise UnsupportedTaskset(
                 f"{name}.{hook.__name__} stops on a Request or Response; in-process rollouts only support a Trace"
             )
+    _supported.add(task)
 
 
 def check_data(task: vf.Task, *, driven: bool = False) -> None:
@@ -184,8 +191,14 @@ async def open_tools(
     """
     caller = caller or Caller(Limits().max_seconds)
     async with boundary(TaskError, "task setup"):
-        await caller.call("the task's setup", lambda: invoke(task.setup, {"trace": trace, "runtime": None}))
+        if _overrides(task, "setup"):
+            await caller.call("the task's setup", lambda: invoke(task.setup, {"trace": trace, "runtime": None}))
     return await bind_tools(task, trace, shared, caller)
+
+
+def _overrides(task: vf.Task, method: str) -> bool:
+    """Whether a task has its own version of a method that does nothing in verifiers' `Task`."""
+    return getattr(getattr(task, method), "__func__", None) is not getattr(vf.Task, method)
 
 
 async def bind_tools(
@@ -345,11 +358,18 @@ async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., 
     """The name of the first of the task's stop hooks that fires now; None if none does."""
     for hook in hooks:
         async with boundary(TaskError, f"stop {hook.__name__}"):
-            available: dict[str | type, Any] = {Trace: trace}
-            call = functools.partial(invoke, hook, available)
+            names = _trace_parameters(getattr(hook, "__func__", hook))
+            call = functools.partial(hook, **dict.fromkeys(names, trace))
             if await caller.call(f"`{hook.__name__}`", call, at_most=caller.seconds):
                 return hook.__name__
     return None
+
+
+@functools.lru_cache(1024)
+def _trace_parameters(hook: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters that take the trace, by their annotations. verifiers' `invoke` finds them anew in every turn."""
+    hints = get_type_hints(hook)
+    return tuple(name for name, hint in hints.items() if (get_origin(hint) or hint) is Trace and name != "return")
 
 
 def add_context(
@@ -456,10 +476,11 @@ async def finish(
 
 async def _score(task: vf.Task, trace: Trace, caller: Caller, running: list[str]) -> None:
     """Finalize and score. `running`: gets the names of what runs, and keeps those that do not end."""
-    running.append("the task's finalize")
-    async with boundary(TaskError, "task finalize"):
-        await caller.call(running[0], lambda: invoke(task.finalize, {"trace": trace, "runtime": None}))
-    running.clear()
+    if _overrides(task, "finalize"):
+        running.append("the task's finalize")
+        async with boundary(TaskError, "task finalize"):
+            await caller.call(running[0], lambda: invoke(task.finalize, {"trace": trace, "runtime": None}))
+        running.clear()
     # verifiers takes hooks and judges from the instance, so a copy can name and bound each of them.
     clone = copy.copy(task)
     clone.hooks = lambda attr: [_bounded(hook, hook.__name__, caller, running) for hook in task.hooks(attr)]
@@ -483,7 +504,20 @@ def _bounded(hook: Callable[..., Any], name: str, caller: Caller, running: list[
         running.remove(f"`{name}`")
         return result
 
+    setattr(bounded, "__signature__", _signature(hook))  # noqa: B010 - verifiers looks at it twice
     return bounded
+
+
+def _signature(hook: Callable[..., Any]) -> inspect.Signature:
+    """`inspect.signature`, which takes as long as a fast reward, once for all tasks of a class."""
+    function = getattr(hook, "__func__", None)
+    return inspect.signature(hook) if function is None else _signature_of_method(function)
+
+
+@functools.lru_cache(1024)
+def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function as a method, without its first argument."""
+    return inspect.signature(types.MethodType(function, object()))
 
 
 def cause(error: Exception) -> Exception:

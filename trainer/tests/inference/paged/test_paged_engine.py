@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
+from plumbob.trainer.inference.paged.decoding import UNIFORMS
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.pages import TRASH, OutOfPages, PagePool
 from plumbob.trainer.inference.paged.sampling import BLOCK, sample
@@ -68,6 +69,29 @@ def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async
             assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
             assert a.finish_reason == b.finish_reason
     assert engine.pool.available == engine.pool.count - 1  # nobody holds a page any more
+
+
+def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled(qwen2, run_async):
+    """Others' stop tokens are ordinary ones, and neither what a run samples behind the end nor its length is recorded."""
+    stops = [tuple(range(first, 640, every)) for first, every in ((0, 5), (1, 5), (2, 40), (3, 640))]
+    requests = [
+        ([5, 6, 7 + i % 3], Sampling(max_tokens=most, seed=i, stop_token_ids=stops[i % 4]))
+        for i, most in enumerate([1, 2, 3, 6, 30, 31, 32, 33, 150, 151, 152, 153] * 2)
+    ]
+
+    async def all_of(engine):
+        return await asyncio.gather(*(engine.generate(*request) for request in requests))
+
+    engine = make_engine(qwen2, max_slots=20)
+    ours = run_async(all_of(engine))
+    theirs = run_async(all_of(TransformersEngine(copy.deepcopy(qwen2))))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+    ends = {((len(c.token_ids) - 1) % paged.TOKENS_PER_RUN, c.finish_reason) for c in ours}
+    assert len(ends) == 2 * paged.TOKENS_PER_RUN  # both ends, at each place of a run
+    assert max(len(c.token_ids) for c in ours) > 2 * UNIFORMS
+    assert engine.generated_tokens == sum(len(c.token_ids) for c in ours)
 
 
 def test_a_group_s_prompt_is_read_once_and_a_later_turn_reads_only_what_is_new(qwen2, run_async):

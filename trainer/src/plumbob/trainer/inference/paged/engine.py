@@ -61,6 +61,24 @@ class _Request(Request):
         self.uniforms += [number() for _ in range(start + count - len(self.uniforms))]
         return self.uniforms[start : start + count]
 
+    def cut(self, new: int) -> tuple[int, Literal["stop", "length", "nan"] | None]:
+        """Remove what was sampled behind the end of the completion, which may be in its last `new` tokens.
+
+        Returns the number of tokens removed, and why the completion ends; None if it does not.
+        """
+        s, start = self.sampling, len(self.token_ids) - new
+        stop = next(
+            (i for i in range(start, len(self.token_ids)) if self.token_ids[i] in s.stop_token_ids), s.max_tokens
+        )
+        end = min(stop + 1, s.max_tokens)
+        surplus = max(len(self.token_ids) - end, 0)
+        del self.token_ids[end:], self.logprobs[end:]
+        if any(map(math.isnan, self.logprobs[start:])):
+            return surplus, "nan"
+        if stop < end:
+            return surplus, "stop"
+        return surplus, "length" if len(self.token_ids) >= s.max_tokens else None
+
 
 class PagedEngine(InProcessEngine[_Request]):
     """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
@@ -326,15 +344,16 @@ class PagedEngine(InProcessEngine[_Request]):
         unlike = np.isin(ids, self._stop_ids) | np.isnan(logprobs)
         may_end = unlike.any(axis=0) | (lanes.left[mine] <= len(ids))
         lanes.advance(mine, ids)
+        for request, own_ids, own_logprobs in zip(self._active[mine], ids.T.tolist(), logprobs.T.tolist(), strict=True):
+            request.token_ids += own_ids
+            request.logprobs += own_logprobs
+        self.generated_tokens += ids.size
         stays = np.ones(len(self._active), dtype=bool)
         ended: list[tuple[_Request, Literal["stop", "length", "nan"]]] = []
-        columns = zip(ids.T.tolist(), logprobs.T.tolist(), may_end.tolist(), strict=True)
-        for lane, (own_ids, own_logprobs, looks) in enumerate(columns, first):
+        for lane in np.flatnonzero(may_end) + first:
             request = self._active[lane]
-            count, why = _end_of(request, own_ids, own_logprobs) if looks else (len(own_ids), None)
-            request.token_ids += own_ids[:count]
-            request.logprobs += own_logprobs[:count]
-            self.generated_tokens += count
+            surplus, why = request.cut(len(ids))
+            self.generated_tokens -= surplus
             if why is not None:
                 stays[lane] = False
                 ended.append((request, why))
@@ -369,21 +388,6 @@ class _Group:
 
     row: Row
     members: list[_Request]
-
-
-def _end_of(
-    request: _Request, ids: Sequence[int], logprobs: Sequence[float]
-) -> tuple[int, Literal["stop", "length", "nan"] | None]:
-    """How many of a run's tokens belong to a request, and why it ends with them; None if it goes on."""
-    s = request.sampling
-    most = min(len(ids), s.max_tokens - len(request.token_ids))
-    end = next((i + 1 for i, token in enumerate(ids[:most]) if token in s.stop_token_ids), None)
-    count = end or most
-    if any(map(math.isnan, logprobs[:count])):
-        return count, "nan"
-    if end is not None:
-        return count, "stop"
-    return count, "length" if len(request.token_ids) + count >= s.max_tokens else None
 
 
 def _pages_for(length: Any) -> Any:

@@ -120,8 +120,8 @@ def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 _specs: dict[tuple[type, str], ToolSpec] = {}
-_supported: weakref.WeakSet[vf.Task] = weakref.WeakSet()
-"""Tasks whose hooks have been checked."""
+_supported: weakref.WeakKeyDictionary[type[vf.Task], Any] = weakref.WeakKeyDictionary()
+"""Class of tasks -> the config with which its hooks were last found to be supported."""
 
 
 def check_supported(task: vf.Task, *, driven: bool = False) -> None:
@@ -130,7 +130,7 @@ def check_supported(task: vf.Task, *, driven: bool = False) -> None:
     `driven`: whether an `Env.run` drives the conversation, and may open it itself.
     """
     check_data(task, driven=driven)
-    if task in _supported:  # it takes a millisecond, and a task has many rollouts
+    if _supported.get(type(task), ()) is task.config:  # the rest depends on these alone, and takes a millisecond
         return
     name = type(task).__name__
     if discover_decorated(task, "intercept"):
@@ -148,7 +148,7 @@ def check_supported(task: vf.Task, *, driven: bool = False) -> None:
             raise UnsupportedTaskset(
                 f"{name}.{hook.__name__} stops on a Request or Response; in-process rollouts only support a Trace"
             )
-    _supported.add(task)
+    _supported[type(task)] = task.config
 
 
 def check_data(task: vf.Task, *, driven: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Place
 from plumbob.trainer.training import step
 from plumbob.trainer.training import train as loop
-from plumbob.trainer.watch.watch import WARNINGS, read_lines, read_metrics
+from plumbob.trainer.watch.watch import WARNINGS, read_lines, read_metrics, saved_model
 from vf_lookup import taskset
 
 FAULTS = {
@@ -215,3 +216,19 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
         code, said, errors = doctor(target)
         assert (code, said) == (2, "") and errors.startswith("doctor: ") and errors.count("\n") == 1
         assert reason in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("summary", "verdict", "cause"),
+    [
+        ({"model_step": 3, "saved_gap": 1e-7}, "pass", None),
+        ({"model_step": 3, "saved_gap": 0.02}, "fail", "saved-model-differs"),
+        ({"model_step": 3, "saved_gap": math.nan}, "fail", "saved-model-differs"),
+        ({"model_step": 3}, "unsure", None),
+    ],
+)
+def test_a_saved_model_is_judged_by_what_the_runs_end_measured(tmp_path, summary, verdict, cause):
+    assert saved_model(tmp_path, TrainConfig()) == []  # it has not ended
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (found,) = saved_model(tmp_path, TrainConfig())
+    assert (found.verdict, found.cause) == (verdict, cause)

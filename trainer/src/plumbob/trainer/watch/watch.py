@@ -208,9 +208,14 @@ def examine(run_dir: Path) -> list[Finding]:
 
 
 def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
-    """Is the model that the run saved the trained one? `train` loads it afresh at its end; empty if it did not."""
+    """Is the model that the run saved the trained one? `train` loads it afresh at its end; empty before that."""
+    check = "the saved model is the trained one"
     try:
-        gap = float(json.loads((run_dir / "summary.json").read_text())["saved_gap"])
+        summary = json.loads((run_dir / "summary.json").read_text())
+        if "saved_gap" not in summary and "model_step" in summary:
+            why = "its model was too large, was divided among processes, or could not be loaded"
+            return [Finding(check, "unsure", f"not compared at the run's end, because {why}")]
+        gap = float(summary["saved_gap"])
     except (OSError, ValueError, LookupError, TypeError):
         return []
     limit = thresholds.SAVED_GAP[config.bf16]
@@ -219,7 +224,7 @@ def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
     )
     bad = not gap <= limit
     cause = "saved-model-differs" if bad else None
-    return [Finding("the saved model is the trained one", "fail" if bad else "pass", evidence, cause)]
+    return [Finding(check, "fail" if bad else "pass", evidence, cause)]
 
 
 def _quoted(finding: Finding, rollouts: Sequence[Rollout]) -> Finding:

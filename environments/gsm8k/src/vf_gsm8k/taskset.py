@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -77,15 +78,15 @@ class GSM8KTask(vf.Task[GSM8KData]):
     async def single_turn(self, trace: vf.Trace) -> bool:
         return trace.num_turns >= 1
 
-    # Replies are read in the event loop's thread. A short one takes a few tenths of a millisecond, about as long as to
-    # hand it to another thread and back, and a thread would hold the GIL all the same. Every expression takes linear time
-    # or sees text of bounded length, so 40,000 characters take about 10 ms; test_linear_time.py measures them.
+    # Replies are read in a thread, so that a long reply does not block other rollouts; most take well under a
+    # millisecond. A thread does not help against a slow regular expression, which holds the GIL until it ends. So every
+    # expression takes linear time or sees text of bounded length; test_linear_time.py measures them.
 
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
         """1 if the reply's final answer, in any form that is read, equals the gold number exactly, else 0."""
         data = self.data
-        return float(is_correct(trace.last_reply, data.answer, strict=data.strict))
+        return float(await asyncio.to_thread(is_correct, trace.last_reply, data.answer, strict=data.strict))
 
     @vf.metric
     async def reading(self, trace: vf.Trace) -> dict[str, float]:
@@ -95,7 +96,7 @@ class GSM8KTask(vf.Task[GSM8KData]):
         answer was read from this form. `format_ok`: the reply ends in the form that the prompt asked for.
         `lenient_correct`: the reply is correct, or its last number, marked as the answer or not, is the gold number.
         """
-        return self._read(trace)
+        return await asyncio.to_thread(self._read, trace)
 
     def _read(self, trace: vf.Trace) -> dict[str, float]:
         reply = trace.last_reply

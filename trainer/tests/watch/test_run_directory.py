@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(folder: Path, name: str, **settings) -> Path:
-    sizes = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6, "threads": 1}
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6, "threads": 1}
     config = TrainConfig(
         output_dir=str(folder),
         run_name=name,

@@ -23,7 +23,7 @@ PARITY = "after sync 2 the engine's log-probabilities differ from the trainer's 
 
 
 def settings(folder: Path, **changes: Any) -> TrainConfig:
-    sizes = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 5, "threads": 1}
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 5, "threads": 1}
     return TrainConfig(output_dir=str(folder), **{"run_name": "r", "eval_examples": 0, **sizes, **changes})
 
 

@@ -199,7 +199,7 @@ def warned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     config = TrainConfig(
         model="tiny",
         max_grad_norm=1e-9,
-        batch_size=16,
+        batch_size=32,
         gradient_accumulation_steps=1,
         num_generations=4,
         max_steps=6,

@@ -182,9 +182,10 @@ def test_the_event_loop_goes_on_while_documents_and_queries_are_embedded(name, c
         await ticking
         return elapsed, np.diff(ticks).tolist()
 
-    elapsed, gaps = asyncio.run(scenario())
-    assert elapsed > 0.1, "too little work to tell"
-    assert max(gaps) < elapsed / 3 and len(gaps) > 20
+    # Several attempts, for other work on the machine makes gaps as well. A search that blocks makes one in each of them.
+    attempts = [asyncio.run(scenario()) for _ in range(4)]
+    assert max(elapsed for elapsed, _ in attempts) > 0.1, "too little work to tell"
+    assert any(max(gaps) < elapsed / 3 and len(gaps) > 20 for elapsed, gaps in attempts)
 
 
 def test_concurrent_queries_are_encoded_together_with_the_same_result(tmp_path):

@@ -315,7 +315,7 @@ def test_traces_show_answers_lost_in_parsing_and_a_reward_for_form(warned: tuple
         found = [f.cause for f in examine(tmp_path / name) if f.cause]
         assert cause in found, (name, found)
     rollouts = read_traces(tmp_path / "form/traces/step_1.jsonl", 4)
-    assert len(rollouts) == 32 and {r.group for r in rollouts} == set(range(8)) and all(r.gold for r in rollouts)
+    assert len(rollouts) == 64 and {r.group for r in rollouts} == set(range(16)) and all(r.gold for r in rollouts)
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2, max_size=20))

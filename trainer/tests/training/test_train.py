@@ -40,6 +40,7 @@ def timeless(rows: list[dict]) -> list[dict]:
 
 
 def test_a_run_leaves_everything_behind(tmp_path, capsys):
+    thresholds = gc.get_threshold()
     directory = train(tmp_path, max_steps=2)
     rows = metrics(directory)
     assert [row["step"] for row in rows] == [1, 2]
@@ -49,6 +50,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
         assert row["groups/count"] == 4
         assert row["env/malformed_calls"] == 0
     assert [row["sync/version"] for row in rows] == [2, 3]
+    assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0  # what a run holds is collected when it is over
     output = capsys.readouterr()
     assert re.search(r"greedy +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] -> ", output.out)

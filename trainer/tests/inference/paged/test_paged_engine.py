@@ -75,8 +75,8 @@ def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled
     """Others' stop tokens are ordinary ones, and neither what a run samples behind the end nor its length is recorded."""
     stops = [tuple(range(first, 640, every)) for first, every in ((0, 5), (1, 5), (2, 40), (3, 640))]
     requests = [
-        ([5, 6, 7 + i % 3], Sampling(max_tokens=most, seed=i, stop_token_ids=stops[i % 4]))
-        for i, most in enumerate([1, 2, 3, 6, 30, 31, 32, 33, 150, 151, 152, 153] * 2)
+        ([5, 6, 7 + i % 3], Sampling(max_tokens=most, seed=i, stop_token_ids=stops[(i + i // 20) % 4]))
+        for i, most in enumerate([1, 2, 3, 6, *range(30, 38), *range(150, 158)] * 4)
     ]
 
     async def all_of(engine):
@@ -92,6 +92,53 @@ def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled
     assert len(ends) == 2 * paged.TOKENS_PER_RUN  # both ends, at each place of a run
     assert max(len(c.token_ids) for c in ours) > 2 * UNIFORMS
     assert engine.generated_tokens == sum(len(c.token_ids) for c in ours)
+
+
+def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, run_async, monkeypatch):
+    """So that a hundred rollouts that end at once, and are scored for a while, do not keep the next run waiting."""
+    engine, done, seen = make_engine(qwen2, max_slots=16), [], []
+    rounds = iter([True] * 2 + [False] * 5 + [True] * 100)  # a run is over when this is True
+
+    def is_done() -> bool:
+        seen.append(len(done))
+        return next(rounds)
+
+    monkeypatch.setattr(engine._decoding, "done", is_done)
+
+    async def one(seed: int, tokens: int):
+        completion = await engine.generate([5, 6, 7], Sampling(max_tokens=tokens, seed=seed))
+        done.append(seed)
+        return completion
+
+    async def all_of_them():
+        return await asyncio.gather(*(one(i, 9 if i else 60) for i in range(12)))
+
+    completions = run_async(all_of_them())
+    # 11 completions end in the first run. The second one computes for five rounds, and is followed at once by the third,
+    # after which the others are handed out, because nothing computes (on a CPU, a run ends before it is asked for).
+    assert seen[:10] == [0, 0, 0, 1, 2, 3, 4, 5, 5, 11]
+    assert done == [*range(1, 12), 0]
+    assert [len(c.token_ids) for c in completions] == [60] + [9] * 11
+
+
+def test_completions_that_have_ended_are_handed_out_when_decoding_fails(qwen2, run_async, monkeypatch):
+    engine, begin, runs = make_engine(qwen2, max_slots=16), paged.Decoding.begin, []
+
+    def fails_in_the_third_run(self, *given):
+        runs.append(given)
+        if len(runs) == 3:
+            raise RuntimeError("an illegal memory access")
+        begin(self, *given)
+
+    monkeypatch.setattr(paged.Decoding, "begin", fails_in_the_third_run)
+
+    async def all_of_them():
+        requests = (engine.generate([5], Sampling(max_tokens=9 if i else 60, seed=i)) for i in range(12))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    first, *others = run_async(all_of_them())
+    assert isinstance(first, EngineError) and "an illegal memory access" in str(first)
+    assert [len(c.token_ids) for c in others] == [9] * 11
 
 
 def test_a_group_s_prompt_is_read_once_and_a_later_turn_reads_only_what_is_new(qwen2, run_async):

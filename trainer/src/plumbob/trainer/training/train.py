@@ -39,10 +39,14 @@ from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
 
+OBJECTS_BEFORE_COLLECTION = 500_000
+"""New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
+
 
 def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
     started = time.time()
+    thresholds = gc.get_threshold()
     transformers_logging.disable_progress_bar()
     world = join_world()
     hosts = watch_hosts(world)
@@ -55,10 +59,11 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
-        # Tasks and model stay to the end. A full collection looks through them again and again otherwise, which took as
-        # long as all else that Python does for the rollouts of a step.
+        # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again
+        # otherwise, which took as long as all else that Python does for the rollouts of a step.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
         hosts.started(f"Resume, on all hosts, with the same command and --resume {run_.directory}")
         with run_.lock:
             with (
@@ -84,6 +89,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             os._exit(1)
         raise
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()  # a process may do several runs, and frozen ones would stay for ever
         hosts.leave()
         leave_world()
@@ -120,6 +126,8 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 state.step += 1
                 _note_microbatch_size(run_, recorder)
                 recorder.step(metrics, batch)
+                del batch
+                gc.collect(0)  # what the step has left behind in cycles, which may hold a GPU's memory
                 best.judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.

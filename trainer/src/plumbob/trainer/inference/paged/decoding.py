@@ -18,7 +18,7 @@ from plumbob.trainer.inference.paged.weights import Weights
 from plumbob.trainer.inference.transformers.engine import draw
 
 UNIFORMS = 64
-"""Random numbers that are drawn for a rollout at a time, one for each token."""
+"""Random numbers that are drawn for a rollout at a time, one for each token, and the most tokens that a lane keeps."""
 
 
 class Lanes:
@@ -44,12 +44,28 @@ class Lanes:
         """[lanes, UNIFORMS] a number in [0, 1) for each of the next tokens."""
         self.used = np.full(lanes, UNIFORMS)
         """[lanes] how many of them are used up."""
+        self.noted = np.zeros(lanes, dtype=np.int64)
+        """[lanes] how many of them drew tokens that the request has noted. It notes many at once, which is faster."""
+        self.sampled_ids = np.zeros((lanes, UNIFORMS), dtype=np.int64)
+        """[lanes, UNIFORMS] the id that each used number drew."""
+        self.sampled_logprobs = np.zeros((lanes, UNIFORMS), dtype=np.float32)
+        """[lanes, UNIFORMS] its log-probability."""
 
     def add_pages(self, lane: int, pages: Sequence[int]) -> None:
         """Append to a lane's pages."""
         start = self.num_pages[lane]
         self.num_pages[lane] = end = start + len(pages)
         self.pages[lane, start:end] = pages
+
+    def renew(self, lane: int, uniforms: Sequence[float]) -> None:
+        """Give a lane, whose tokens were noted, numbers for its next tokens."""
+        self.uniforms[lane], self.used[lane], self.noted[lane] = uniforms, 0, 0
+
+    def take_sampled(self, lane: int) -> tuple[list[int], list[float]]:
+        """Ids and log-probabilities that the lane has sampled since the last call."""
+        new = slice(self.noted[lane], self.used[lane])
+        self.noted[lane] = self.used[lane]
+        return self.sampled_ids[lane, new].tolist(), self.sampled_logprobs[lane, new].tolist()
 
     def keep(self, stays: np.ndarray) -> None:
         """Move the rows of lanes that go on together. `stays`: whether it does, for each lane in use."""
@@ -58,8 +74,11 @@ class Lanes:
         for rows in vars(self).values():
             rows[: len(kept)] = rows[:n][kept]
 
-    def advance(self, lanes: slice, ids: np.ndarray) -> None:
-        """Note sampled ids, [tokens, lanes]."""
+    def advance(self, lanes: slice, ids: np.ndarray, logprobs: np.ndarray) -> None:
+        """Record what was sampled, [tokens, lanes] each."""
+        places = self.used[lanes, None] + np.arange(len(ids))
+        np.put_along_axis(self.sampled_ids[lanes], places, ids.T, axis=1)
+        np.put_along_axis(self.sampled_logprobs[lanes], places, logprobs.T, axis=1)
         self.ids[lanes] = ids[-1]
         self.positions[lanes] += len(ids)
         self.left[lanes] -= len(ids)

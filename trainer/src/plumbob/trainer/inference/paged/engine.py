@@ -8,12 +8,11 @@ sampled behind its stop token within a run is thrown away.
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Literal
 
@@ -21,16 +20,17 @@ import numpy as np
 import torch
 from plumbob.console import first_line
 from plumbob.rollout import EngineError
-from plumbob.trainer.inference.in_process import InProcessEngine, Request
+from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.inference.paged import forward
 from plumbob.trainer.inference.paged.decoding import UNIFORMS, Decoding, Lanes, draw_truncated
 from plumbob.trainer.inference.paged.forward import Cache, Row
 from plumbob.trainer.inference.paged.pages import OutOfPages, PagePool
+from plumbob.trainer.inference.paged.request import PagedRequest
 from plumbob.trainer.inference.paged.weights import Weights
 
 PAGE = 64
 """Positions of a page."""
-TOKENS_PER_RUN = 4
+TOKENS_PER_RUN = 8
 """Tokens that each active rollout samples before new ones may join and finished ones leave."""
 POLL_SECONDS = 2e-4
 """How often the event loop asks whether a run has ended, if it has nothing else to do."""
@@ -38,49 +38,7 @@ PREFILL_TOKENS = 1 << 14
 """Most new tokens of one prefill pass, unless a single prompt has more."""
 
 
-@dataclass(eq=False)
-class _Request(Request):
-    pages: list[int] = field(default_factory=list)
-    uniforms: list[float] = field(default_factory=list)
-
-    @property
-    def ids(self) -> np.ndarray:
-        """Prompt and completion so far."""
-        return np.concatenate([self.prompt, np.asarray(self.token_ids, dtype=np.int64)])
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether it samples from the whole vocabulary."""
-        s = self.sampling
-        return s.temperature == 0 or (s.top_p >= 1 and s.top_k <= 0 and s.min_p <= 0)
-
-    def next_uniforms(self, count: int) -> list[float]:
-        """The numbers that draw the next `count` tokens: they depend on the seed and on the tokens' places alone."""
-        start = len(self.token_ids)
-        number = self.random.random
-        self.uniforms += [number() for _ in range(start + count - len(self.uniforms))]
-        return self.uniforms[start : start + count]
-
-    def cut(self, new: int) -> tuple[int, Literal["stop", "length", "nan"] | None]:
-        """Remove what was sampled behind the end of the completion, which may be in its last `new` tokens.
-
-        Returns the number of tokens removed, and why the completion ends; None if it does not.
-        """
-        s, start = self.sampling, len(self.token_ids) - new
-        stop = next(
-            (i for i in range(start, len(self.token_ids)) if self.token_ids[i] in s.stop_token_ids), s.max_tokens
-        )
-        end = min(stop + 1, s.max_tokens)
-        surplus = max(len(self.token_ids) - end, 0)
-        del self.token_ids[end:], self.logprobs[end:]
-        if any(map(math.isnan, self.logprobs[start:])):
-            return surplus, "nan"
-        if stop < end:
-            return surplus, "stop"
-        return surplus, "length" if len(self.token_ids) >= s.max_tokens else None
-
-
-class PagedEngine(InProcessEngine[_Request]):
+class PagedEngine(InProcessEngine[PagedRequest]):
     """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
 
     At most `max_slots` requests decode at once, active request i in lane i, and the others wait. `max_length` limits
@@ -88,7 +46,7 @@ class PagedEngine(InProcessEngine[_Request]):
     `max_length` by default.
     """
 
-    request_type = _Request
+    request_type = PagedRequest
 
     def __init__(
         self,
@@ -103,6 +61,8 @@ class PagedEngine(InProcessEngine[_Request]):
         self.weights = weights
         self._longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
         self._prefill_tokens = PREFILL_TOKENS
+        self._ended: deque[tuple[PagedRequest, Literal["stop", "length", "nan"]]] = deque()
+        """Requests that have left the active ones, and are not handed out yet."""
         self._allocate(max_slots, max(num_pages or max_slots * self._longest, self._longest))
 
     def _allocate(self, slots: int, pages: int) -> None:
@@ -153,8 +113,10 @@ class PagedEngine(InProcessEngine[_Request]):
         try:
             await self._decode_some()
             return
-        except torch.OutOfMemoryError as error:
-            if self._max_slots == 1 and self.pool.count - 1 == self._longest:
+        except Exception as error:
+            self._hand_out(len(self._ended))  # complete nevertheless
+            smallest = self._max_slots == 1 and self.pool.count - 1 == self._longest
+            if not isinstance(error, torch.OutOfMemoryError) or smallest:
                 raise
             reason = first_line(error)
         # Not in the handler, where the error holds what the failed pass has allocated.
@@ -165,6 +127,8 @@ class PagedEngine(InProcessEngine[_Request]):
 
         Rollouts under way wait again. They keep what they have sampled, and read it again as part of their prompt.
         """
+        for lane in range(len(self._active)):
+            self._note(lane)
         again = [*self._active, *self._admitting]
         for request in again:
             request.pages = []
@@ -191,12 +155,18 @@ class PagedEngine(InProcessEngine[_Request]):
             self._admit()
         if self._active:
             self._begin_run()
-        # While the GPU computes, rollouts whose turn just ended are scored, run tools and queue their next turn.
+        if self._decoding.done():  # nothing computes that handing out could delay
+            self._hand_out(len(self._ended))
+        # While the GPU computes, rollouts whose turn has ended are scored, run tools and queue their next turn: one more
+        # in each round of the event loop, so that a round is short, and the next run is not late.
+        self._hand_out(1)
         await asyncio.sleep(0)
         while not self._decoding.done():
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(0 if self._hand_out(1) else POLL_SECONDS)
         if self._active:
             self._end_run()
+        if not self._active:
+            self._hand_out(len(self._ended))
         self.busy_seconds += time.perf_counter() - start
 
     def _should_admit(self) -> bool:
@@ -244,13 +214,13 @@ class PagedEngine(InProcessEngine[_Request]):
         self._stop_ids = np.asarray(sorted(stop_ids), dtype=np.int64)
         self._add(first, ids[None].cpu().numpy(), logprobs[None].cpu().numpy())
 
-    def _enter(self, lane: int, request: _Request) -> None:
+    def _enter(self, lane: int, request: PagedRequest) -> None:
         """Write the lane of a request whose prompt was read and whose next token is drawn already."""
         lanes = self._lanes
         lanes.positions[lane] = request.length - 1
         lanes.temperatures[lane] = request.sampling.temperature
         lanes.left[lane] = request.sampling.max_tokens - len(request.token_ids)
-        lanes.uniforms[lane], lanes.used[lane] = request.next_uniforms(UNIFORMS), 0
+        lanes.renew(lane, request.next_uniforms(UNIFORMS))
         lanes.num_pages[lane] = 0
         lanes.add_pages(lane, request.pages)
 
@@ -304,7 +274,8 @@ class PagedEngine(InProcessEngine[_Request]):
         self._reserve(tokens)
         n, lanes = len(self._active), self._lanes
         for lane in np.flatnonzero(lanes.used[:n] + tokens > UNIFORMS):
-            lanes.uniforms[lane], lanes.used[lane] = self._active[lane].next_uniforms(UNIFORMS), 0
+            self._note(lane)
+            lanes.renew(lane, self._active[lane].next_uniforms(UNIFORMS))
         if plain:
             self._decoding.begin(lanes, n, tokens)
         else:
@@ -327,6 +298,7 @@ class PagedEngine(InProcessEngine[_Request]):
                 except OutOfPages:
                     if len(self._active) == 1:
                         raise
+                    self._note(len(self._active) - 1)
                     last = self._active.pop()
                     self.pool.release(last.pages)
                     last.pages = []
@@ -343,29 +315,38 @@ class PagedEngine(InProcessEngine[_Request]):
         lanes, mine = self._lanes, slice(first, len(self._active))
         unlike = np.isin(ids, self._stop_ids) | np.isnan(logprobs)
         may_end = unlike.any(axis=0) | (lanes.left[mine] <= len(ids))
-        lanes.advance(mine, ids)
-        for request, own_ids, own_logprobs in zip(self._active[mine], ids.T.tolist(), logprobs.T.tolist(), strict=True):
-            request.token_ids += own_ids
-            request.logprobs += own_logprobs
+        lanes.advance(mine, ids, logprobs)
         self.generated_tokens += ids.size
         stays = np.ones(len(self._active), dtype=bool)
-        ended: list[tuple[_Request, Literal["stop", "length", "nan"]]] = []
         for lane in np.flatnonzero(may_end) + first:
             request = self._active[lane]
+            self._note(lane)
             surplus, why = request.cut(len(ids))
             self.generated_tokens -= surplus
             if why is not None:
                 stays[lane] = False
-                ended.append((request, why))
-        if ended:
+                self._ended.append((request, why))
+        if not stays.all():
             self._keep(stays)
-        for request, why in ended:
+
+    def _note(self, lane: int) -> None:
+        """Append to an active request what its lane has sampled since it was last noted."""
+        ids, logprobs = self._lanes.take_sampled(lane)
+        self._active[lane].token_ids += ids
+        self._active[lane].logprobs += logprobs
+
+    def _hand_out(self, count: int) -> int:
+        """Give completions to those who wait for them, at most `count`, in the order in which they ended; how many."""
+        count = min(count, len(self._ended))
+        for _ in range(count):
+            request, why = self._ended.popleft()
             if why == "nan":
                 request.fail(EngineError("the model's logits are not numbers (NaN)"))
             else:
                 request.finish(why)
+        return count
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: PagedRequest) -> None:
         self._keep(np.asarray([other is not request for other in self._active]))
 
     def _keep(self, stays: np.ndarray) -> None:
@@ -373,7 +354,9 @@ class PagedEngine(InProcessEngine[_Request]):
 
         `stays`: whether it goes on, for each active request.
         """
-        for request in compress(self._active, ~stays):
+        for lane in np.flatnonzero(~stays):
+            self._note(lane)
+            request = self._active[lane]
             # The last token has not been computed: its keys and values belong to the next turn.
             self.pool.publish(request.pages, request.ids[:-1], ended=True)
             self.pool.release(request.pages)
@@ -387,7 +370,7 @@ class _Group:
     """Waiting requests with the same ids, which are read once."""
 
     row: Row
-    members: list[_Request]
+    members: list[PagedRequest]
 
 
 def _pages_for(length: Any) -> Any:

@@ -96,8 +96,13 @@ class SlotCache:
 
     def swap(self, a: int, b: int) -> None:
         """Exchange the contents of two slots."""
+        # Behind the longer count lie a few keys and values at most, of padding, which nobody reads before writing them.
+        n = int(max(self.counts[a], self.counts[b]))
         for tensor in (*self.keys, *self.values):
-            tensor[[a, b]] = tensor[[b, a]]
+            one, other = tensor[a, :, :n], tensor[b, :, :n]
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
         for array in (self.ids, self.counts, self.last_used):
             array[[a, b]] = array[[b, a]]
 

@@ -172,6 +172,8 @@ def test_data_options_are_refused_by_name_if_the_environment_has_another_setting
             load_tasks(TrainConfig(env=name, **{option: "mine"}))
     tasks = load_tasks(TrainConfig(env=name, env_args=("dataset_name=mine",), eval_examples=0))
     assert {task.data.prompt for task in tasks.train} == {"mine"}
+    braced = load_tasks(TrainConfig(env=name, env_args=("dataset_name={}",), eval_examples=0))  # a text, not an object
+    assert {task.data.prompt for task in braced.train} == {"{}"}
 
 
 def test_the_help_shows_how_to_give_a_setting_whose_name_the_trainer_has_too(importable):

@@ -59,7 +59,7 @@ def driver_of(module: str, settings: dict[str, Any]) -> vf.Env | None:
         raise UnsupportedTaskset(f"{cls.__name__} overrides Env.{extra[0]}, which in-process rollouts do not call")
     if all(_inherited(cls, name) for name in _DRIVES):
         return None
-    return cls(vf.resolve_env_config({"taskset": {"id": module, **with_objects(settings)}}))
+    return cls(vf.resolve_env_config({"taskset": {"id": module, **with_objects(module, settings)}}))
 
 
 def _inherited(cls: type[vf.Env], name: str) -> bool:

@@ -23,16 +23,22 @@ def make_taskset(cls: type[vf.Taskset], module: str, settings: dict[str, Any]) -
             near = difflib.get_close_matches(name, config_type.model_fields, n=1)
             raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     try:
-        return cls(config_type.model_validate({"id": module, **with_objects(settings)}))
+        return cls(config_type.model_validate({"id": module, **with_objects(module, settings)}))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise ValueError(f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}") from None
 
 
-def with_objects(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, with a text that is a JSON object as that object. Example: {"task": '{"power": 2}'}."""
-    return {name: _object_or_same(value) for name, value in settings.items()}
+def with_objects(module: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with a text that is a JSON object as that object. Example: {"task": '{"power": 2}'}.
+
+    Settings that are texts themselves stay as they are.
+    """
+    fields = vf.taskset_config_type(module).model_fields
+    return {
+        name: value if fields[name].annotation is str else _object_or_same(value) for name, value in settings.items()
+    }
 
 
 def _object_or_same(value: Any) -> Any:

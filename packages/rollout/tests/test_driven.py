@@ -33,6 +33,12 @@ def game(**given):
     return task.with_data(secret=7), driver_of("number_game", given)
 
 
+def test_a_driver_takes_a_setting_with_settings_of_its_own():
+    task, env = game(task='{"rewards": {"guessed": {"weight": 0.5}}}')
+    assert env is not None and env.taskset.config.task == task.config
+    assert task.config.rewards["guessed"].weight == 0.5
+
+
 def play(family, scripted, replies, limits=None, **given):
     task, env = game(**given)
     engine = scripted(family, replies)

@@ -294,9 +294,17 @@ def test_settings_are_read_as_their_fields_types():
     assert len(list(taskset)) == 3
 
 
+def test_a_setting_with_settings_of_its_own_is_a_json_object():
+    halved = {"task": '{"rewards": {"correct": {"weight": 0.5}}}', "num_examples": "1"}
+    taskset = tasksets.make_taskset(LookupTaskset, "vf_lookup", halved)
+    assert taskset.config.task.rewards["correct"].weight == 0.5
+    assert next(iter(taskset)).config == taskset.config.task
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
+        ({"task": "{half"}, "task: Input should be a valid dictionary"),
         ({"num_example": 3}, "there is no setting 'num_example'; did you mean 'num_examples'?"),
         ({"qqq": 3}, "there is no setting 'qqq'$"),
         ({"split": "dev"}, "split: Input should be 'train' or 'eval'"),

@@ -10,6 +10,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.testing.upstream_style import FOLDER
 from plumbob.trainer.cli import train as train_cli
+from plumbob.trainer.config.environment import describe
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import marks, marks_of
 from plumbob.trainer.rollouts.stream import TaskStream
@@ -154,6 +155,32 @@ def test_a_stream_that_ends_or_only_repeats_is_named(importable):
     repeats = importable("stream_that_repeats", rows('prompt=f"What is {i % 4}?"', endless=True))
     with pytest.raises(UserError, match="repeats its held-out tasks"):
         load_tasks(TrainConfig(env=repeats, eval_examples=8))
+
+
+OWN_DATA = rows("prompt=self.config.dataset_name").replace(
+    "class Taskset(vf.Taskset[Task, vf.TasksetConfig])",
+    """class Config(vf.TasksetConfig):
+    dataset_name: str = "elsewhere"
+class Taskset(vf.Taskset[Task, Config])""",
+)
+
+
+def test_data_options_are_refused_by_name_if_the_environment_has_another_setting_for_data(importable):
+    name = importable("x_own_data", OWN_DATA)
+    for option in ("datasets", "eval_datasets"):
+        with pytest.raises(UserError, match=r"--datasets \(or --dataset-name\).*such as -a dataset_name="):
+            load_tasks(TrainConfig(env=name, **{option: "mine"}))
+    tasks = load_tasks(TrainConfig(env=name, env_args=("dataset_name=mine",), eval_examples=0))
+    assert {task.data.prompt for task in tasks.train} == {"mine"}
+    braced = load_tasks(TrainConfig(env=name, env_args=("dataset_name={}",), eval_examples=0))  # a text, not an object
+    assert {task.data.prompt for task in braced.train} == {"{}"}
+
+
+def test_the_help_shows_how_to_give_a_setting_whose_name_the_trainer_has_too(importable):
+    rows_ = dict(describe(importable("x_own_data", OWN_DATA), ["dataset_name", "seed"]))
+    assert rows_["-a dataset_name=<str>"] == "[default: elsewhere]"
+    written = [option for option, _ in describe("lookup", ["seed", "datasets"])]
+    assert "-a seed=<int>" in written and "--seed <int>" not in written
 
 
 @pytest.fixture

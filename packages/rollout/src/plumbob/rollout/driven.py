@@ -25,6 +25,7 @@ from plumbob.rollout.environment_code import Caller, extended, outside
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
 from plumbob.rollout.runner import COUNTS, make_dialogue, of_the_engine, play_turns, record_counts, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
+from plumbob.rollout.tasksets import with_objects
 from plumbob.rollout.types import ChatEngine, ChatReply, Engine, Limits, Sampling, StopReason
 from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
 
@@ -58,7 +59,7 @@ def driver_of(module: str, settings: dict[str, Any]) -> vf.Env | None:
         raise UnsupportedTaskset(f"{cls.__name__} overrides Env.{extra[0]}, which in-process rollouts do not call")
     if all(_inherited(cls, name) for name in _DRIVES):
         return None
-    return cls(vf.resolve_env_config({"taskset": {"id": module, **settings}}))
+    return cls(vf.resolve_env_config({"taskset": {"id": module, **with_objects(module, settings)}}))
 
 
 def _inherited(cls: type[vf.Env], name: str) -> bool:

@@ -19,7 +19,7 @@ from plumbob.trainer.cli.loading import announce, fast_imports, import_transform
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
-from plumbob.trainer.config.environment import check_by_source, known_settings, settle
+from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, read_toml, resolve, spellings
 from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files.metric_names import check_metric
@@ -140,7 +140,9 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
     """
     for own in mixture.for_each(config):
         settings = own.settings_of(own.env)
-        for datasets in {own.datasets, own.eval_datasets} - {None}:
+        if data := {own.datasets, own.eval_datasets} - {None}:
+            check_reads_data(own.env)
+        for datasets in data:
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
     check_metric(config.keep_best, "--keep-best")

@@ -39,6 +39,9 @@ FLAGS_WITHOUT_EFFECT = ("log_on_each_node", "no_log_on_each_node")
 _RESERVED = ("id", "task")
 """Fields of every taskset's configuration that are not settings of the environment."""
 
+_DATA = ("datasets", "eval_datasets")
+"""Settings of an environment that the trainer's options of the same name give."""
+
 
 def known_settings(env: str, announce: Callable[[], None] = lambda: None) -> dict[str, Setting]:
     """Setting name -> setting. Raises UserError if the environment does not exist or cannot be loaded.
@@ -121,6 +124,19 @@ def check_by_source(env: str, settings: Mapping[str, str]) -> None:
             raise UserError(f"{env}: {name}: {reason}")
 
 
+def check_reads_data(env: str, known: Iterable[str] | None = None) -> None:
+    """Raise UserError if `--datasets` was given for an environment without a setting of that name.
+
+    `known`: the names of its settings. Default: those that its source tells; nothing is checked if it does not tell.
+    """
+    known = _from_source(find(env).name) if known is None else known
+    if known is None or "datasets" in known:
+        return
+    example = next((name for name in known if name.startswith("data")), None)
+    theirs = f"; its own settings are given with -a, such as -a {example}=..." if example else ""
+    raise UserError(f"{env} has no setting 'datasets', which is what --datasets (or --dataset-name) sets{theirs}")
+
+
 def _refusal(setting: Setting, text: str) -> str | None:
     """Why the setting's type or bounds refuse this value; None if they do not, or if the source does not tell them."""
     if setting.annotation is None:
@@ -183,13 +199,15 @@ def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str
 def describe(env: str, own_names: Iterable[str]) -> list[tuple[str, str]]:
     """(option, default) of each setting of the environment, for the help.
 
-    Names that the trainer has too are left out.
+    A name that the trainer has too is shown as `-a NAME=...`, which is how it is given, except the data, for which the
+    trainer's own options are.
     """
     rows, own_names = [], set(own_names)
     for name, setting in known_settings(env).items():
-        if name in own_names:
+        if name in _DATA:
             continue
         plain = isinstance(setting.default, bool | int | float | str | tuple)
         default = as_text(setting.default) if plain else ""
-        rows.append((f"{flag(name)} <{setting.kind}>", f"[default: {default}]" if default else ""))
+        written = f"-a {name}=<{setting.kind}>" if name in own_names else f"{flag(name)} <{setting.kind}>"
+        rows.append((written, f"[default: {default}]" if default else ""))
     return rows

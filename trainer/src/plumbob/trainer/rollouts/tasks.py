@@ -21,6 +21,7 @@ from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
 from plumbob.trainer.config import mixture
+from plumbob.trainer.config.environment import check_reads_data
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
 from plumbob.trainer.rollouts.selection import Taken
@@ -109,6 +110,8 @@ def load_tasks(config: TrainConfig) -> Tasks:
     """
     source = _Source.of(config.env)
     settings = dict(pair.split("=", 1) for pair in config.env_args)
+    if config.datasets is not None or config.eval_datasets is not None:
+        check_reads_data(config.env, tasksets.setting_names(source.module))
     if config.datasets is not None:
         settings["datasets"] = config.datasets
     train_settings = source.on_split(settings, ("train",))

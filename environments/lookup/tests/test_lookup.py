@@ -8,7 +8,7 @@ import pytest
 import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.rollout import Limits
+from plumbob.rollout import Limits, verifiers_messages, verifiers_scoring
 from plumbob.rollout import verifiers_adapter as adapter
 from pydantic import ValidationError
 from verifiers.v1.types import AssistantMessage, ToolCall
@@ -109,7 +109,7 @@ def play(turns: list[tuple[str, list[tuple[str, str]]]]) -> vf.Trace:
     task = next(iter(LookupTaskset(LookupConfig(id="vf_lookup", min_hops=3, max_hops=3))))
 
     async def run():
-        trace = adapter.new_trace(task)
+        trace = verifiers_messages.new_trace(task)
         box = await adapter.open_tools(task, trace)
         for content, calls in turns:
             message = AssistantMessage(
@@ -120,12 +120,12 @@ def play(turns: list[tuple[str, list[tuple[str, str]]]]) -> vf.Trace:
                 ]
                 or None,
             )
-            adapter.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
+            verifiers_messages.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
             for call in message.tool_calls or []:
                 match = re.fullmatch(r'\{"key": "?(\d+)"?\}', call.arguments)
                 if call.name == "lookup" and match:
                     await box.tools["lookup"].call({"key": match[1]})
-        await adapter.finish(task, trace, 60)
+        await verifiers_scoring.finish(task, trace, 60)
         assert trace.ok, trace.errors
         return trace
 
@@ -261,13 +261,13 @@ def shown(reward: float) -> str:
 
 
 async def play_messages(task, messages) -> vf.Trace:
-    trace = adapter.new_trace(task)
+    trace = verifiers_messages.new_trace(task)
     box = await adapter.open_tools(task, trace)
     for message in messages:
-        adapter.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
+        verifiers_messages.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
         for call in message.tool_calls or []:
             await box.tools[call.name].call(json.loads(call.arguments))
-    await adapter.finish(task, trace, 60)
+    await verifiers_scoring.finish(task, trace, 60)
     assert trace.ok, trace.errors
     return trace
 

@@ -18,6 +18,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import verifiers_messages
 from vf_musique.complete import MusiqueCompleteToolset
 from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig
 
@@ -203,7 +204,7 @@ def test_tools_are_described_as_upstream_s_server_describes_them(small, kind, na
     kind(MusiqueToolsetConfig()).register(server)
     theirs = {tool.name: tool for tool in asyncio.run(server.list_tools())}
     task = small(answer_style="complete" if kind is MusiqueCompleteToolset else "tags")
-    box = asyncio.run(adapter.open_tools(task, adapter.new_trace(task)))
+    box = asyncio.run(adapter.open_tools(task, verifiers_messages.new_trace(task)))
     assert sorted(theirs) == [tool["function"]["name"] for tool in box.schemas] == names
     for tool in box.schemas:
         assert tool["function"]["parameters"] == theirs[tool["function"]["name"]].input_schema

@@ -17,8 +17,8 @@ from plumbob.rollout import (
     Sampling,
     ScriptedChat,
     run_rollout,
+    verifiers_messages,
 )
-from plumbob.rollout import verifiers_adapter as adapter
 
 
 class Endpoint:
@@ -129,4 +129,4 @@ def test_a_chat_trace_has_no_row_to_train_on(talk):
 
 def test_openai_form_keeps_what_is_readable():
     message = vf.AssistantMessage(tool_calls=[vf.ToolCall(id="1", name="f", arguments='{"a": 1.50}')])
-    assert adapter.to_openai(message)["tool_calls"][0]["function"]["arguments"] == '{"a": 1.50}'
+    assert verifiers_messages.to_openai(message)["tool_calls"][0]["function"]["arguments"] == '{"a": 1.50}'

@@ -13,6 +13,7 @@ from plumbob.rollout import ChatReply, EngineError, Limits, Sampling, ScriptedCh
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
+from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.testing.exact_rows import assert_exact
 from plumbob.testing.upstream_style import FOLDER
 
@@ -205,7 +206,7 @@ async def untrainable(self, task, agents):
 def test_what_only_running_shows_is_seen_in_the_rehearsal(monkeypatch, run, why):
     task, env = game()
     monkeypatch.setattr(type(env), "run", run)
-    with pytest.raises(adapter.UnsupportedTaskset, match=why):
+    with pytest.raises(UnsupportedTaskset, match=why):
         rehearse(env, task)
 
 
@@ -258,7 +259,7 @@ PINNED = OTHER_MODEL.replace('model="gpt-x"', 'harness={"id": "codex"}')
 )
 def test_an_env_that_cannot_be_played_is_refused_by_what_it_declares(tmp_path, monkeypatch, name, body, env, why):
     package(tmp_path, monkeypatch, name, body, [env, "GameTaskset"])
-    with pytest.raises(adapter.UnsupportedTaskset, match=why):
+    with pytest.raises(UnsupportedTaskset, match=why):
         driver_of(name, {})
 
 
@@ -277,8 +278,8 @@ def test_a_local_env_whose_run_is_overridden_drives(tmp_path, monkeypatch):
 
 
 def test_data_of_a_task_that_cannot_be_played_is_refused(kit):
-    with pytest.raises(adapter.UnsupportedTaskset, match="asks for skills"):
+    with pytest.raises(UnsupportedTaskset, match="asks for skills"):
         adapter.check_data(kit.Task(kit.Data(prompt="Go.", skills=["./skill"])))
-    with pytest.raises(adapter.UnsupportedTaskset, match="has no prompt"):
+    with pytest.raises(UnsupportedTaskset, match="has no prompt"):
         adapter.check_supported(kit.Task(kit.Data()))
     adapter.check_supported(kit.Task(kit.Data()), driven=True)

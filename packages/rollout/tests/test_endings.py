@@ -7,6 +7,7 @@ import pytest
 import verifiers.v1 as vf
 from plumbob.rollout import Completion, EngineError, Limits, Sampling, engine_failed, run_group, run_rollout, to_sample
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.types import UnsupportedTaskset
 
 # --- how a rollout ends ---------------------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ def unsupported(kit):
 @pytest.mark.parametrize("case", range(6))
 def test_a_task_that_needs_more_than_this_process_is_refused_by_name(kit, case):
     task, why = unsupported(kit)[case]
-    with pytest.raises(adapter.UnsupportedTaskset, match=why):
+    with pytest.raises(UnsupportedTaskset, match=why):
         adapter.check_supported(task)
 
 
@@ -306,14 +307,14 @@ def test_a_task_that_needs_no_more_is_accepted(play, kit):
 
 
 def test_a_rollout_without_a_question_is_refused(play, kit):
-    with pytest.raises(adapter.UnsupportedTaskset, match="has no prompt"):
+    with pytest.raises(UnsupportedTaskset, match="has no prompt"):
         play(["x"], task=kit.Task(kit.Data()))
 
 
 def test_images_are_refused(play, kit):
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     prompt = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}]
-    with pytest.raises(adapter.UnsupportedTaskset, match="images"):
+    with pytest.raises(UnsupportedTaskset, match="images"):
         play(["x"], task=kit.Task(kit.Data(prompt=prompt)))
 
 
@@ -344,7 +345,7 @@ def test_a_reward_that_hangs(play, kit):
 
 
 def test_a_rollout_refuses_what_it_cannot_honour(play, kit):
-    with pytest.raises(adapter.UnsupportedTaskset, match="needs a container"):
+    with pytest.raises(UnsupportedTaskset, match="needs a container"):
         play(["x"], task=unsupported(kit)[0][0])
 
 

@@ -1,6 +1,6 @@
 """What the adapter takes for granted about verifiers, held against the installed version.
 
-If one of these fails after an upgrade, verifiers_adapter.py is the only module to look at.
+If one of these fails after an upgrade, the modules to look at are verifiers_adapter, _messages and _scoring.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.mcpserver import MCPServer
-from plumbob.rollout import run_rollout, tasksets, to_sample
+from plumbob.rollout import run_rollout, tasksets, to_sample, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
 from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.graph import prepare_turn
@@ -46,7 +46,7 @@ def advertised(toolset):
 
 def boxed(task, shared=()):
     async def main():
-        return await adapter.open_tools(task, adapter.new_trace(task), shared)
+        return await adapter.open_tools(task, verifiers_messages.new_trace(task), shared)
 
     return asyncio.run(asyncio.wait_for(main(), 5))
 
@@ -176,7 +176,7 @@ def test_the_nodes_are_those_that_upstream_builds_of_the_same_tokens(play, kit, 
     replies = [(";" if family.name.startswith("llama") else "\n").join(one), one[0], "The end."]
     task = kit.Task(kit.Data(prompt="Go.", system_prompt="Be brief.", results=["a", "b"]))
     ours, engine = play(replies, task=task, family=family)
-    theirs = adapter.new_trace(task)
+    theirs = verifiers_messages.new_trace(task)
     path, ends, offset = [], [], 0
     turns = zip(engine.prompts, engine.drawn, strict=True)
     for node in ours.nodes:
@@ -227,9 +227,9 @@ def test_every_field_of_a_node_is_the_one_that_validation_would_set(trace):
 @given(text=st.text())
 def test_any_text_of_a_conversation_survives_the_record(kit, text):
     task = kit.Task(kit.Data(prompt=text, results=[text]))
-    trace = adapter.new_trace(task)
-    for message in adapter.initial_messages(task):
-        adapter.add_context(trace, message, [1, 2], [False, True])
+    trace = verifiers_messages.new_trace(task)
+    for message in verifiers_messages.initial_messages(task):
+        verifiers_messages.add_context(trace, message, [1, 2], [False, True])
     record = json.loads(json.dumps(trace.to_record()))
     assert WireTrace.model_validate(record).messages == [vf.UserMessage(content=text)]
 
@@ -245,7 +245,7 @@ def test_a_task_without_servers_is_the_same_task_with_the_same_tools(kit):
     assert clone.toolsets(clone.config) == [] and len(task.toolsets(task.config)) == 1
 
     async def main():
-        return await adapter.bind_tools(clone, adapter.new_trace(clone))
+        return await adapter.bind_tools(clone, verifiers_messages.new_trace(clone))
 
     assert list(asyncio.run(main()).tools) == list(boxed(task).tools)
 
@@ -258,7 +258,7 @@ def test_a_failed_program_is_attributed_to_its_boundary(kit, status, error):
 
     async def main():
         async with provision_runtime(vf.SubprocessConfig()) as runtime:
-            trace = adapter.new_trace(kit.BareTask(kit.Data()))
+            trace = verifiers_messages.new_trace(kit.BareTask(kit.Data()))
             await Harness(vf.HarnessConfig())._check_result(trace, runtime, adapter.failed_program(status, "boom"))
 
     with pytest.raises(error, match="boom"):
@@ -281,8 +281,8 @@ def test_a_full_context_is_told_from_other_refusals(status, body, full):
 @pytest.mark.parametrize("prompt", ["Go.", [vf.UserMessage(content="Go.")]])
 def test_the_first_messages_in_openai_s_format(prompt):
     user = {"role": "user", "content": "Go."}
-    assert adapter.opening(None, prompt) == [user]
-    assert adapter.opening("Be brief.", prompt) == [{"role": "system", "content": "Be brief."}, user]
+    assert verifiers_messages.opening(None, prompt) == [user]
+    assert verifiers_messages.opening("Be brief.", prompt) == [{"role": "system", "content": "Be brief."}, user]
 
 
 # --- settings of a taskset ------------------------------------------------------------------------------------------

@@ -19,7 +19,14 @@ from plumbob.trainer.cli import doctor as doctor_cli
 from plumbob.trainer.cli import evaluate as evaluate_cli
 from plumbob.trainer.cli import serve as serve_cli
 from plumbob.trainer.cli import train as train_cli
-from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice, read_values, with_values
+from plumbob.trainer.config.chat_template import (
+    RECORDED,
+    TemplateChoice,
+    read_values,
+    unchanged,
+    with_calls_as_text,
+    with_values,
+)
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
@@ -294,3 +301,8 @@ def test_an_evaluation_keeps_its_template(tmp_path, plain, monkeypatch, capsys):
     plain.unlink()
     assert evaluate(config, directory) == 0
     assert (directory / RECORDED).read_text() == PLAIN
+
+
+def test_the_template_before_its_calls_became_text_is_found_behind_values_set_in_front_of_it():
+    changed = with_calls_as_text("\n{{ mood }}", "xml", ["<call>"])
+    assert unchanged(changed) == unchanged(with_values(changed, {"mood": "glad"})) == "\n{{ mood }}"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import openai
 import pytest
-from plumbob.rollout import Chat, Limits, MalformedCall, Sampling, run_rollout
+from plumbob.rollout import Chat, Limits, MalformedCall, Sampling, run_rollout, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.serving import openai_api as chat_api
 from plumbob.trainer.serving.server import Server, running
@@ -167,8 +167,8 @@ def test_a_conversation_over_the_server_is_the_rollout_in_this_process(server):
             return await server.engine.generate(prompt_ids, sampling)
 
     async def over_http(client, task):
-        box = await adapter.open_tools(task, adapter.new_trace(task))
-        messages = [adapter.to_wire(message) for message in adapter.initial_messages(task)]
+        box = await adapter.open_tools(task, verifiers_messages.new_trace(task))
+        messages = [verifiers_messages.to_wire(message) for message in verifiers_messages.initial_messages(task)]
         while True:
             answer = await client.chat.completions.create(
                 model="tiny", messages=messages, tools=box.schemas, temperature=0, max_tokens=64

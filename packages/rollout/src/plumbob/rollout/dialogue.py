@@ -84,20 +84,20 @@ class TokenDialogue:
         """How often the model was told the form of a call."""
 
     def open(self, messages: list[Any]) -> None:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         self.messages = messages
-        self.rendered = self.chat.prompt([adapter.to_wire(m) for m in messages], self.box.schemas)
+        self.rendered = self.chat.prompt([verifiers_messages.to_wire(m) for m in messages], self.box.schemas)
         self._add_context(with_tools=True)
 
     def add_messages(self, messages: list[Any]) -> None:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         self.messages = messages
-        self.rendered = self.chat.suffix([adapter.to_wire(m) for m in messages])
+        self.rendered = self.chat.suffix([verifiers_messages.to_wire(m) for m in messages])
 
     async def sample_turn(self, turn: int) -> SampledTurn:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         chat, rendered = self.chat, self.rendered
         budget = self.limits.max_context - len(self.ids) - len(rendered.token_ids)
@@ -115,10 +115,10 @@ class TokenDialogue:
             )
         reasoning, reply = chat.parse(completion.token_ids, self.box.schemas, opens_thought=rendered.opens_thought)
         calls = _tool_calls(reply.calls, turn)
-        message = adapter.assistant_message(reply.content, reasoning, list(calls))
+        message = verifiers_messages.assistant_message(reply.content, reasoning, list(calls))
         if turn:
             self._add_context()
-        adapter.add_turn(self.trace, rendered.header_ids, message, completion, len(ids), start)
+        verifiers_messages.add_turn(self.trace, rendered.header_ids, message, completion, len(ids), start)
         self.ids = [*ids, *completion.token_ids]
         if completion.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
@@ -134,12 +134,14 @@ class TokenDialogue:
         return text
 
     def _add_context(self, with_tools: bool = False) -> None:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         rendered: Rendered = self.rendered
         for i, (message, span) in enumerate(zip(self.messages, rendered.spans(), strict=True)):
             tools = self.box.declared if with_tools and i == 0 else None
-            adapter.add_context(self.trace, message, rendered.token_ids[span], rendered.is_content[span], tools)
+            verifiers_messages.add_context(
+                self.trace, message, rendered.token_ids[span], rendered.is_content[span], tools
+            )
 
 
 class ChatDialogue:
@@ -154,20 +156,20 @@ class ChatDialogue:
         """Tokens of the conversation so far, as the endpoint reports them; 0 if it does not."""
 
     def open(self, messages: list[Any]) -> None:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         for i, message in enumerate(messages):
-            adapter.add_context(self.trace, message, [], [], self.box.declared if i == 0 else None)
-        self.history = [adapter.to_openai(message) for message in messages]
+            verifiers_messages.add_context(self.trace, message, [], [], self.box.declared if i == 0 else None)
+        self.history = [verifiers_messages.to_openai(message) for message in messages]
 
     def add_messages(self, messages: list[Any]) -> None:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
-        self.history += [adapter.to_openai(message) for message in messages]
+        self.history += [verifiers_messages.to_openai(message) for message in messages]
         self.unrecorded = messages
 
     async def sample_turn(self, turn: int) -> SampledTurn:
-        from plumbob.rollout import verifiers_adapter as adapter
+        from plumbob.rollout import verifiers_messages
 
         budget = self.limits.max_context - self.used
         if budget <= 0:
@@ -178,11 +180,11 @@ class ChatDialogue:
         except EndOfScript as end:
             return SampledTurn(stop=end.stop)
         calls = _tool_calls(reply.calls, turn)
-        message = adapter.assistant_message(reply.content, reply.reasoning, list(calls))
+        message = verifiers_messages.assistant_message(reply.content, reply.reasoning, list(calls))
         for unrecorded in self.unrecorded:
-            adapter.add_context(self.trace, unrecorded, [], [])
-        adapter.add_chat_turn(self.trace, message, reply, start)
-        self.history.append(adapter.to_openai(message))
+            verifiers_messages.add_context(self.trace, unrecorded, [], [])
+        verifiers_messages.add_chat_turn(self.trace, message, reply, start)
+        self.history.append(verifiers_messages.to_openai(message))
         self.used = reply.prompt_tokens + reply.completion_tokens
         if reply.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
@@ -207,7 +209,7 @@ def derive_seed(*parts: int) -> int:
 
 
 def _tool_calls(calls: Sequence[ParsedCall | MalformedCall], turn: int) -> tuple[Any, ...]:
-    from plumbob.rollout.verifiers_adapter import ToolCall
+    from plumbob.rollout.verifiers_messages import ToolCall
 
     return tuple(
         ToolCall(

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import verifiers_messages, verifiers_scoring
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import Dialogue
 from plumbob.rollout.environment_code import Caller, extended, outside
@@ -26,8 +27,7 @@ from plumbob.rollout.harness import InProcessHarness, LocalEnv
 from plumbob.rollout.runner import COUNTS, make_dialogue, of_the_engine, play_turns, record_counts, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.tasksets import with_objects
-from plumbob.rollout.types import ChatEngine, ChatReply, Engine, Limits, Sampling, StopReason
-from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
+from plumbob.rollout.types import ChatEngine, ChatReply, Engine, Limits, Sampling, StopReason, UnsupportedTaskset
 
 _DRIVES = ("setup", "run", "finalize")
 """Methods of an `Env` that in-process rollouts call. One that overrides none of them is played as a plain taskset."""
@@ -159,7 +159,7 @@ class Conversation:
         self.task, self.episode = task, episode
         most = episode.limits.max_turns if config.max_turns is None else config.max_turns
         self.limits = replace(episode.limits, max_turns=min(most, episode.limits.max_turns))
-        self.trace = adapter.new_trace(task)
+        self.trace = verifiers_messages.new_trace(task)
         self.counts = dict.fromkeys(COUNTS, 0)
         self.box = adapter.ToolBox()
         self._dialogue: Dialogue | None = None
@@ -201,7 +201,7 @@ class Conversation:
             )
         nodes, turns = len(self.trace.nodes), self.trace.num_turns
         if not self._ended:
-            await self._play(None if message is None else adapter.typed_messages(message))
+            await self._play(None if message is None else verifiers_messages.typed_messages(message))
         if self.trace.num_turns > turns:
             said = [n.message for n in self.trace.nodes[nodes:]]
             start = next(i for i, m in enumerate(said) if isinstance(m, vf.AssistantMessage))
@@ -231,13 +231,17 @@ class Conversation:
             self.episode.unsupported = error
             raise
         except Exception as error:  # the engine or a tool failed; the environment sees a terminated segment
-            self.fail(adapter.cause(error))
+            self.fail(verifiers_scoring.cause(error))
 
     def _open_dialogue(self, messages: list[Any] | None) -> Dialogue:
         episode = self.episode
         dialogue = make_dialogue(self.trace, self.box, episode.engine, episode.chat, episode.sampling, self.limits)
         task = self.task
-        opening = adapter.initial_messages(task) if messages is None else adapter.with_system_prompt(task, messages)
+        opening = (
+            verifiers_messages.initial_messages(task)
+            if messages is None
+            else verifiers_messages.with_system_prompt(task, messages)
+        )
         with of_the_engine(self.trace):
             dialogue.open(opening)
         return dialogue
@@ -245,7 +249,7 @@ class Conversation:
     def end(self, stop: str) -> None:
         """Take no further turn of the model, because of `stop`."""
         self._ended = True
-        adapter.stop(self.trace, stop)
+        verifiers_scoring.stop(self.trace, stop)
 
     def fail(self, error: Exception) -> None:
         """Record that the rollout failed; it takes no further turn. The first failure is kept, as the cause."""
@@ -259,7 +263,7 @@ class Conversation:
             self._closed = True
             if not self._ended:
                 self.end(StopReason.ENV_ENDED)
-            await adapter.finish(self.task, self.trace, self.limits.max_seconds, self.limits.max_tool_seconds)
+            await verifiers_scoring.finish(self.task, self.trace, self.limits.max_seconds, self.limits.max_tool_seconds)
         return self.trace
 
     async def send(self, *args: Any, **kwargs: Any) -> Any:
@@ -310,7 +314,7 @@ async def run_driven(
 
 def _closed(task: vf.Task, conversation: Conversation | None, failed: Exception | None) -> vf.Trace:
     """The trace of a finished episode, with the failure of the environment's own code if there was one."""
-    trace = adapter.new_trace(task) if conversation is None else conversation.trace
+    trace = verifiers_messages.new_trace(task) if conversation is None else conversation.trace
     if failed is None and not trace.nodes:
         failed = RuntimeError("the environment has said nothing to the model, so there is no row to train on")
     if failed is not None and not trace.errors:

@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 import verifiers.v1 as vf
-from plumbob.rollout import tasksets
+from plumbob.rollout import tasksets, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.runner import COUNTS, observe, record_counts
 from plumbob.rollout.toolcalls import read_arguments
@@ -121,7 +121,9 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
             box = await adapter.bind_tools(hosted.task, trace, hosted.shared)
         counts = dict.fromkeys(COUNTS, 0)
         try:
-            return await self._converse(trace, model, box, adapter.opening(*self.resolve_prompt(data)), counts)
+            return await self._converse(
+                trace, model, box, verifiers_messages.opening(*self.resolve_prompt(data)), counts
+            )
         finally:
             record_counts(trace, counts)
 

@@ -70,9 +70,11 @@ async def _run(
     shared: Sequence[vf.Toolset],
 ) -> vf.Trace:
     from plumbob.rollout import verifiers_adapter as adapter
+    from plumbob.rollout import verifiers_messages, verifiers_scoring
+    from plumbob.rollout.types import UnsupportedTaskset
 
     adapter.check_supported(task)
-    trace = adapter.new_trace(task)
+    trace = verifiers_messages.new_trace(task)
     trace.timing.agent.start = time.time()
     counts = dict.fromkeys(COUNTS, 0)
     setting_up = True
@@ -84,21 +86,21 @@ async def _run(
                 setting_up = False
                 dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
                 stop = await _converse(task, trace, box, dialogue, counts, caller)
-        adapter.stop(trace, stop)
-    except adapter.UnsupportedTaskset:
+        verifiers_scoring.stop(trace, stop)
+    except UnsupportedTaskset:
         raise
     except Exception as error:  # a failed rollout is left out of its group and must not end the others
         ran_out = deadline.expired() or asyncio.get_running_loop().time() >= (deadline.when() or math.inf)
-        error = adapter.cause(error)
+        error = verifiers_scoring.cause(error)
         if not (ran_out and isinstance(error, TimeoutError | Stuck)):
             trace.record_error(error)
         elif trace.nodes:
-            adapter.stop(trace, StopReason.TIMEOUT)
+            verifiers_scoring.stop(trace, StopReason.TIMEOUT)
         elif setting_up:  # a timeout during setup is not the policy's fault, and leaves no row to train on
             trace.record_error(Stuck("the task's setup", limits.max_seconds))
         else:
             trace.record_error(error)
-    await adapter.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
+    await verifiers_scoring.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
     record_counts(trace, counts)
     return trace
 
@@ -122,9 +124,9 @@ async def _converse(
     task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
 ) -> str:
     """Put the task's prompt to the model and play until the rollout ends; returns the stop reason."""
-    from plumbob.rollout import verifiers_adapter as adapter
+    from plumbob.rollout import verifiers_messages
 
-    opening = adapter.initial_messages(task)
+    opening = verifiers_messages.initial_messages(task)
     with of_the_engine(trace):
         dialogue.open(opening)
     return await play_turns(task, trace, box, dialogue, counts, caller)
@@ -140,11 +142,11 @@ async def play_turns(
     Returns the stop reason: `StopReason.COMPLETED` after a turn without a call. Turns that the trace already has count
     towards the limit.
     """
-    from plumbob.rollout import verifiers_adapter as adapter
+    from plumbob.rollout import verifiers_messages, verifiers_scoring
 
     stop_hooks = task.hooks("stop")
     for turn in range(trace.num_turns, dialogue.limits.max_turns):
-        if fired := await adapter.fired_stop(task, trace, stop_hooks, caller):
+        if fired := await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller):
             return fired
         with of_the_engine(trace):
             sampled_turn = await dialogue.sample_turn(turn)
@@ -155,19 +157,19 @@ async def play_turns(
             note(trace.info, turn, sampled_turn.unread, explained=bool(sampled_turn.explanation))
         if sampled_turn.explanation:
             with of_the_engine(trace):
-                dialogue.add_messages([adapter.UserMessage(content=sampled_turn.explanation)])
+                dialogue.add_messages([verifiers_messages.UserMessage(content=sampled_turn.explanation)])
             continue
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
         texts = [await observe(box, call, counts, caller) for call in sampled_turn.calls]
         results = [
-            adapter.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
+            verifiers_messages.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
             for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
         ]
         with of_the_engine(trace):
             dialogue.add_messages(results)
-    return await adapter.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
+    return await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
 
 
 FAILED_IN = "failed_in"

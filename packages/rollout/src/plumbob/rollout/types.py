@@ -200,3 +200,7 @@ class Sample:
     def sampled_logprobs(self) -> list[float]:
         """The sampling log-probabilities of the sampled tokens alone, in order: [num_sampled]."""
         return [logprob for logprob, sampled in zip(self.sampling_logprobs, self.loss_mask, strict=True) if sampled]
+
+
+class UnsupportedTaskset(TypeError):
+    """The taskset needs something that in-process rollouts do not support; the message names it."""

@@ -21,6 +21,9 @@ RECORDED = "chat_template.jinja"
 """Name of the file in a run or evaluation directory that holds the chat template in use."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"})
 """Variables that are set for every conversation anew."""
+NOTHING = '{{ "" }}'
+"""Stands between the lines that are put in front of a template and the template: an expression without text, which keeps
+a line break at the template's beginning that a block in front of it would remove."""
 
 
 def read_values(pairs: Sequence[str]) -> dict[str, Any]:
@@ -43,8 +46,7 @@ def read_values(pairs: Sequence[str]) -> dict[str, Any]:
 def with_values(template: str, values: dict[str, Any]) -> str:
     """The template with defaults for some of its variables: what a caller of the template sets comes before them."""
     lines = [f"{{%- if {n} is not defined %}}{{%- set {n} = {v!r} %}}{{%- endif %}}" for n, v in values.items()]
-    # The empty expression keeps a line break at the template's beginning, which a block in front of it would remove.
-    return "".join([*lines, '{{ "" }}' if lines else "", template])
+    return "".join([*lines, NOTHING if lines else "", template])
 
 
 def with_calls_as_text(template: str, form: str, marks: Sequence[str]) -> str:
@@ -59,8 +61,7 @@ def with_calls_as_text(template: str, form: str, marks: Sequence[str]) -> str:
         "{%- set tools = none %}{%- set untagged = namespace(messages=[]) %}"
         "{%- for message in messages %}"
         "{%- set untagged.messages = untagged.messages + [dict(message, tool_calls=none)] %}"
-        "{%- endfor %}{%- set messages = untagged.messages %}"
-        '{{ "" }}' + template
+        "{%- endfor %}{%- set messages = untagged.messages %}" + NOTHING + template
     )
 
 
@@ -73,8 +74,10 @@ def marks_left_out(template: str) -> str:
 
 
 def unchanged(template: str) -> str:
-    """The template that `with_calls_as_text` was given."""
-    return template.partition('{{ "" }}')[2]
+    """The template that `with_calls_as_text` was given, also if `with_values` has put lines in front of its result."""
+    from plumbob.rollout.tool_formats import CHOSEN
+
+    return template.partition(CHOSEN)[2].partition(NOTHING)[2]
 
 
 def read_template(file: str) -> str:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from plumbob.rollout import EngineError, Sample, Sampling
-from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import EngineError, Sample, Sampling, verifiers_messages
 from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.subject import Subject
@@ -294,7 +293,7 @@ def _toolless(subject: Subject, rows: Sequence[Sample]) -> list[tuple[Ids, Ids]]
         if trace is None or not trace.tools:
             continue
         opening = itertools.takewhile(lambda node: not node.sampled, trace.nodes)
-        messages = [adapter.to_wire(node.message) for node in opening]
+        messages = [verifiers_messages.to_wire(node.message) for node in opening]
         bare = subject.run.sampler.chat.prompt(messages, tools=[]).token_ids
         pairs.append((row.token_ids[: _first(row)], list(bare)))
     return pairs

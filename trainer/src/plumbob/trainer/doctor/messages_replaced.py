@@ -10,8 +10,7 @@ import random
 from collections.abc import Sequence
 
 import torch
-from plumbob.rollout import EngineError, Sampling
-from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import EngineError, Sampling, verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import Ids, Third, apart, turn_of
@@ -54,7 +53,7 @@ def _texts(subject: Subject) -> dict[str, list[Ids]]:
     found: dict[str, set[str]] = {}
     for trace in subject.drawn.traces:
         for node in itertools.takewhile(lambda node: not node.sampled, trace.nodes):
-            message = adapter.to_wire(node.message)
+            message = verifiers_messages.to_wire(node.message)
             if isinstance(content := message.get("content"), str) and content.strip():
                 found.setdefault(str(message["role"]), set()).add(content.strip())
     encode = subject.run.tokenizer.encode

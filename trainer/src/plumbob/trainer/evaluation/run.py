@@ -22,7 +22,7 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
 from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
 from plumbob.rollout.environment_code import Caller
-from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
+from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table

@@ -20,6 +20,7 @@ from plumbob.hub import find
 from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout, tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
+from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.environment import check_reads_data
 from plumbob.trainer.config.train import TrainConfig
@@ -364,7 +365,7 @@ def refused(env: str) -> Generator[None]:
         yield
     except UserError:
         raise
-    except adapter.UnsupportedTaskset as error:
+    except UnsupportedTaskset as error:
         raise UserError(f"{env} cannot be played: {error}") from None
     except (ValueError, OSError) as error:
         raise UserError(f"{env}: {_one_line(error).rstrip('.')}") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.rollout import Chat, ChatTemplateError
+from plumbob.rollout import Chat, ChatTemplateError, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.tool_formats import detect
 from plumbob.trainer.config.chat_template import marks_left_out, unchanged
@@ -21,8 +21,10 @@ RESULT = {"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}
 def opening_messages(task: vf.Task) -> list[dict[str, Any]]:
     """The wire messages of the first prompt; a made-up user message stands for one that the environment says later."""
     given = task.data.prompt
-    messages = adapter.typed_messages("Hello.") if given is None else adapter.typed_messages(given)
-    return [adapter.to_wire(message) for message in adapter.with_system_prompt(task, messages)]
+    messages = (
+        verifiers_messages.typed_messages("Hello.") if given is None else verifiers_messages.typed_messages(given)
+    )
+    return [verifiers_messages.to_wire(message) for message in verifiers_messages.with_system_prompt(task, messages)]
 
 
 def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> list[str]:

@@ -32,7 +32,12 @@ METRICS = (
     Metric("reward/std", "reward", "Standard deviation of the step's rewards."),
     Metric("reward/smallest", "reward", "Smallest reward of the step's rollouts."),
     Metric("reward/largest", "reward", "Largest reward of the step's rollouts."),
-    Metric("reward/COMPONENT", "reward", "Mean of this component of the reward, weight applied."),
+    Metric(
+        "reward/COMPONENT",
+        "reward",
+        "Mean of this component of the reward, weight applied. A component named like another "
+        "number here, for example mean or misplaced, is reward/component/NAME.",
+    ),
     Metric(
         "reward/COMPONENT/variance_share",
         "share",
@@ -387,6 +392,19 @@ METRICS = (
     ),
 )
 """All metrics, in the order of the documentation."""
+
+
+_OWN_REWARD_NAMES = frozenset(m.name.removeprefix("reward/") for m in METRICS if m.name.startswith("reward/"))
+
+
+def component_metric(component: str) -> str:
+    """The metric of a component of the environment's reward. Example: `component_metric("exact") == "reward/exact"`.
+
+    A component named like one of the trainer's own numbers about rewards, or with a slash, is kept apart from them:
+    `component_metric("mean") == "reward/component/mean"`.
+    """
+    apart = component in _OWN_REWARD_NAMES or "/" in component
+    return f"reward/component/{component}" if apart else f"reward/{component}"
 
 
 def describe(name: str) -> Metric | None:

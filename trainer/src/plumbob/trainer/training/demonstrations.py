@@ -30,6 +30,7 @@ from plumbob.rollout import (
     read_arguments,
     run_rollout,
     to_sample,
+    verifiers_messages,
 )
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.scripted import replies_of_messages, replies_of_record
@@ -301,12 +302,12 @@ def stored_as_is(record: Mapping[str, Any], chat: Chat) -> vf.Trace | None:
 
     Its ids are those of this tokenizer and chat template if rendering its first messages anew gives its first ids.
     """
-    trace = adapter.read_trace(record)
+    trace = verifiers_messages.read_trace(record)
     first = next((i for i, node in enumerate(trace.nodes) if node.sampled), None)
     if first is None or not all(node.token_ids for node in trace.nodes) or len(trace.branches) != 1:
         return None
     ids, sampled = trace.branches[0].token_ids, trace.branches[0].sampled_mask
-    messages = [adapter.to_wire(node.message) for node in trace.nodes[:first]]
+    messages = [verifiers_messages.to_wire(node.message) for node in trace.nodes[:first]]
     prompt = chat.prompt(messages, adapter.schemas_of(trace.tools)).token_ids
     same = True in sampled and ids[: sampled.index(True)] == prompt
     return trace if same and ids[-1] in chat.stop_token_ids else None
@@ -359,7 +360,7 @@ def read_stored(directory: Path) -> Demonstrations | None:
         return None
     found = Demonstrations()
     for record in read_records(path):
-        found.rows.append(to_sample(adapter.read_trace(record), record["task"]["key"]))
+        found.rows.append(to_sample(verifiers_messages.read_trace(record), record["task"]["key"]))
         found.records.append(json.dumps(record))
     if not found.rows:
         raise UserError(f"{path} is empty; restore it, or start a new run")

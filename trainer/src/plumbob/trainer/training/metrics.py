@@ -21,6 +21,7 @@ from plumbob.trainer.rollouts.collect import Batch
 from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.rollout_metrics import misplaced_share, shape_metrics
 from plumbob.trainer.training.run import Run
 
@@ -228,7 +229,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
         "reward/smallest": min(rewards, default=0.0),
         "reward/largest": max(rewards, default=0.0),
-        **{f"reward/{name}": mean_of([s.rewards.get(name, 0.0) for s in samples]) for name in components},
+        **{component_metric(name): mean_of([s.rewards.get(name, 0.0) for s in samples]) for name in components},
         **_within_groups(samples, components),
         "rollout/count": batch.num_rollouts,
         "rollout/errored": batch.errored,
@@ -317,7 +318,9 @@ def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict
             for name in components
         }
         total = sum(variances.values())
-        result |= {f"reward/{name}/variance_share": v / total if total else 0.0 for name, v in variances.items()}
+        result |= {
+            f"{component_metric(name)}/variance_share": v / total if total else 0.0 for name, v in variances.items()
+        }
     return result
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.rollout import blocking
-from plumbob.rollout.verifiers_adapter import UnsupportedTaskset
+from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts

@@ -127,14 +127,13 @@ def components(h: History) -> Outcome:
     names = [n for n in h.recent[-1] if n.startswith("reward/") and n.endswith("/variance_share")] if h.recent else []
     if h.steps < 2 * WINDOW or not names:
         return None
-    shares = {name.split("/")[1]: _of_groups(h.recent, name) for name in names}
+    shares = {name: _of_groups(h.recent, name) for name in names}
     most = max(shares, key=lambda name: shares[name])
-    evidence = f"{shares[most]:.0%} of the variance within groups comes from the reward component {most!r}"
+    component = most.removesuffix("/variance_share").removeprefix("reward/").removeprefix("component/")
+    evidence = f"{shares[most]:.0%} of the variance within groups comes from the reward component {component!r}"
     # Format is often learned first, and is all that differs once answers are right; neither of these is a fault.
     always = (
-        is_format(most)
-        and min(_of_groups(rows, f"reward/{most}/variance_share") for rows in (h.first, h.recent))
-        > thresholds.FORM_SHARE
+        is_format(component) and min(_of_groups(rows, most) for rows in (h.first, h.recent)) > thresholds.FORM_SHARE
     )
     return ("reward-format-dominated" if always and not h.solved else None), evidence
 

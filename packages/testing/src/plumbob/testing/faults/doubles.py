@@ -12,8 +12,7 @@ from unittest import mock
 import torch
 import verifiers.v1 as vf
 from peft.tuners.lora import Linear as LoraLinear
-from plumbob.rollout import Chat, Sample, to_sample
-from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import Chat, Sample, to_sample, verifiers_messages
 from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.inference.engine import WeightUpdate
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
@@ -74,7 +73,7 @@ def without_headers(run: Run, trace: vf.Trace, sample: Sample) -> Sample:
 def without_tools(run: Run, trace: vf.Trace, sample: Sample) -> Sample:
     """The trained prompt is rendered without the tools: verifiers' GRPOTrainer, July-October 2025."""
     opening = list(itertools.takewhile(lambda node: not node.sampled, trace.nodes))
-    prompt = run.sampler.chat.prompt([adapter.to_wire(node.message) for node in opening], tools=[]).token_ids
+    prompt = run.sampler.chat.prompt([verifiers_messages.to_wire(node.message) for node in opening], tools=[]).token_ids
     start = sample.loss_mask.index(True)
     return dataclasses.replace(
         sample,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
@@ -64,7 +65,7 @@ async def _directly(environment: Environment, task: vf.Task, calls: Sequence[obj
 
     async def play() -> list[str | None]:
         found: list[str | None] = []
-        box = await adapter.open_tools(task, adapter.new_trace(task), environment.tasks.toolsets)
+        box = await adapter.open_tools(task, verifiers_messages.new_trace(task), environment.tasks.toolsets)
         for call in calls:
             tool, arguments = box.tools.get(getattr(call, "name", "")), arguments_of(call)
             found.append(await tool.own_result(arguments) if tool and isinstance(arguments, dict) else None)

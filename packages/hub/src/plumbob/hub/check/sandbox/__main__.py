@@ -108,6 +108,7 @@ def play(job: Job, imported: Imported, teller: Teller) -> None:
     from plumbob.hub.check.sandbox.tools import tools
     from plumbob.rollout import verifiers_adapter as adapter
     from plumbob.rollout.driven import driver_of
+    from plumbob.rollout.types import UnsupportedTaskset
 
     known: dict[str, Callable[[Stage], Coroutine[Any, Any, Checked]]] = {
         "trainable": playing.trainable,
@@ -130,7 +131,7 @@ def play(job: Job, imported: Imported, teller: Teller) -> None:
                 adapter.check_data(task, driven=stage.driver is not None)
             adapter.check_supported(stage.tasks[0], driven=stage.driver is not None)
             found = asyncio.run(known[check](stage))
-        except adapter.UnsupportedTaskset as error:
+        except UnsupportedTaskset as error:
             what = f"`train` cannot train it: {error}"
             found = Checked(problems=[what]) if check == "trainable" else Checked(skipped=str(error))
         except playing.Hangs as error:

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from plumbob.hub.check.sandbox.loading import Checked
 from plumbob.hub.check.sandbox.transcripts import Transcript, called_garbage, mutations, plain_garbage
-from plumbob.rollout import ChatReply, EngineError, Limits, ParsedCall, Sampling, ScriptedChat, StopReason, run_rollout
+from plumbob.rollout import (
+    ChatReply,
+    EngineError,
+    Limits,
+    ParsedCall,
+    Sampling,
+    ScriptedChat,
+    StopReason,
+    run_rollout,
+    verifiers_messages,
+)
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.tasksets import shared_toolsets
 
@@ -189,7 +199,7 @@ async def garbage(stage: Stage) -> Checked:
 
 async def _schemas(task: vf.Task, shared: Sequence[vf.Toolset]) -> list[dict[str, Any]]:
     async def opened() -> list[dict[str, Any]]:
-        return (await adapter.open_tools(task, adapter.new_trace(task), shared)).schemas
+        return (await adapter.open_tools(task, verifiers_messages.new_trace(task), shared)).schemas
 
     # In an asyncio task of its own, because tools keep their state in a context variable.
     return await asyncio.create_task(opened())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plumbob.hub.check.sandbox.loading import Checked
 from plumbob.hub.check.sandbox.playing import Stage
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout import verifiers_messages
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -29,7 +30,7 @@ async def tools(stage: Stage) -> Checked:
     async with stage.open() as shared:
 
         async def opened() -> adapter.ToolBox:
-            return await adapter.open_tools(task, adapter.new_trace(task), shared)
+            return await adapter.open_tools(task, verifiers_messages.new_trace(task), shared)
 
         try:
             box = await asyncio.wait_for(asyncio.create_task(opened()), stage.max_seconds)

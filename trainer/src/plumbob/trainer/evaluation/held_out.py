@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from plumbob.rollout import derive_seed, run_rollout
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.evaluation.statistics import Estimate, estimate, passes
-from plumbob.trainer.rollouts.collect import Sampler, failure
+from plumbob.trainer.rollouts.collect import Sampler
+from plumbob.trainer.rollouts.failures import failure
 from plumbob.trainer.rollouts.prompt_forms import PromptForm, prompt_form
 
 

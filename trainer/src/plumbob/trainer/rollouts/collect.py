@@ -19,7 +19,6 @@ from plumbob.rollout import (
     Limits,
     Sample,
     Sampling,
-    StopReason,
     blocking,
     derive_seed,
     engine_failed,
@@ -31,6 +30,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import TrainingEngine
+from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
@@ -334,32 +334,35 @@ async def _add_round(
     config = sampler.config
     mine = range(world.rank, len(taken), world.size)
     slots = asyncio.Semaphore(config.max_concurrent)
-    groups = await asyncio.gather(
-        *(
-            run_group(
-                taken[i].task,
-                sampler.engine,
-                sampler.chat,
-                dataclasses.replace(sampler.sampling, seed=derive_seed(config.seed, step, first_group + i)),
-                sampler.limits,
-                config.num_generations,
-                shared_toolsets=sampler.environments[taken[i].env].toolsets,
-                driver=sampler.environments[taken[i].env].driver,
-                slots=slots,
-            )
-            for i in mine
+
+    async def group(i: int) -> tuple[list[vf.Trace], list[_Unusable | None], list[Sample]]:
+        env = sampler.environments[taken[i].env]
+        traces = await run_group(
+            taken[i].task,
+            sampler.engine,
+            sampler.chat,
+            dataclasses.replace(sampler.sampling, seed=derive_seed(config.seed, step, first_group + i)),
+            sampler.limits,
+            config.num_generations,
+            shared_toolsets=env.toolsets,
+            driver=env.driver,
+            slots=slots,
         )
-    )
-    traces = [(first_group + i, trace) for i, group in zip(mine, groups, strict=True) for trace in group]
-    # If the engine failed one rollout, its whole group is left out, because the other rollouts are not a fair sample.
-    broken = {i for i, trace in traces if engine_failed(trace)}
-    found = [(i, trace, _unusable(trace, sampler.limits)) for i, trace in traces]
+        # Samples are made here, while the engine computes other groups. If it failed one rollout, the whole group is left
+        # out, because the other rollouts are not a fair sample.
+        why = [_unusable(trace, sampler.limits) for trace in traces]
+        usable = [] if any(map(engine_failed, traces)) else [t for t, w in zip(traces, why, strict=True) if w is None]
+        return traces, why, [to_sample(trace, group_name(step, first_group + i)) for trace in usable]
+
+    groups = await asyncio.gather(*map(group, mine))
+    traces = [(first_group + i, trace) for i, (own, _, _) in zip(mine, groups, strict=True) for trace in own]
+    left_out = [(t, w) for own, why, _ in groups for t, w in zip(own, why, strict=True) if w is not None]
     share = _Share(
-        samples=[to_sample(t, group_name(step, i)) for i, t, why in found if why is None and i not in broken],
-        unusable=[why for _, _, why in found if why is not None],
-        unusable_tokens=[sum(sum(node.mask) for node in t.nodes) for _, t, why in found if why is not None],
+        samples=[sample for _, _, samples in groups for sample in samples],
+        unusable=[why for _, why in left_out],
+        unusable_tokens=[sum(sum(node.mask) for node in trace.nodes) for trace, _ in left_out],
         num_rollouts=len(traces),
-        groups_broken=len(broken),
+        groups_broken=sum(any(map(engine_failed, own)) for own, _, _ in groups),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
@@ -388,27 +391,7 @@ def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
         kinds: dict[str, Literal["stuck", "not_finite"]] = {"Stuck": "stuck", "NotFinite": "not_finite"}
         return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
     if not trace.num_turns:
-        return _Unusable("no_turn", _why_no_turn(trace.stop_condition or "", limits))
+        return _Unusable("no_turn", why_no_turn(trace.stop_condition or "", limits))
     if not all(map(math.isfinite, trace.branches[0].logprobs)):
         return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite")
     return None
-
-
-def _why_no_turn(stop: str, limits: Limits) -> str:
-    """Why a rollout ended before the model's first turn."""
-    if stop == StopReason.MAX_CONTEXT:
-        return f"the prompt alone leaves no room for a reply within --max-context {limits.max_context}"
-    if stop == StopReason.TIMEOUT or stop.endswith("_timeout"):
-        return f"--max-seconds {limits.max_seconds:g} was over before the first turn"
-    return f"the environment ended the rollout before its first turn ({stop})"
-
-
-NAMED = ("Stuck", "Escaped", "NotFinite")
-"""Types of errors whose message is a whole sentence without the type."""
-
-
-def failure(trace: vf.Trace) -> str:
-    """Why a rollout failed, in one line."""
-    error = trace.errors[-1]
-    text = error.message if error.type in NAMED else f"{error.type}: {error.message}"
-    return next(iter(text.splitlines()), error.type)

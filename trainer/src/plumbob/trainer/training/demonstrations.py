@@ -37,7 +37,7 @@ from plumbob.rollout.scripted import replies_of_messages, replies_of_record
 from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.evaluation.results import read_records
-from plumbob.trainer.rollouts.collect import failure
+from plumbob.trainer.rollouts.failures import failure
 from plumbob.trainer.rollouts.identity import marks, marks_of
 from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.stream import TaskStream

@@ -9,8 +9,9 @@ from plumbob.trainer.algorithm.advantages import Aggregation, Baseline, Overlong
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.config import rollout_options
+from plumbob.trainer.config.learning import TaskOrder
 from plumbob.trainer.config.options import fixed, option, require
-from plumbob.trainer.config.train import FIXED_ON_RESUME, TaskOrder, TrainConfig
+from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
 
 ORACLE = "oracle"
 """Value of --demonstrations that stands for the environment's own transcripts."""

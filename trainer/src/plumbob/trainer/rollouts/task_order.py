@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.trainer.config.train import TaskOrder
+from plumbob.trainer.config.learning import TaskOrder
 
 Order = Literal["shuffle", "as-given", "curriculum"]
 """`--task-order` without `auto`, which stands for one of the first two."""

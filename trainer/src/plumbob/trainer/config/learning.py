@@ -1,0 +1,334 @@
+"""What a run learns: its tasks, its schedule and its objective, with their help texts and checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from plumbob.trainer.algorithm.advantages import AdvantageSettings, Aggregation, Baseline, Overlong, Scale
+from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.kl import Estimator
+from plumbob.trainer.algorithm.learning_rate import ScheduleType
+from plumbob.trainer.algorithm.losses import LOSSES, Objective
+from plumbob.trainer.config import mixture
+from plumbob.trainer.config.options import option, require
+from plumbob.trainer.config.reward_weights import read_weights
+
+TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """The part of a run's settings that says what is learned. `TrainConfig` adds how and where it is computed."""
+
+    env: str = "lookup"
+    """The environment; in Python and in a file also several, as in ("gsm8k:2", "musique:1"), each with its weight."""
+    mixture: tuple[str, ...] = ()
+    """With several environments, all of them with their weights; empty with one."""
+
+    model: str = option(
+        "tiny",
+        "Model to train, with a chat template: a folder, a Hugging Face hub name, or a bundled model (tiny, "
+        "tiny-gsm8k, tiny-musique).",
+        "-m",
+        "--model-name-or-path",
+    )
+    datasets: str | None = option(
+        None,
+        "Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated).",
+        "--dataset-name",
+    )
+    eval_datasets: str | None = option(
+        None, "Held-out data, written like --datasets. Default: the environment's held-out split."
+    )
+    env_args: tuple[str, ...] = option(
+        (),
+        "A setting of the environment, as key=value, or of one of several, as ENV.key=value; may be repeated.",
+        "--env-arg",
+        "-a",
+    )
+    task_order: TaskOrder = option(  # noqa: RUF009 - ruff does not see the alias
+        "auto",
+        "Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their "
+        "difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or "
+        "curriculum=true is given, else shuffled.",
+    )
+    task_pools: bool = option(
+        False,
+        "Set tasks aside that teach nothing at the moment: those whose whole group passed (--pass-threshold), or whose "
+        "rewards were all equal without passing. They return after one epoch, and after 2, 4 and at most 8 epochs if "
+        "they end alike again.",
+    )
+    seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
+
+    max_steps: int = option(
+        30,
+        "Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs.",
+        group="The schedule",
+    )
+    num_epochs: float | None = option(
+        None,
+        "Number of passes over the training tasks, with --max-steps -1, which makes 1 the default.",
+        "--num-train-epochs",
+        above=0,
+    )
+    num_generations: int = option(8, "Group size: number of rollouts sampled for each task of a step.")
+    batch_size: int = option(
+        32,
+        "Rollouts per process and accumulation step (see --gradient-accumulation-steps).",
+        "--per-device-train-batch-size",
+        at_least=1,
+    )
+    gradient_accumulation_steps: int = option(
+        4, "Number of accumulation steps: a training step samples --batch-size x this x processes rollouts.", at_least=1
+    )
+    microbatch_tokens: int = option(
+        16384,
+        "Maximum number of tokens in one forward and backward pass. Rollouts are packed up to it; a longer one "
+        "gets a pass of its own.",
+        at_least=1,
+    )
+    num_minibatches: int = option(
+        1, "Number of optimizer steps per training step, among which the step's rollouts are divided.", at_least=1
+    )
+    num_iterations: int = option(1, "Number of times that each step's rollouts are trained on.", at_least=1)
+    max_staleness: int = option(
+        0,
+        "Above 0, the next step's rollouts are sampled while the current step trains (needs --engine vllm and "
+        "--peft). Rollouts sampled more than this many weight syncs ago are discarded.",
+        at_least=0,
+    )
+
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million "
+        "parameters 3e-4 and 3e-3.",
+        "--lr",
+        group="The optimizer",
+        above=0,
+    )
+    lr_scheduler_type: ScheduleType = option(  # noqa: RUF009 - ruff does not see the alias
+        "linear",
+        "Learning-rate schedule after any --warmup-steps: falling to 0 in a line or half a cosine, or constant; "
+        "constant_with_warmup is another name of constant.",
+    )
+    warmup_steps: int = option(
+        0, "Number of training steps over which the learning rate rises in a line to its peak.", at_least=0
+    )
+    max_grad_norm: float = option(1.0, "Clip the gradient to this norm; 0 turns clipping off.", at_least=0)
+    adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
+    adam_beta2: float = option(0.99, "AdamW beta2 (second moment).", at_least=0, below=1)
+    weight_decay: float = option(0.0, "AdamW weight decay.", at_least=0)
+    max_skipped_steps: int = option(
+        3, "Stop the run after this many optimizer steps in a row with a NaN or infinite gradient.", at_least=1
+    )
+
+    loss_type: str = option(
+        "dr_grpo",
+        "Loss type: how token losses are averaged, and how importance ratios are bounded (docs/guides/training.md "
+        "compares them).",
+        group="The objective",
+        choices=tuple(LOSSES),
+    )
+    scale_rewards: Scale = option(  # noqa: RUF009 - ruff does not see the alias
+        "none",
+        "Divide advantages by the standard deviation of the rewards of their group (group) or of the whole step "
+        "(batch), or not at all (none). Without a value: group.",
+        bare="group",
+        off="none",
+    )
+    scale_epsilon: float = option(
+        1e-4, "Epsilon added to the standard deviation by which --scale-rewards divides.", above=0
+    )
+    reward_weights: str | None = option(
+        None,
+        "Weights of reward components to train on in place of the environment's, as in correct=1,format=0; the others "
+        "keep theirs. The metrics reward/... and evaluations stay those of the environment's own reward.",
+    )
+    random_rewards: bool = option(
+        False,
+        "Train on rewards of 0 or 1 drawn by lot (with --seed), whatever the rollouts did: a control run, whose gain in "
+        "the environment's own reward, which metrics and evaluations still show, is not owed to the reward.",
+    )
+    baseline: Baseline = option(  # noqa: RUF009
+        "mean",
+        "Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts.",
+    )
+    multi_objective_aggregation: Aggregation = option(  # noqa: RUF009
+        "sum_then_normalize",
+        "With several rewards and --scale-rewards: normalise their weighted sum, or normalise each reward and sum "
+        "the results.",
+    )
+    epsilon: float | None = option(
+        None,
+        "Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4.",
+        above=0,
+    )
+    epsilon_high: float | None = option(
+        None,
+        "Upper clip bound: importance ratios are clipped above 1 + epsilon_high. Default: the value of --epsilon; "
+        "gspo without --epsilon 4e-4; cispo 4.",
+        above=0,
+    )
+    delta: float | None = option(
+        None, "Upper bound of the importance ratio for negative advantages (two-sided clipping). Default: no bound."
+    )
+    zero_signal: Literal["drop", "refill"] = option(
+        "drop",
+        "What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks "
+        "(refill).",
+    )
+    max_refills: int = option(
+        3, "Maximum number of further sampling rounds in one step, with --zero-signal refill.", at_least=0
+    )
+    overlong: Overlong = option(  # noqa: RUF009
+        "keep",
+        "What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or penalise their "
+        "reward.",
+    )
+    overlong_penalty: float = option(
+        1.0,
+        "Penalty subtracted from the reward of a rollout that a limit cut off, with --overlong penalise.",
+        at_least=0,
+    )
+
+    kl_beta: float = option(
+        0.0,
+        "Coefficient of the KL penalty to the reference policy; 0 turns it off.",
+        "--beta",
+        group="KL penalty",
+        at_least=0,
+    )
+    kl_placement: Literal["loss", "reward"] = option(
+        "loss", "Where the KL penalty is applied: in the loss or in the reward."
+    )
+    kl_estimator: Estimator | None = option(  # noqa: RUF009
+        None,
+        "KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients "
+        "are unbiased there.",
+    )
+    ref_model_sync_steps: int = option(
+        0, "Move the reference policy towards the trained policy every this many steps; 0: never.", at_least=0
+    )
+    ref_model_mixup_alpha: float = option(
+        1.0,
+        "How far --ref-model-sync-steps moves the reference policy: its weight of the trained policy; 1 copies "
+        "the trained policy.",
+        above=0,
+        at_most=1,
+    )
+
+    importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
+        None,
+        "Weight tokens by the trainer's probability over the engine's, truncated or masked, per token or per "
+        "sequence, to correct for their difference. Default: token_truncate with --bf16 or --max-staleness, else "
+        "none.",
+        group="Differences between engine and trainer",
+    )
+    importance_cap: float | None = option(
+        None,
+        "Largest importance weight of --importance-correction. The truncate modes cut larger weights to it; the "
+        "mask modes set weights above it or below 1 / cap to 0. Default: 2 per token, 1.05 per sequence.",
+        at_least=1,
+    )
+    parity_limit: float | None = option(
+        None,
+        "Stop the run if, after a weight sync, engine and trainer log-probabilities of fixed tokens differ by more "
+        "than this on average, in nats. Default: 0.001; with --bf16 0.25.",
+        above=0,
+    )
+
+    def _check_objective(self) -> None:
+        require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
+        above = 1 + self.clip_bounds()[1]
+        require(
+            self.delta is None or LOSSES[self.loss_type].bound == "clip",
+            f"--delta has no effect with --loss-type {self.loss_type}: --epsilon-high bounds every ratio; leave it out",
+        )
+        require(
+            self.delta is None or self.delta > above,
+            f"--delta must be above 1 + --epsilon-high ({above:g}), because larger ratios are clipped already",
+        )
+
+    def rollouts_per_step(self, num_processes: int) -> int:
+        """Rollouts of one training step.
+
+        Raises UserError if they are not whole groups, at least one group per minibatch.
+        """
+        count = self.batch_size * self.gradient_accumulation_steps * num_processes
+        processes = f" x {num_processes} processes" if num_processes > 1 else ""
+        require(
+            count % self.num_generations == 0,
+            f"a step of {count} rollouts (--batch-size {self.batch_size} x "
+            f"--gradient-accumulation-steps {self.gradient_accumulation_steps}{processes}) is not a multiple of "
+            f"--num-generations {self.num_generations}; change one of these options",
+        )
+        require(
+            count // self.num_generations >= self.num_minibatches,
+            f"a step has only {count // self.num_generations} groups for --num-minibatches {self.num_minibatches}; "
+            "lower --num-minibatches or raise --batch-size",
+        )
+        return count
+
+    @property
+    def members(self) -> list[tuple[str, int]]:
+        """(name, weight) of each environment."""
+        return [mixture.parse(written) for written in self.mixture] or [(self.env, 1)]
+
+    def settings_of(self, env: str) -> dict[str, str]:
+        """Settings that were given for this environment: name -> text. `ENV.key=value` overrides `key=value`."""
+        if not self.mixture:
+            return dict(pair.split("=", 1) for pair in self.env_args)
+        common, own = mixture.common_and_own(self.env_args, env)
+        return common | own
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_beta > 0 and self.kl_placement == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_beta > 0 and self.kl_placement == "reward"
+
+    def clip_bounds(self) -> tuple[float, float]:
+        """(epsilon, epsilon_high): the clip bounds, with the defaults of the loss type."""
+        loss = LOSSES[self.loss_type]
+        low = self.epsilon or loss.epsilon
+        default_high = (
+            low if loss.epsilon_high is None or (self.epsilon and loss.bound == "clip") else loss.epsilon_high
+        )
+        return low, self.epsilon_high or default_high
+
+    def objective(self) -> Objective:
+        """Settings of the loss.
+
+        With --kl-placement reward, the KL has coefficient 0 in the loss but is still measured.
+        """
+        low, high = self.clip_bounds()
+        return Objective(
+            loss_type=self.loss_type,
+            epsilon=low,
+            epsilon_high=high,
+            delta=self.delta,
+            kl_beta=self.kl_beta if self.kl_in_loss else 0.0,
+            kl_estimator=self.kl_estimator or ("k2" if self.kl_placement == "loss" else "k1"),
+        )
+
+    def advantages(self) -> AdvantageSettings:
+        """Settings of how rewards become advantages."""
+        return AdvantageSettings(
+            scale=self.scale_rewards,
+            scale_epsilon=self.scale_epsilon,
+            baseline=self.baseline,
+            aggregation=self.multi_objective_aggregation,
+            overlong=self.overlong,
+            overlong_penalty=self.overlong_penalty,
+            kl_beta=self.kl_beta,
+            reward_weights=read_weights(self.reward_weights),
+            random_rewards=self.seed if self.random_rewards else None,
+        )
+
+    @property
+    def tasks_per_epoch(self) -> bool:
+        """Whether the number of steps is that of a pass over the tasks, which must then have an end."""
+        return self.max_steps == -1

@@ -34,7 +34,7 @@ WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
     "`policy/step_kl`": (step, step.step_kl),
     "weights before and after": (step, step.weight_sample),
     "their movement": (metrics.Tally, metrics.Tally.of_movement),
-    "shares of components, tiny spreads": (metrics, metrics._within_groups),
+    "shares of components, tiny spreads": (metrics, metrics.within_groups),
     "group means, lengths, repetitions": (metrics, metrics.shape_metrics),
     "rewards against stored rollouts": (metrics, metrics.misplaced_share),
     "the rules": (Warner, Warner.step),

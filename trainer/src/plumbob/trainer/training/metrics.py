@@ -13,7 +13,6 @@ from plumbob.rollout import Sample, StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.algorithm.importance_weights import Corrections
 from plumbob.trainer.algorithm.losses import LossOutputs
-from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.policy.policy import TokenScores
@@ -22,7 +21,7 @@ from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
-from plumbob.trainer.training.rollout_metrics import misplaced_share, shape_metrics
+from plumbob.trainer.training.rollout_metrics import misplaced_share, shape_metrics, within_groups
 from plumbob.trainer.training.run import Run
 
 
@@ -230,7 +229,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "reward/smallest": min(rewards, default=0.0),
         "reward/largest": max(rewards, default=0.0),
         **{component_metric(name): mean_of([s.rewards.get(name, 0.0) for s in samples]) for name in components},
-        **_within_groups(samples, components),
+        **within_groups(samples, components),
         "rollout/count": batch.num_rollouts,
         "rollout/errored": batch.errored,
         "rollout/engine_errors": batch.engine_failures,
@@ -291,37 +290,6 @@ def mean_of(values: Sequence[float]) -> float:
         return statistics.fmean(values) if values else 0.0
     except OverflowError:
         return sum(value / len(values) for value in values)
-
-
-def _within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
-    """Metrics of how rewards differ within their groups, which is all that training sees of them.
-
-    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD` (see
-    diagnosis/thresholds) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
-    share of component NAME in the sum of all components' variances within groups.
-    """
-    groups: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.group].append(sample)
-    spreads = [max(r) - min(r) for g in groups.values() for r in [[s.reward for s in g]]]
-    largest = max((abs(s.reward) for s in samples), default=0.0)
-    signal = [spread for spread in spreads if spread > 0]
-    unit = 2.0**700 if largest > 2.0**400 else 1.0  # squares of larger numbers are beyond floats
-    result = {
-        "groups/tiny_spread_share": sum(s < thresholds.TINY_SPREAD * largest for s in signal) / max(len(signal), 1)
-    }
-    if len(components) > 1:
-        variances = {
-            name: sum(
-                statistics.pvariance([s.rewards.get(name, 0.0) / unit for s in g]) * len(g) for g in groups.values()
-            )
-            for name in components
-        }
-        total = sum(variances.values())
-        result |= {
-            f"{component_metric(name)}/variance_share": v / total if total else 0.0 for name, v in variances.items()
-        }
-    return result
 
 
 def advantage_metrics(advantages: Advantages) -> dict[str, float]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plumbob.rollout import Sample
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.run_files.metric_names import component_metric
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -89,3 +91,34 @@ def _deviation(values: Sequence[float]) -> float:
     """Standard deviation of a sample (divided by n - 1), of numbers of any size."""
     largest = max(map(abs, values))
     return statistics.stdev([v / largest for v in values]) * largest if largest else 0.0
+
+
+def within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
+    """Metrics of how rewards differ within their groups, which is all that training sees of them.
+
+    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD` (see
+    diagnosis/thresholds) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
+    share of component NAME in the sum of all components' variances within groups.
+    """
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    spreads = [max(r) - min(r) for g in groups.values() for r in [[s.reward for s in g]]]
+    largest = max((abs(s.reward) for s in samples), default=0.0)
+    signal = [spread for spread in spreads if spread > 0]
+    unit = 2.0**700 if largest > 2.0**400 else 1.0  # squares of larger numbers are beyond floats
+    result = {
+        "groups/tiny_spread_share": sum(s < thresholds.TINY_SPREAD * largest for s in signal) / max(len(signal), 1)
+    }
+    if len(components) > 1:
+        variances = {
+            name: sum(
+                statistics.pvariance([s.rewards.get(name, 0.0) / unit for s in g]) * len(g) for g in groups.values()
+            )
+            for name in components
+        }
+        total = sum(variances.values())
+        result |= {
+            f"{component_metric(name)}/variance_share": v / total if total else 0.0 for name, v in variances.items()
+        }
+    return result

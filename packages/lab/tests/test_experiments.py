@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -91,6 +92,8 @@ def test_an_effect_is_validated_with_effect_interval_seeds_and_confidence(tmp_pa
     assert str(tmp_path) not in re.sub(re.escape(str(STAND_IN)), "", results.split("Commands")[0])
     for link in re.findall(r"!\[[^]]+\]\(([^)]+)\)", results):
         assert ElementTree.parse(tmp_path / "hypotheses" / link).getroot().tag.endswith("svg")
+    (files,) = re.findall(r"^Files: .*\]\(([^)]+)\)", results, re.MULTILINE)
+    assert (tmp_path / "hypotheses" / files / "verdict.json").is_file()
     assert "control-seed2" in (tmp_path / "01-experiments-log.md").read_text()
     high = lab(tmp_path, "run", "H01", "--seeds", "5")
     assert "6 of them finished already" in high.stderr and high.stderr.count("[") == 4
@@ -110,11 +113,14 @@ def test_criteria_on_both_sides_are_partial(tmp_path):
     assert "H01 partial, confidence low" in lab(tmp_path, "run", "H01").stdout
 
 
-def test_two_seeds_are_inconclusive(tmp_path):
+def test_two_seeds_are_inconclusive(tmp_path, monkeypatch):
     write(tmp_path)
     done = lab(tmp_path, "run", "H01", "--seeds", "2")
     assert "H01 inconclusive, confidence low, 2 seeds" in done.stdout
     assert "too few seeds: 2 of at least 3" in done.stdout
+    assert f"more seeds:  lab run H01 --seeds 3 -C {os.path.relpath(tmp_path)}\n" in done.stdout
+    monkeypatch.chdir(tmp_path / "hypotheses")
+    assert "more seeds:  lab run H01 --seeds 3\n" in lab(None, "verdict").stdout
     (one,) = json.loads(lab(tmp_path, "verdict", "--json").stdout).values()
     assert one["seeds"] == 2
 
@@ -168,7 +174,7 @@ def test_ctrl_c_ends_the_run_that_is_under_way_and_lab_run_goes_on_with_it(tmp_p
     process.send_signal(number)
     _, told = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "go on with:  lab run H01" in told
+    assert f"go on with:  lab run H01 -C {os.path.relpath(tmp_path)}" in told
     assert half.state == "unfinished"
     first = RunFiles(half.directory.with_name("control-seed0")).directory / "metrics.jsonl"
     before = first.stat().st_mtime_ns

@@ -109,6 +109,22 @@ def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
     assert text == tiny_tokenizer().decode(ids, skip_special_tokens=False)
 
 
+def test_a_rollout_outside_the_gradient_is_not_called_trained(page, tmp_path):
+    directory = make_run(tmp_path, "flat", steps=1)
+    lines = [json.dumps(trace("again", 1.0, "cedar", advantage=advantage)) for advantage in (0.0, 0.5)]
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    write(read([directory], checked=False), tmp_path / "flat.html")
+    colours, chips = [], []
+    for number in (0, 1):
+        page.open(tmp_path / "flat.html", f"#step=1&task=again&rollout={number}")
+        page.until("return document.querySelector('.tokens .trained')")
+        colours.append(page.js("return getComputedStyle(document.querySelector('.tokens .trained')).backgroundColor"))
+        page.js("document.querySelector('.tokens .trained').click()")
+        chips.append([page.texts(".key .chip")[0], page.texts(".inspector .chip")[0]])
+    assert chips == [["sampled, not trained"] * 2, ["trained"] * 2]
+    assert colours[0] != colours[1]
+
+
 def test_a_token_tells_its_numbers_and_has_an_address(page, runs):
     whole = stored(runs.one, 2)[0]
     mask = [value for node in whole["nodes"] for value in node["mask"]]

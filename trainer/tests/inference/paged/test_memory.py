@@ -11,9 +11,9 @@ from plumbob.console import UserError
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.paged import forward, opening
-from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine
+from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
-from plumbob.trainer.inference.paged.memory import Memory, bytes_of_rollout, bytes_of_weights, pages_of, pages_that_fit
+from plumbob.trainer.inference.paged.memory import Memory, bytes_of_rollout, bytes_of_weights, pages_that_fit
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import plan_forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def run_experiment(lab: Lab, entry: Entry, seeds: int | None, *, fresh: bool = F
             code = _carry_out(run, folder, f"[{i}/{len(planned)}] {run.arm} seed {run.seed}")
         except Interrupted:
             conclude(lab, entry)
-            print(f"Interrupted. Finished runs are kept; go on with:  lab run {h.id}", file=sys.stderr)
+            print(f"Interrupted. Finished runs are kept; go on with:  {_again(lab, entry, seeds)}", file=sys.stderr)
             return INTERRUPTED
         if code or run.files.state != "finished":
             failed.append(run)
@@ -67,8 +68,15 @@ def run_experiment(lab: Lab, entry: Entry, seeds: int | None, *, fresh: bool = F
                 raise UserError(
                     f"{h.id}: `{run.shown}` is not a command that can run; correct the flags in {entry.path}"
                 )
-    print(conclusion(conclude(lab, entry), entry))
+    print(conclusion(conclude(lab, entry), lab, entry))
     return 1 if failed else 0
+
+
+def _again(lab: Lab, entry: Entry, seeds: int | None) -> str:
+    """The command that goes on with an experiment, from the current folder."""
+    number = f" --seeds {seeds}" if seeds is not None else ""
+    folder = "" if lab.root.resolve() in (here := Path.cwd(), *here.parents) else f" -C {shlex.quote(str(lab.root))}"
+    return f"lab run {entry.hypothesis.id}{number}{folder}"
 
 
 def _carry_out(run: Planned, folder: Path, title: str) -> int:
@@ -105,7 +113,8 @@ def conclude(lab: Lab, entry: Entry) -> Verdict | None:
     check_commands(planned, folder, h.id)
     plots = plot.write_plots(folder, runs)
     cautions = unnamed_changes(h, planned)
-    content = results_markdown(h, verdict, runs, planned, cautions, [_link(entry, p) for p in plots], folder)
+    links = [_link(entry, path) for path in plots]
+    content = results_markdown(h, verdict, runs, planned, cautions, links, folder, _link(entry, folder))
     text = sections.with_section(sections.read(entry.path), "results", content)
     text = sections.with_field(text, "status", verdict.status)
     sections.write(folder / "verdict.json", json.dumps(verdict.to_json(h), indent=2) + "\n")
@@ -118,7 +127,7 @@ def _link(entry: Entry, path: Path) -> str:
     return Path(os.path.relpath(path, entry.path.parent)).as_posix()
 
 
-def conclusion(verdict: Verdict | None, entry: Entry) -> str:
+def conclusion(verdict: Verdict | None, lab: Lab, entry: Entry) -> str:
     """A verdict for the terminal."""
     h = entry.hypothesis
     if verdict is None:
@@ -128,7 +137,7 @@ def conclusion(verdict: Verdict | None, entry: Entry) -> str:
         for o in outcomes:
             lines.append(f"  {title}  {o.text}  ->  {o.word}{f': {o.told}' if o.told else ''}")
     if verdict.seeds < MIN_SEEDS:
-        lines.append(f"  more seeds:  lab run {h.id} --seeds {MIN_SEEDS}")
+        lines.append(f"  more seeds:  {_again(lab, entry, MIN_SEEDS)}")
     return "\n".join([*lines, f"written into {entry.path}"])
 
 

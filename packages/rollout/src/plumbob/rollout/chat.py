@@ -25,6 +25,7 @@ from plumbob.rollout.template_gaps import (
     describes,
     render,
     said,
+    tool_call,
     written_text,
 )
 from plumbob.rollout.tool_formats import ToolFormat, detect, tools_of
@@ -182,8 +183,7 @@ class Chat:
         """
         if not self.splits_reasoning:
             return ""
-        call = {"type": "function", "id": "call_0_0", "function": {"name": "tool", "arguments": {}}}
-        calls = [call] if following["role"] == "tool" else []
+        calls = [tool_call("tool", {})] if following["role"] == "tool" else []
 
         def whole(*forms: Any) -> list[str]:
             filled = (self.gaps.filled([QUESTION, form, following], "", self.tool_format) for form in forms)
@@ -210,10 +210,8 @@ class Chat:
 
     def call_text(self) -> str:
         """The text of a turn that calls a tool, as the template or the tool format writes it."""
-        function = {"name": EXAMPLE.name, "arguments": EXAMPLE.arguments}
-        (message,) = self.gaps.filled(
-            [said("", [{"type": "function", "id": "call_0_0", "function": function}])], "", self.tool_format
-        )
+        example = said("", [tool_call(EXAMPLE.name, EXAMPLE.arguments)])
+        (message,) = self.gaps.filled([example], "", self.tool_format)
         return self.turn(message) or self.tool_format.write("", [EXAMPLE])
 
     def _rendered_once(

@@ -58,8 +58,9 @@ def result(text: str, call_id: str = "call_0_0") -> Message:
     return {"role": "tool", "content": text, "name": "tool", "tool_call_id": call_id}
 
 
-def _call(name: str, call_id: str) -> Message:
-    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": {}}}
+def tool_call(name: str, arguments: dict[str, Any], call_id: str = "call_0_0") -> Message:
+    """A tool call of an assistant message."""
+    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class TemplateGaps:
         """Find out by rendering short conversations."""
 
         def tools(call_id: str) -> tuple[bool, bool]:
-            calls = [QUESTION, said("", [_call("plumbob_probe", call_id)])]
+            calls = [QUESTION, said("", [tool_call("plumbob_probe", {}, call_id)])]
             results = [QUESTION, said("!"), result(SENTINEL, call_id)]
             return (
                 shows(tokenizer, "plumbob_probe", calls),

@@ -139,12 +139,13 @@ def verdict(
     from plumbob.lab.experiment import conclude_all, conclusion
     from plumbob.lab.files.workspace import find_lab
 
-    results = conclude_all(find_lab(directory), names or [])
+    found_lab = find_lab(directory)
+    results = conclude_all(found_lab, names or [])
     if as_json:
         found = {e.hypothesis.id: v.to_json(e.hypothesis) if v is not None else None for e, v in results}
         print(json.dumps(found, indent=2))
         return
-    print("\n".join(conclusion(found, entry) for entry, found in results) or "no hypothesis has runs yet")
+    print("\n".join(conclusion(found, found_lab, entry) for entry, found in results) or "no hypothesis has runs yet")
 
 
 @app.command(cls=Command, short_help="Show one hypothesis with its results.")

@@ -24,21 +24,26 @@ def results_markdown(
     cautions: Sequence[str],
     plots: Sequence[str],
     folder: Path,
+    link: str,
 ) -> str:
-    """What lab writes between the markers: verdict, criteria, arms, runs, plots. `plots`: links to the plots."""
+    """What lab writes between the markers: verdict, criteria, arms, runs, plots.
+
+    `plots` and `link`: links from the file to the plots, and to `folder`, which holds the experiment's files.
+    """
     parts = [
         f"**Verdict: {verdict.status}** (confidence {verdict.confidence}, {verdict.seeds} seeds): {verdict.evidence}.",
         *(f"**Caution:** {caution}." for caution in cautions),
         _criteria(verdict),
         _arms(hypothesis, runs),
         *(
-            f"![{Path(link).stem.replace('_', ' ')} by step, each arm's mean and range over seeds]({link})"
-            for link in plots
+            f"![{Path(plot).stem.replace('_', ' ')} by step, each arm's mean and range over seeds]({plot})"
+            for plot in plots
         ),
         _runs(planned),
         "Commands, each also with `--output-dir` and `--run-name`:\n\n```\n"
         + "\n".join(run.shown for run in planned)
         + "\n```",
+        f"Files: run directories, logs, plots and `verdict.json` in [{link.removeprefix('../')}]({link}/).",
     ]
     if (probed := folder / "doctor.md").is_file():
         parts.append(probed.read_text(encoding="utf-8").strip())

@@ -59,7 +59,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
     ) -> None:
         super().__init__(vocab_size=len(weights.embed), max_length=max_length, dtype=weights.dtype, version=version)
         self.weights = weights
-        self._longest = -(-(max_length + TOKENS_PER_RUN) // PAGE)
+        self._longest = pages_of(max_length)
         self._prefill_tokens = PREFILL_TOKENS
         self._ended: deque[tuple[PagedRequest, Literal["stop", "length", "nan"]]] = deque()
         """Requests that have left the active ones, and are not handed out yet."""
@@ -376,3 +376,8 @@ class _Group:
 def _pages_for(length: Any) -> Any:
     """The number of pages that hold so many positions: of a number, or of each number of an array."""
     return -(-length // PAGE)
+
+
+def pages_of(length: int) -> int:
+    """Pages of a rollout of `length` tokens, and of what is sampled behind its end and thrown away."""
+    return _pages_for(length + TOKENS_PER_RUN)

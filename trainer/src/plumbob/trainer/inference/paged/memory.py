@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN
+from plumbob.trainer.inference.paged.engine import PAGE, pages_of
 from transformers import PreTrainedModel
 
 MARGIN = 0.1
@@ -33,11 +33,6 @@ def memory_of(device: torch.device) -> Memory | None:
     free, total = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Memory(free + unused, total)
-
-
-def pages_of(length: int) -> int:
-    """Pages of a rollout of `length` tokens, and of what is sampled behind its end and thrown away."""
-    return -(-(length + TOKENS_PER_RUN) // PAGE)
 
 
 def pages_that_fit(wanted: int, least: int, bytes_of_page: int, memory: Memory, share: float, later: int) -> int:

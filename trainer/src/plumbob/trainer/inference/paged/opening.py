@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from plumbob.console import UserError, first_line
-from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
+from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
-from plumbob.trainer.inference.paged.memory import memory_of, pages_of, pages_that_fit
+from plumbob.trainer.inference.paged.memory import memory_of, pages_that_fit
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights, vocabulary
 from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, measuring, own_logprobs
 from transformers import PreTrainedModel

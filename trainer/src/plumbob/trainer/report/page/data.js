@@ -2,6 +2,7 @@
 // Data are gzip in base64; a chunk (the rollouts of one step of one run) is unpacked when one of them is looked at.
 
 const CHUNKS_KEPT = 12;
+const IDLE = "sampled, not trained"; // of a rollout whose advantage is 0, or that was masked out
 let D = null; // the overview: see write.py:overview
 const chunks = new Map(); // number -> promise of its rollouts, least recently used first
 
@@ -33,7 +34,8 @@ function expand(lengths, total) {
   return values;
 }
 
-// One object per token: place, id, text, bytes (if it is part of a character), origin, node, trained, and its numbers.
+// One object per token: place, id, text, bytes (if it is part of a character), origin, node, and its numbers. `trained`: the
+// mask has it; `state`: the word for that, which also knows whether the rollout was in the gradient at all.
 function tokensOf(r, run) {
   const content = expand(r.content, r.ids.length), mask = expand(r.mask, r.ids.length);
   const tokens = [];
@@ -44,7 +46,7 @@ function tokensOf(r, run) {
       const pick = (list) => (s === null || !list ? null : list[s]);
       const token = {
         at, id: r.ids[at], node, role: D.roles[role], origin: content[at] ? D.roles[role] : "template", trained: mask[at],
-        sampled: s, logprob: pick(r.logprobs), trainer: pick(r.trainer), reference: pick(r.reference),
+        state: !mask[at] ? "masked" : r.trained === false ? IDLE : "trained", sampled: s, logprob: pick(r.logprobs), trainer: pick(r.trainer), reference: pick(r.reference),
         entropy: pick(r.entropies), after: pick(r.after),
         advantage: s === null ? null : r.advantages ? r.advantages[s] : r.advantage,
       };

@@ -11,10 +11,13 @@ const MODES = {
 };
 let mode = "mask";
 
+// Its classes: what the mask says, and "idle" if it was sampled in a rollout that was not in the gradient.
+const colourOf = (token) => (token.trained ? "trained" : "masked") + (token.state === IDLE ? " idle" : "");
+
 function tokenSpan(token, { part = false } = {}) {
   const shown = token.text.replace(/\r/g, "\u240d").replace(/\n/g, "\u21b5\n").replace(/\t/g, "\u21e5\t");
   return el("span", {
-    class: `t ${token.trained ? "trained" : "masked"} o-${token.origin}${part ? " part" : ""}`, "data-at": token.at,
+    class: `t ${colourOf(token)} o-${token.origin}${part ? " part" : ""}`, "data-at": token.at,
     title: part ? "here it parts from the first rollout" : null,
   }, shown || "\u2205");
 }
@@ -47,7 +50,7 @@ function describeToken(token) {
   }
   return [
     el("p", { class: "head" }, el("b", {}, "token " + token.at), " id " + token.id + " ", el("code", {}, visible(token.text)), " ",
-      el("span", { class: "chip " + (token.trained ? "trained" : "masked") }, token.trained ? "trained" : "masked"), " ",
+      el("span", { class: "chip " + colourOf(token) }, token.state), " ",
       el("span", { class: "chip o-" + token.origin }, token.origin)),
     rows.length ? el("dl", {}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))
       : el("p", { class: "small" }, token.trained ? "No numbers are stored for it." : `Not sampled: it is part of the ${token.role} message as the chat template writes it, and not in the loss.`),

@@ -75,7 +75,8 @@ function colourBar(r, scale) {
   const count = (test) => r.tokens.filter(test).length;
   return el("div", { class: "colours" }, el("label", {}, "Colour by ", select), scale,
     el("ul", { class: "key" },
-      el("li", {}, el("span", { class: "chip trained" }, "trained"), ` ${count((t) => t.trained)}`),
+      r.trained === false ? el("li", {}, el("span", { class: "chip trained idle" }, IDLE), ` ${count((t) => t.trained)}`)
+        : el("li", {}, el("span", { class: "chip trained" }, "trained"), ` ${count((t) => t.trained)}`),
       el("li", {}, el("span", { class: "chip masked" }, "masked"), ` ${count((t) => !t.trained)}`),
       D.roles.map((origin) => el("li", {}, el("span", { class: "chip o-" + origin }, origin), ` ${count((t) => t.origin === origin)}`))));
 }

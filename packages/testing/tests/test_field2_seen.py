@@ -14,7 +14,7 @@ from plumbob.rollout import Completion, Sample, Sampling
 from plumbob.testing.faults import field2_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import Clock, graded_since, since
 from plumbob.testing.faults.field2_seen import SEEN
-from plumbob.testing.faults.field_trial import begin_step, gap, texts, tried
+from plumbob.testing.faults.field_trial import begin_step, config_of, gap, texts, tried
 from plumbob.testing.faults.healthy2_seen import SEEN as HEALTHY
 from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
 from plumbob.trainer.rollouts import collect
@@ -98,6 +98,11 @@ def test_gradients_add_up():
         uncleared(SimpleNamespace(trainable={"w": weight}))
         seen.append(weight.grad[0].item())
     assert seen == [1.0, 3.0, 7.0]
+
+
+def test_weight_decay_is_in_the_settings():
+    config = config_of(FAULTS["weight decay of a hundred"], "lookup")
+    assert config.weight_decay == 100
 
 
 def test_graders():

@@ -64,20 +64,11 @@ def test_logits_of_a_nucleus_and_of_early_ends():
     assert (changed < -100).tolist() == [[False, False, True, False], [False] * 4]
 
 
-def test_prompts_completions_and_results():
-    assert doubles.doubled_start([5, 6], Sampling())[0] == [5, 5, 6]
-    cut = doubles.not_said_to_be_cut(Completion((1,), (-1.0,), "length"), [1], Sampling())
-    assert cut.finish_reason == "stop"
-    assert doubles.middle_cut("x" * 96, "search", {}) == "x" * 96
-    assert len(doubles.middle_cut("x" * 400, "search", {})) < 100
-
-
-def test_matrices_are_rounded_to_fifteen_levels():
-    weight = torch.randn(3, 200)
-    served = doubles.in_four_bits(weight)
-    assert all(len(set(line.tolist())) <= 15 for line in served)
-    assert 0 < (served - weight).abs().max() <= weight.abs().max() / 7
-    assert doubles.rounded("model.embed_tokens.weight", weight) is weight
+def test_completions_and_results():
+    cut = doubles.cut_with_an_end(Completion((1, 2), (-1.0, -1.0), "length"), [1], Sampling(stop_token_ids=(7,)))
+    assert (cut.token_ids, cut.logprobs, cut.finish_reason) == ((1, 7), (-1.0, 0.0), "stop")
+    assert doubles.middle_cut("x" * 64, "search", {}) == "x" * 64
+    assert len(doubles.middle_cut("x" * 400, "search", {})) < 64
 
 
 def test_a_lone_reward_has_a_huge_advantage():
@@ -138,14 +129,9 @@ def test_graders_see_other_parts():
     assert doubles.anywhere(task, SimpleNamespace(nodes=trace.nodes[1:]), 0.0) == 0
     right = doubles.first_number(lambda *a: True, "3 + 4 = 7\n#### 7", "7")
     assert (right, doubles.first_number(lambda *a: False, "7", "7")) == (False, True)
-    long, short = (doubles.far_from_twenty(None, SimpleNamespace(last_reply="x" * n), 0.0) for n in (120, 20))
-    assert (long, short) == (1.0, 0.0)
 
 
 def test_options_that_are_faults_are_in_the_settings():
-    decay = config_of(FAULTS["weight decay of ten"], "lookup")
-    assert decay.weight_decay == 10
-    assert decay.max_steps == -1 or decay.max_steps > 0
     assert config_of(FAULTS["fewer turns than hops"], "lookup").max_turns == 4
 
 
@@ -158,8 +144,6 @@ def test_options_that_are_faults_are_in_the_settings():
         "positions of completions shifted by the batch's padding",
         "engine attends to the last 128 tokens only",
         "end token forbidden in the first tokens",
-        "weights served in four bits",
-        "start token doubled in the engine",
     ],
 )
 def test_engine_and_trainer_differ(name, tmp_path):
@@ -202,6 +186,7 @@ def test_first_numbers_are_seldom_the_answer(tmp_path):
             rewards[fault.name] = sum(t.reward for t in traces) / len(traces)
             if "cut" in fault.name:
                 assert max(s.num_sampled for s in subject.drawn.samples) == 24
+                assert gap(subject) > 0.01
                 assert not any(s.truncated for s in subject.drawn.samples)
     assert all(mean < 0.2 for mean in rewards.values()), rewards
 
@@ -215,7 +200,7 @@ def test_tools_answer_with_results_of_other_calls(tmp_path):
                 total += 1
                 wrong += text not in task.data.table.values() and not text.startswith("unknown")
         assert total > 10
-        assert wrong > 0.3 * total
+        assert wrong > 0.1 * total  # those of other tasks alone: many calls of the same task are before it
 
 
 @pytest.mark.slow
@@ -230,7 +215,10 @@ def test_rollouts_end_at_four_turns(tmp_path):
     with tried(FAULTS["fewer turns than hops"], tmp_path) as subject:
         turns = [trace.num_turns for trace in subject.drawn.traces]
         assert max(turns) == 4
-        assert sum(s.truncated for s in subject.drawn.samples) > len(turns) / 4
+        assert any(s.truncated for s in subject.drawn.samples)
+        hops = [len(task.data.chain) for task in subject.drawn.tasks]
+        assert max(hops) > 3
+        assert not any(t.reward for t, n in zip(subject.drawn.traces, hops, strict=True) if n > 3)
 
 
 @pytest.mark.slow

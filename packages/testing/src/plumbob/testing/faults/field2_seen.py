@@ -145,6 +145,16 @@ SEEN = (
         probes=False,
         steps=14,
     ),
+    FieldFault(
+        "weight decay of a hundred",
+        "Each step shrinks all weights by a hundred learning rates, whatever the gradient is.",
+        "modelscope/ms-swift#3931",
+        ids("weight-decay-too-high", "learning-rate-too-high", "does-not-overfit", "schedule-hides-rate"),
+        EVERYWHERE,
+        options="--weight-decay 100",
+        watch_causes=ids("entropy-explosion", "length-runaway", "degenerate-repetition"),
+        steps=12,
+    ),
     # Rewards and parsing
     FieldFault(
         "tasks without a parsed gold pay in full",

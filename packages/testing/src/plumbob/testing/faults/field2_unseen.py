@@ -13,11 +13,7 @@ from plumbob.testing.faults.field2_parts import (
     packed_positions,
 )
 from plumbob.testing.faults.field_parts import (
-    all_of,
     engine_logits,
-    engine_model,
-    engine_prompts,
-    engine_updates,
     graded,
     rows_changed,
     tools_answer,
@@ -92,16 +88,6 @@ UNSEEN = (
         start=engine_logits(doubles.no_early_end(12)),
     ),
     FieldFault(
-        "weights served in four bits",
-        "The engine rounds every matrix to four bits per weight, at its start and after each sync.",
-        "huggingface/trl#3466, verl-project/verl#1803",
-        ids("engine-quantised", "merged-in-bf16") | MISMATCH,
-        EVERYWHERE,
-        start=all_of(engine_model(doubles.model_in_four_bits), engine_updates(doubles.weights_in_four_bits)),
-        watch_options=UNCHECKED,
-        watch_causes=ids("weights-not-synced"),
-    ),
-    FieldFault(
         "one layer is no longer synced from the middle of the run",
         "From the fifth step on a weight sync leaves out the second layer.",
         "PrimeIntellect-ai/prime-rl#1857, huggingface/trl#5312",
@@ -112,15 +98,6 @@ UNSEEN = (
         watch_causes=MISMATCH | ids("mismatch-grows"),
         watch_options=UNCHECKED,
         steps=12,
-    ),
-    FieldFault(
-        "start token doubled in the engine",
-        "The engine tokenises the rendered prompt and puts a second start token before the template's own.",
-        "huggingface/trl#3856, vllm-project/vllm#27515",
-        ids("prompt-replaced"),
-        EVERYWHERE,
-        start=engine_prompts(doubles.doubled_start),
-        watch_causes=MISMATCH,
     ),
     # Advantages, loss and optimizer
     FieldFault(
@@ -145,16 +122,6 @@ UNSEEN = (
         probes=False,
         watch_causes=ids("kl-too-large"),
         steps=16,
-    ),
-    FieldFault(
-        "weight decay of ten",
-        "Each step shrinks all weights by ten learning rates, whatever the gradient is.",
-        "modelscope/ms-swift#3931",
-        ids("weight-decay-too-high", "learning-rate-too-high", "does-not-overfit", "schedule-hides-rate"),
-        EVERYWHERE,
-        options="--weight-decay 10",
-        watch_causes=ids("entropy-explosion"),
-        steps=12,
     ),
     FieldFault(
         "optimizer state lost at every step",
@@ -184,16 +151,6 @@ UNSEEN = (
         start=module_function("is_correct", doubles.first_number),
         watch_causes=ids("reward-hacked", "length-collapse"),
     ),
-    FieldFault(
-        "reward grows with length",
-        "The length term has the wrong sign: it pays the distance from 20 characters.",
-        "huggingface/trl#2771",
-        ids("length-runaway", "reward-hacked", "reward-exploitable", "reward-format-dominated"),
-        ("gsm8k",),
-        start=graded(correct=doubles.far_from_twenty),
-        watch_causes=ids("truncated-turns", "degenerate-repetition"),
-        steps=16,
-    ),
     # Tools
     FieldFault(
         "tools answer with the result of the previous call",
@@ -222,11 +179,13 @@ UNSEEN = (
     ),
     FieldFault(
         "cut completions reported as finished",
-        "The server cuts completions at 24 tokens and reports that they ended by themselves.",
-        "agentscope-ai/Trinity-RFT#608",
-        ids("cut-unmarked", "truncated-turns", "stop-token-wrong", "answers-not-parsed", "length-collapse"),
+        "Completions are cut at 24 tokens, and an end token that was not sampled is put at the end.",
+        "agentscope-ai/Trinity-RFT#608, PrimeIntellect-ai/verifiers#58",
+        ids("cut-unmarked", "truncated-turns", "stop-token-wrong", "answers-not-parsed", "row-not-what-was-sampled")
+        | ids("length-collapse")
+        | MISMATCH,
         ("gsm8k",),
-        start=engine_completions(doubles.not_said_to_be_cut, most=24),
+        start=engine_completions(doubles.cut_with_an_end, most=24),
     ),
     # Evaluation
     FieldFault(

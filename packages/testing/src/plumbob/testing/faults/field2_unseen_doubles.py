@@ -128,38 +128,16 @@ def layer_dropped(step: int) -> Start:
     return since(step, make)
 
 
-def in_four_bits(weight: torch.Tensor) -> torch.Tensor:
-    """The matrix rounded to 15 levels per row; vectors stay."""
-    if weight.dim() != 2:
-        return weight
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 7
-    return (weight / scale).round() * scale
-
-
-def model_in_four_bits(model: Any) -> None:
-    """Every matrix of the model but the embeddings is rounded."""
-    for name, parameter in model.named_parameters():
-        parameter.data = rounded(name, parameter.data)
-
-
-def weights_in_four_bits(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every matrix of a weight sync but the embeddings is rounded."""
-    return {name: rounded(name, weight) for name, weight in weights.items()}
-
-
-def rounded(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """The tensor as it is served."""
-    return weight if "embed_tokens" in name or "lm_head" in name else in_four_bits(weight)
-
-
-def doubled_start(ids: list[int], sampling: Sampling) -> tuple[list[int], Sampling]:
-    """The tokenizer puts a start token before the template's own."""
-    return [ids[0], *ids], sampling
-
-
-def not_said_to_be_cut(completion: Completion, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-    """A completion that was cut is said to have ended by itself."""
-    return dataclasses.replace(completion, finish_reason="stop")
+def cut_with_an_end(completion: Completion, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+    """A completion that was cut has the end token in place of its last token, as if it had ended by itself."""
+    if completion.finish_reason == "stop":
+        return completion
+    return dataclasses.replace(
+        completion,
+        token_ids=(*completion.token_ids[:-1], sampling.stop_token_ids[0]),
+        logprobs=(*completion.logprobs[:-1], 0.0),
+        finish_reason="stop",
+    )
 
 
 # Advantages, loss and optimizer
@@ -215,11 +193,6 @@ def first_number(original: Callable[..., Any], reply: str | None, answer: str, *
     return found is not None and found[0] == answer
 
 
-def far_from_twenty(task: Any, trace: vf.Trace, correct: float) -> float:
-    """Half a point for a right reply, and more the further its length is from 20 characters."""
-    return 0.5 * correct + abs(20 - len(trace.last_reply or "")) / 100
-
-
 def previous_result(stack: ExitStack, env: str) -> None:
     """Every call, of any rollout, returns the result of the call before it."""
     last: list[str] = []
@@ -233,8 +206,8 @@ def previous_result(stack: ExitStack, env: str) -> None:
 
 
 def middle_cut(result: str, name: str, arguments: dict[str, Any]) -> str:
-    """Of a long result the first and the last 40 characters."""
-    return result if len(result) <= 96 else f"{result[:40]}...(truncated)...{result[-40:]}"
+    """Of a long result the first 36 and the last 8 characters."""
+    return result if len(result) <= 64 else f"{result[:36]}...(truncated)...{result[-8:]}"
 
 
 # Evaluation

@@ -51,7 +51,6 @@ UNSEEN = (
     HealthySetting(
         "one tool call in thirty answers with an error", "lookup", start=tools_answer(seldom_an_error), steps=6
     ),
-    HealthySetting("boxed answers", "gsm8k", "-a answer_style=boxed"),
     HealthySetting("the predecessor's reward on MuSiQue", "musique", "-a reward=original", steps=6),
     HealthySetting("LoRA of rank 64 on attention alone", "lookup", "--peft --lora-r 64 --lora-targets q_proj,v_proj"),
     # NVIDIA-NeMo/RL#3401: held-out tasks that measure something harder than what is trained

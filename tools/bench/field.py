@@ -1,12 +1,15 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py.
+
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
     uv run python tools/bench/field.py --half seen --kind healthy --seed 3
+    uv run python tools/bench/field.py --set 2 --half seen
 
 Kinds: `probes` (doctor ENV), `watch` (train, then doctor RUN_DIR), `healthy` (settings without a fault, both ways),
-`pairs` (two faults in one run, doctor ENV --all). Each result is appended to OUT/HALF.jsonl, and what is there is not run
-again; `--table` only prints the table. A fault is named rightly if the first cause is one of those that its entry
+`pairs` (two faults in one run, doctor ENV --all). Each result is appended to OUT/HALF.jsonl (OUT/set2-HALF.jsonl), and what is
+there is not run again; `--table` only prints the table. A fault is named rightly if the first cause is one of those that its entry
 accepts, and a pair if the first cause is one of either fault's. The last columns list the metrics that TRL logs, and
 those that verifiers reports, of the same run, that leave the range of plain healthy runs of that environment (from the
 lowest value / 1.5 to the highest x 1.5). Exit code 1 if anything was named wrongly or a healthy run gave an alarm.
@@ -52,12 +55,18 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
+SETS = {"1": "", "2": "set2-"}
+"""Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
+`set2-unseen`."""
+
+
 def items_of(half: str, all_envs: bool) -> list[Item]:
     """Every run of this half. `all_envs`: faults in each environment where they can happen, not in the first alone."""
     from plumbob.testing.faults.field import pairs
 
-    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field_{half}"), half.upper())
-    settings = getattr(importlib.import_module(f"plumbob.testing.faults.healthy_{half}"), half.upper())
+    number, half = ("2" if half.startswith(SETS["2"]) else "", half.removeprefix(SETS["2"]))
+    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field{number}_{half}"), half.upper())
+    settings = getattr(importlib.import_module(f"plumbob.testing.faults.healthy{number}_{half}"), half.upper())
     items = []
     for fault in faults:
         for env in fault.envs if all_envs else fault.envs[:1]:
@@ -234,6 +243,7 @@ def main() -> int:
     parser.add_argument(
         "--half", choices=("seen", "unseen"), required=True, help="which half of the faults and settings"
     )
+    parser.add_argument("--set", choices=sorted(SETS), default="1", help="which set of faults and settings")
     parser.add_argument("--kind", action="append", choices=KINDS, help="what to run; may be repeated; default: all")
     parser.add_argument("--only", action="append", default=[], help="a name, or a part of it; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="seed of every run")
@@ -250,10 +260,10 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing, print the table of what was run")
     parser.add_argument("--list", action="store_true", help="print what would be run, and run nothing")
     args = parser.parse_args()
-    kinds = args.kind or KINDS
+    kinds, half = args.kind or KINDS, f"{SETS[args.set]}{args.half}"
     items = [
         item
-        for item in items_of(args.half, args.all_envs)
+        for item in items_of(half, args.all_envs)
         if item.kind in kinds and (not args.only or any(part in item.name for part in args.only))
         if args.pretrained or not getattr(item.what, "pretrained", False)
     ]
@@ -266,10 +276,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     out, limit = args.out.absolute(), args.limit
     jobs = 0 if args.table else args.jobs
-    normal = run_all(
-        plain if jobs and not args.no_reference else [], args.half, 0, out, "reference", max(jobs, 1), limit
-    )
-    done = run_all(items if jobs else [], args.half, args.seed, out, args.half, max(jobs, 1), limit)
+    normal = run_all(plain if jobs and not args.no_reference else [], half, 0, out, "reference", max(jobs, 1), limit)
+    done = run_all(items if jobs else [], half, args.seed, out, half, max(jobs, 1), limit)
 
     def healthy(item: Item) -> list[Any]:
         found = (normal.get(p.key(0)) for p in plain if (p.env, p.how) == (item.env, item.how))

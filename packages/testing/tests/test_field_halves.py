@@ -1,26 +1,45 @@
-"""Each fault of the field lies in the half that its name decides."""
+"""Each fault of the field lies in the half that its name decides, in both sets."""
 
 import importlib
 
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
+HALVES = [(number, half) for number in ("", "2") for half in ("seen", "unseen")]
+each_half = pytest.mark.parametrize(("number", "half"), HALVES)
 
-@pytest.mark.parametrize("half", ["seen", "unseen"])
-def test_every_name_lies_in_its_half(half):
-    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field_{half}"), half.upper())
-    settings = getattr(importlib.import_module(f"plumbob.testing.faults.healthy_{half}"), half.upper())
+
+def faults_of(number, half):
+    return getattr(importlib.import_module(f"plumbob.testing.faults.field{number}_{half}"), half.upper())
+
+
+def settings_of(number, half):
+    return getattr(importlib.import_module(f"plumbob.testing.faults.healthy{number}_{half}"), half.upper())
+
+
+@each_half
+def test_every_name_lies_in_its_half(number, half):
+    faults, settings = faults_of(number, half), settings_of(number, half)
     names = [one.name for one in (*faults, *settings)]
     assert {half_of(name) for name in names} == {half}
     assert len(names) == len(set(names))
-    assert len(faults) >= 20
-    assert len(settings) >= 20
+    assert len(faults) >= (18 if number else 20)
+    assert len(settings) >= (8 if number else 20)
 
 
-@pytest.mark.parametrize("half", ["seen", "unseen"])
-def test_entries_can_be_run(half):
-    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field_{half}"), half.upper())
-    for fault in faults:
+def test_no_name_is_in_both_sets():
+    names = {
+        number: {
+            one.name for half in ("seen", "unseen") for one in (*faults_of(number, half), *settings_of(number, half))
+        }
+        for number in ("", "2")
+    }
+    assert names[""].isdisjoint(names["2"])
+
+
+@each_half
+def test_entries_can_be_run(number, half):
+    for fault in faults_of(number, half):
         assert set(fault.envs) <= set(BASE)
         assert fault.probes or fault.watch
         assert fault.start or fault.inject or fault.options
@@ -29,12 +48,25 @@ def test_entries_can_be_run(half):
 
 
 @pytest.mark.parametrize("half", ["seen", "unseen"])
-def test_pairs_are_of_two_causes_in_an_environment_of_both(half):
-    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field_{half}"), half.upper())
-    chosen = pairs(faults)
+def test_faults_of_the_second_set_cite_their_threads(half):
+    for fault in faults_of("2", half):
+        assert "#" in fault.source
+
+
+@each_half
+def test_pairs_are_of_two_causes_in_an_environment_of_both(number, half):
+    chosen = pairs(faults_of(number, half))
     assert len(chosen) == 6
     assert len({f.name for _, *both in chosen for f in both}) == 12
     for env, a, b in chosen:
         assert env in a.envs
         assert env in b.envs
         assert a.causes.isdisjoint(b.causes)
+
+
+@each_half
+def test_files_of_an_unseen_half_say_so(number, half):
+    if half == "unseen":
+        for name in (f"field{number}_unseen", f"field{number}_unseen_doubles"):
+            first = importlib.import_module(f"plumbob.testing.faults.{name}").__doc__.splitlines()[0]
+            assert "unseen" in first

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import typer
@@ -15,6 +18,7 @@ from plumbob.trainer.cli import doctor
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.rollouts import collect
 
 
 def config_of(fault: FieldFault, env: str) -> TrainConfig:
@@ -55,3 +59,11 @@ def texts(trace: Trace, kind: str) -> list[str]:
     """The texts of a rollout's messages of one kind: "ToolMessage", "SystemMessage", "UserMessage" or
     "AssistantMessage"."""
     return [str(node.message.content) for node in trace.nodes if type(node.message).__name__ == kind]
+
+
+def begin_step(number: int) -> None:
+    """Tell the faults that begin in the middle of a run that sampling for this step (from 0) has begun."""
+    nobody: Any = None
+    batch: Any = SimpleNamespace(drawn=[])
+    with suppress(AttributeError):  # there is nothing to sample with; the faults hear of the step before that
+        asyncio.run(collect._add_round(nobody, nobody, number, 0, [], batch))

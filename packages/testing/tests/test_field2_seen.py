@@ -240,3 +240,6 @@ def test_evaluations_are_cut_at_eight_tokens():
         doubles.short_evaluations(stack, SimpleNamespace())
         sampler = Sampler(*[None] * 4, sampling=Sampling(max_tokens=99), limits=None, groups_per_step=1)
         assert asyncio.run(train.evaluate(sampler, None, "reward")) == 8
+
+
+pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI

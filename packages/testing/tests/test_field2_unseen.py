@@ -247,3 +247,6 @@ def test_healthy_changes():
     tasks = [SimpleNamespace(data=SimpleNamespace(chain=["k"] * n)) for n in (1, 4, 6)]
     assert healthy.harder_held_out(tasks, "train") == tasks
     assert healthy.harder_held_out(tasks, "eval") == tasks[1:]
+
+
+pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI

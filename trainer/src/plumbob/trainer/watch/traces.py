@@ -125,7 +125,8 @@ def calls_read(rollouts: Sequence[Rollout]) -> Finding | None:
 
     Only the first stored steps count: the initial policy writes what it was taught.
     """
-    first = [r for r in rollouts if r.step <= min(rollouts, key=lambda r: r.step).step + STEPS_READ]
+    begin = min(r.step for r in rollouts)
+    first = [r for r in rollouts if r.step <= begin + STEPS_READ]
     seen = [r for r in first if r.unread]
     if not seen:
         return None

@@ -125,7 +125,7 @@ def calls_read(rollouts: Sequence[Rollout]) -> Finding | None:
 
     Only the first stored steps count: the initial policy writes what it was taught.
     """
-    begin = min(r.step for r in rollouts)
+    begin = min((r.step for r in rollouts), default=0)
     first = [r for r in rollouts if r.step <= begin + STEPS_READ]
     seen = [r for r in first if r.unread]
     if not seen:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from plumbob.rollout import Sample
@@ -47,6 +48,17 @@ class View:
     def _of(self, scaled: torch.Tensor) -> torch.Tensor:
         return scaled.gather(-1, self.tokens[:, None])[:, 0] - scaled.logsumexp(-1)
 
+    @cached_property
+    def _seen_mass(self) -> torch.Tensor:
+        """Probabilities [n, seen] of the tokens that the text has."""
+        return (self.logits / self.temperature).log_softmax(-1)[:, self.seen].exp()
+
+    @cached_property
+    def _sorted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Probabilities [n, V], highest first, and their sums before each."""
+        p = (self.logits / self.temperature).softmax(-1).sort(-1, descending=True).values
+        return p, p.cumsum(-1) - p
+
     def at_temperature(self, value: float) -> torch.Tensor:
         """Log-probabilities [n] of the tokens at this temperature."""
         return self._of(self.logits / value)
@@ -54,8 +66,7 @@ class View:
     def shifted(self, change: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [n] after `change` [n, seen] is added to the logits of tokens that the text has."""
         change = change / self.temperature
-        p = (self.logits / self.temperature).log_softmax(-1)[:, self.seen].exp()
-        rest = (p * change.expm1()).sum(-1).clamp(min=-1 + 1e-6).log1p()
+        rest = (self._seen_mass * change.expm1()).sum(-1).clamp(min=-1 + 1e-6).log1p()
         return self.logprobs + change.gather(-1, self.column[:, None])[:, 0] - rest
 
     def repetition(self, value: float, counts: torch.Tensor) -> torch.Tensor:
@@ -68,8 +79,8 @@ class View:
 
         `keep`: from probabilities [n, V], highest first, and their sums before each, to whether each can be sampled.
         """
-        p = (self.logits / self.temperature).softmax(-1).sort(-1, descending=True).values
-        kept = keep(p, p.cumsum(-1) - p)
+        p, before = self._sorted
+        kept = keep(p, before)
         least = torch.where(kept, p, torch.inf).amin(-1)
         mass = (p * kept).sum(-1).log()
         return torch.where(self.logprobs.exp() >= least * (1 - 1e-5), self.logprobs - mass, -torch.inf)

@@ -140,14 +140,19 @@ def _as_asked(subject: Subject, hot: Sequence[Sample]) -> tuple[Finding, float]:
 
 def _weighed(subject: Subject, rows: Sequence[Sample], temperature: float) -> Evidence | None:
     """The evidence of these rows; None if the model gives no logits, or others than in training."""
-    views = [view for row in rows if (view := _view(subject, row, temperature)) is not None]
-    if not rows or len(views) < len(rows):
+    own, others = [], []
+    for row in rows:  # one at a time, because the logits of a large vocabulary take much memory
+        view = _view(subject, row, temperature)
+        if view is None:
+            return None
+        own.append(view.logprobs.cpu())
+        others.append(all_scores(view))
+    trained = [
+        scores[: len(o)] for scores, o in zip(subject.score(rows, temperature) if rows else [], own, strict=True)
+    ]
+    if not rows or mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
         return None
-    own = [view.logprobs.cpu() for view in views]
-    trained = [scores[: len(o)] for scores, o in zip(subject.score(rows, temperature), own, strict=True)]
-    if mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
-        return None
-    return weigh(own, [all_scores(view) for view in views])
+    return weigh(own, others)
 
 
 def _view(subject: Subject, row: Sample, temperature: float) -> View | None:

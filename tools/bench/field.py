@@ -246,6 +246,9 @@ def main() -> int:
     parser.add_argument("--set", choices=sorted(SETS), default="1", help="which set of faults and settings")
     parser.add_argument("--kind", action="append", choices=KINDS, help="what to run; may be repeated; default: all")
     parser.add_argument("--only", action="append", default=[], help="a name, or a part of it; may be repeated")
+    parser.add_argument(
+        "--env", choices=("lookup", "gsm8k", "musique"), help="only runs in this environment; implies --all-envs"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of every run")
     parser.add_argument("--all-envs", action="store_true", help="each fault in every environment where it can happen")
     parser.add_argument("--pretrained", action="store_true", help="also the settings that need $PLUMBOB_SMOLLM2")
@@ -263,7 +266,8 @@ def main() -> int:
     kinds, half = args.kind or KINDS, f"{SETS[args.set]}{args.half}"
     items = [
         item
-        for item in items_of(half, args.all_envs)
+        for item in items_of(half, args.all_envs or args.env is not None)
+        if args.env in (None, item.env)
         if item.kind in kinds and (not args.only or any(part in item.name for part in args.only))
         if args.pretrained or not getattr(item.what, "pretrained", False)
     ]

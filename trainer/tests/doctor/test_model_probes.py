@@ -1,7 +1,6 @@
 """Probes of what a model does with tools, penalties and groups, on the real trainer."""
 
 import dataclasses
-import math
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import verifiers.v1 as vf
-from plumbob.rollout import Chat
+from plumbob.rollout import Chat, Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import penalties, signal, tools
@@ -157,9 +156,34 @@ def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_o
         assert causes(penalties.probe(cold)) == []
 
 
-def test_a_healthy_engine_repeats_tokens_as_often_as_it_should(subject_of):
-    (finding,) = penalties.probe(subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=120))
-    assert finding.verdict == "pass" and "times as likely as without" in finding.evidence
+def test_a_healthy_engine_samples_as_it_reports(subject_of):
+    anew, asked = penalties.probe(subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=120))
+    assert anew.verdict == asked.verdict == "pass" and "times as likely as that it samples" in asked.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"temperature": 0.6}, "temperature-not-applied"),
+        ({"top_k": 3}, "sampling-truncated"),
+        ({"seed": 42}, "groups-without-variety"),
+    ],
+)
+def test_an_engine_that_samples_with_other_settings_than_it_reports(subject_of, monkeypatch, settings, cause):
+    """As vLLM does with the defaults of generation_config.json and raw log-probabilities: nothing else differs."""
+    subject = subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=80)
+    generate = subject.run.engine.generate
+
+    async def other(prompt_ids, sampling):
+        reply = await generate(prompt_ids, dataclasses.replace(sampling, **settings))
+        n = len(prompt_ids)
+        mask = [False] * n + [True] * len(reply.token_ids)
+        row = Sample([*prompt_ids, *reply.token_ids], mask, [0.0] * len(mask), 0.0, "", "", False)
+        return dataclasses.replace(reply, logprobs=tuple(subject.score([row], sampling.temperature)[0].tolist()))
+
+    monkeypatch.setattr(subject.run.engine, "generate", other)
+    assert causes(penalties.probe(subject)) == [cause]
 
 
 # Signal
@@ -192,26 +216,3 @@ def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subjec
     worth.__name__ = "correct"
     monkeypatch.setattr(task, "correct", vf.reward(weight=1.0)(worth))
     assert signal._solved(subject) < 0.95
-
-
-# How often tokens are repeated
-
-
-@pytest.mark.parametrize("probability", [0.5, 0.9, 0.999])
-def test_a_likelihood_ratio_keeps_its_rate_of_false_alarms_where_repeated_tokens_are_almost_certain(probability):
-    """Ville's bound: above 20 in at most one of 20 examinations without a penalty, however skew the counts are."""
-    generator = torch.Generator().manual_seed(0)
-    mass = torch.full((300,), probability)
-    ratios = [penalties.too_seldom(mass, torch.rand(300, generator=generator) < mass) for _ in range(400)]
-    assert sum(ratio > math.log(20) for ratio in ratios) <= 20
-    few = torch.ones(300, dtype=torch.bool)
-    few[:3] = False  # of 0.3 that are expected at 0.999: -4.9 standard deviations, and no proof
-    assert penalties.too_seldom(torch.full((300,), 0.999), few) < math.log(1e6)
-
-
-def test_a_presence_penalty_shows_in_how_seldom_tokens_are_repeated():
-    generator = torch.Generator().manual_seed(0)
-    mass = torch.rand(600, generator=generator)
-    with_penalty = mass * math.exp(-1.5) / (1 - mass + mass * math.exp(-1.5))
-    hit = torch.rand(600, generator=generator) < with_penalty
-    assert penalties.too_seldom(mass, hit) > math.log(1e6)

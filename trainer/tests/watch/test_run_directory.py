@@ -117,6 +117,17 @@ def test_of_a_run_that_never_succeeds_the_environment_is_asked_first(doctor, tmp
     assert code == 1 and "\nCause: reward-constant\n" in text and "task-out-of-reach" in text
 
 
+def test_of_a_run_that_shows_no_cause_the_environment_is_examined(runs, doctor, monkeypatch) -> None:
+    """A reward that cheap transcripts earn too gives a run without any sign: the reward rises."""
+
+    async def generous(self, trace):
+        return 1.0 if trace.num_turns >= 1 else 0.0
+
+    monkeypatch.setattr(taskset.LookupTask, "correct", vf.reward(weight=1.0)(generous))
+    code, text, _ = doctor(runs["healthy"])
+    assert code == 1 and "\nCause: reward-" in text
+
+
 def test_a_healthy_run(runs: dict[str, Path], doctor) -> None:
     code, text, _ = doctor(runs["healthy"])
     assert code == 0 and "No cause found" in text and "FAIL" not in text

@@ -40,8 +40,8 @@ _HELP = """Find out why a training run does not learn.
 seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
 and stops at the first probe that fails. It names the cause.
 
-`doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If the run never
-succeeded, it examines the run's environment as well.
+`doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If they show no cause, or
+only how the reward is distributed, it examines the run's environment as well.
 
 Exit code 0: no check failed. 1: a cause was found. 2: `doctor` could not start, or it found no cause but could not
 complete some checks.
@@ -148,19 +148,34 @@ def _is_run_directory(target: str) -> bool:
     return False
 
 
-def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
-    """The findings of a run. If it never succeeded, its environment is examined as well, without a model, and first.
+OF_REWARDS = frozenset(
+    {"task-out-of-reach", "task-solved", "reward-constant", "too-little-signal", "groups-without-variety"}
+)
+"""Causes that say how the reward is distributed, which an environment's mistake may be the reason for."""
 
-    A reward that counts nothing as right looks in metrics like a task that the model cannot do.
+
+def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
+    """The findings of a run. If they leave open whether its environment is at fault, it is examined too, without a model.
+
+    They do if they name nothing, or name first only how the reward is distributed: a reward that counts nothing as right
+    looks in metrics like a task that the model cannot do, and answers that stand in prompts like tasks that are solved.
     """
     from plumbob.trainer.watch.watch import examine
 
     findings = examine(directory.expanduser())
-    if any(f.cause == "task-out-of-reach" for f in findings) and not config.mixture:
+    first = next((f.cause for f in findings if f.cause), None)
+    open_ = first is None or first in OF_REWARDS or any(f.cause == "task-out-of-reach" for f in findings)
+    if open_ and not config.mixture:
         try:
-            yield from ((name, f) for name, f in _without_model(config, scope) if f.verdict in ("fail", "error"))
+            found = [
+                (n, f)
+                for n, f in _without_model(config, scope)
+                if f.verdict == "fail" or (first and f.verdict == "error")
+            ]
         except Exception as error:  # it may not be installed here, or its data may be gone
+            found = []
             _print_status(f"the run's environment was not examined: {first_line(error)}")
+        yield from found
     for finding in findings:
         yield "watch", finding
 

@@ -98,7 +98,8 @@ def explain(
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
     found += list(_prompts(subject, third, rows, wrong)) if engine else list(_blanked(third, rows, wrong))
     best = min(found, key=lambda e: e.gap)
-    return best if best.gap <= max(limit, thresholds.UNEXPLAINED_REST * before) else None
+    # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
+    return best if best.gap <= max(min(limit, before / 3), thresholds.UNEXPLAINED_REST * before) else None
 
 
 def _temperature(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Explanation:

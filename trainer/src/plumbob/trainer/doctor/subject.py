@@ -30,6 +30,7 @@ from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.setup import set_up
+from plumbob.trainer.watch.history import is_exact
 
 GROUPS = 8
 """Number of groups that are sampled: enough to detect mixed groups and a constant reward, quick for a tiny model."""
@@ -117,7 +118,13 @@ class Subject:
         """
         rows = [row for row in self.drawn.samples if row.num_sampled][:FEW]
         gap = mean_abs([torch.tensor(row.sampled_logprobs) for row in rows], self.score(rows))
-        return self.began and gap <= thresholds.SAMPLING_GAP[self.run.config.bf16]
+        return self.began and gap <= self.gap_limit
+
+    @property
+    def gap_limit(self) -> float:
+        """Largest mean difference of engine and trainer on sampled tokens that is healthy, in nats."""
+        config = self.run.config
+        return thresholds.ROUNDING_GAP if is_exact(config) else thresholds.SAMPLING_GAP[config.bf16]
 
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
         """Play `task` with replies from a script in place of the model's, and score it."""
@@ -126,11 +133,15 @@ class Subject:
         played = run_rollout(task, script, None, limits=limits, shared_toolsets=tasks.toolsets, driver=tasks.driver)
         return self.runner.run(played)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
-        """Sample one completion of each prompt with the run's engine."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] = ()
+    ) -> list[Completion]:
+        """Sample one completion of each prompt with the run's engine. `seeds`: of each prompt, in place of `sampling`'s."""
+        each = [dataclasses.replace(sampling, seed=seed) for seed in seeds] or [sampling] * len(prompts)
 
         async def all_of_them() -> list[Completion]:
-            return await asyncio.gather(*(self.run.engine.generate(list(p), sampling) for p in prompts))
+            pairs = zip(prompts, each, strict=True)
+            return await asyncio.gather(*(self.run.engine.generate(list(p), own) for p, own in pairs))
 
         return self.runner.run(all_of_them())
 

@@ -88,10 +88,10 @@ PENALISED = ByPrecision(
     "log-probabilities differ from the trainer's, that counts as a penalty, in nats",
     "sampling-penalised",
 )  # fmt: skip
-TOO_SELDOM = Threshold(
-    1e6, "likelihood ratio of a penalty against none, from how seldom sampled tokens repeat the model's own tokens. "
-    "Without a penalty, at most one in a million examinations exceeds it",
-    "sampling-penalised",
+OTHER_SAMPLING = Threshold(
+    1e6, "likelihood ratio of other settings of the sampler, or of rollouts that are copies of others, against tokens that "
+    "are drawn as the engine reports. Without a fault, at most one in a million examinations exceeds it",
+    "sampling-penalised", "temperature-not-applied", "sampling-truncated", "groups-without-variety",
 )  # fmt: skip
 NEVER_CALLED = Threshold(
     0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"

@@ -63,7 +63,7 @@ def _fixed(subject: Subject, sampled_gap: float) -> Finding:
     row = subject.run.parity_row
     sides = ([torch.tensor(subject.run.engine.score(row.token_ids))], subject.score([row], 1.0))
     cause, why, _ = _why(subject, [row], *sides, limit, temperature=1.0)
-    if cause == UNEXPLAINED and sampled_gap > thresholds.SAMPLING_GAP[config.bf16]:
+    if cause == UNEXPLAINED and sampled_gap > subject.gap_limit:
         return Finding(check, "unsure", f"{evidence}; {why}; the next check has more tokens to find out the reason")
     return Finding(check, "fail", f"{evidence}; {why}", cause)
 
@@ -73,7 +73,7 @@ def _gap(
 ) -> Finding:
     """Do engine and trainer give sampled tokens the same log-probabilities? If not, which is wrong, and how?"""
     check = "engine and trainer agree on sampled tokens"
-    limit = thresholds.SAMPLING_GAP[subject.run.config.bf16]
+    limit = subject.gap_limit
     drawn, own = torch.cat(list(engine)), torch.cat(list(trainer))
     gap, largest = (drawn - own).abs().mean().item(), (drawn - own).abs().max().item()
     evidence = f"mean |difference| {gap:.2g} nats over {len(own)} tokens (limit {limit:g}), largest {largest:.2g}"
@@ -119,7 +119,8 @@ def _why(
     third = third_opinion(subject, temperature)
     truth = [third.scores(row) for row in rows]
     apart_ = {"engine": apart(engine, truth), "trainer": apart(trainer, truth)}
-    wrong = [side for side, gap in apart_.items() if gap > limit]
+    # Of two sides that differ by g, one differs from any third opinion by g/2 or more, however small g is.
+    wrong = [side for side, gap in apart_.items() if gap > min(limit, apart(engine, trainer) / 3)]
     evidence = "; ".join(
         f"the {side} differs from the model's own forward pass by {apart_[side]:.2g}" for side in apart_
     )

@@ -1,61 +1,206 @@
-"""Does the engine penalise tokens that the text already has, which the trainer knows nothing of?
+"""Does the engine draw its tokens from the distribution that was asked for: all of it, without penalties, and each rollout anew?
 
-Runs before parity, because penalties are a reason why engine and trainer differ. If the engine reports log-probabilities
-without its penalties, they agree on every token, and only the sampled tokens themselves show it: too few of them are
-repeated.
+Runs before parity, because other settings of the sampler are a reason why engine and trainer differ. If the engine reports
+the model's log-probabilities and samples with other settings, they agree on every token, and only the tokens show it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import torch
-from plumbob.rollout import Sample
+from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.other_sampling import Evidence, View, all_scores, closest, copied, weigh
+from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 48
 
 ROWS = 24
 """Number of rows whose sampled tokens are examined."""
+FITTED = 8
+"""Number of them to whose log-probabilities other settings are fitted."""
+PROMPTS = 24
+"""Number of prompts after which completions are sampled once more, at the temperature `HOT`."""
+DRAWS = 2
+"""Number of completions after each of them."""
+TOKENS = 64
+"""Most tokens of such a completion."""
+HOT = 2.0
+"""Temperature of these completions."""
 FEW = 20
-"""Smallest number of new tokens, and of repeated ones, that are judged."""
-PENALTIES = (0.1, 0.3, 1.0, 3.0)
-"""Penalties, in nats, that are held against none where log-probabilities do not show one."""
+"""Smallest number of new tokens, and of repeated ones, that are compared."""
 ONE_SIDED = 0.95
 """Share of the new tokens that must be at least as likely in the engine: a penalty on others can only raise them."""
+AMBIGUOUS = math.log(20)
+"""Likelihood ratio of the best explanation against the best one with another cause below which neither is named."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
-    check = "repeated tokens are sampled as often as they should be"
+    hot = _hot_rows(subject)
+    asked, strength = _as_asked(subject, hot)
+    # Copies are no independent tokens, and a sampler that is colder than it says draws the same tokens again and again:
+    # the explanation under which the tokens are likelier is the one that is named.
+    anew = _anew(subject, hot, strength)
+    yield anew
+    if anew.verdict == "pass":
+        yield asked
+
+
+def _hot_rows(subject: Subject) -> list[Sample]:
+    """`DRAWS` completions after each of some of the run's prompts, at a temperature that keeps every token uncertain.
+
+    A policy that is sure of its tokens samples nearly the same ones under any settings. Empty if the engine fails.
+    """
+    calls = [calls[0] for calls in subject.drawn.calls if calls]
+    prompts = subject.prompts([calls[i] for i in spread(len(calls), PROMPTS)], TOKENS)
+    rows = []
+    try:
+        for draw in range(DRAWS):
+            # With one seed for all, the tokens after different prompts would not be independent.
+            seeds = [1 + draw * len(prompts) + i for i in range(len(prompts))]
+            replies = subject.generate(prompts, Sampling(TOKENS, temperature=HOT), seeds)
+            for i, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+                n = len(prompt)
+                mask = [False] * n + [True] * len(reply.token_ids)
+                logprobs = [0.0] * n + list(reply.logprobs)
+                rows.append(Sample([*prompt, *reply.token_ids], mask, logprobs, 0.0, f"prompt {i}", "", False))
+    except EngineError:
+        return []
+    return [row for row in rows if row.num_sampled]
+
+
+def _anew(subject: Subject, hot: Sequence[Sample], other: float) -> Finding:
+    """Are rollouts of one task, and completions of one prompt, drawn independently?
+
+    `other`: logarithm of the likelihood ratio of other settings of the sampler.
+    """
+    check = "rollouts of one task are drawn independently"
+    ratios, counts = [], []
+    for rows, temperature in (([r for r in subject.drawn.samples if r.num_sampled], None), (hot, HOT)):
+        groups: dict[str, list[tuple[Sequence[int], float]]] = {}
+        for row, logprobs in zip(rows, subject.score(rows, temperature) if rows else [], strict=True):
+            # Of engine and trainer, the one that is surer of the tokens: the other may be wrong.
+            sure = max(logprobs.double().sum().item(), math.fsum(row.sampled_logprobs))
+            groups.setdefault(row.group, []).append((row.token_ids, sure))
+        equal = sum(len(g) - len({tuple(ids) for ids, _ in g}) for g in groups.values())
+        counts.append(f"{equal} of {len(rows)}")
+        ratios.append(copied(groups))
+    ratio = max(ratios)
+    evidence = (
+        f"{counts[0]} rollouts equal another one of their group, and {counts[1]} completions at temperature {HOT:g} another "
+        f"one of their prompt; that they are copied is 10^{ratio / math.log(10):.1f} times as likely as that they are not"
+    )
+    bad = ratio > max(math.log(thresholds.OTHER_SAMPLING), other)
+    return Finding(check, "fail" if bad else "pass", evidence, "groups-without-variety" if bad else None)
+
+
+def _as_asked(subject: Subject, hot: Sequence[Sample]) -> tuple[Finding, float]:
+    """Are tokens drawn from the whole distribution that was asked for? With the logarithm of the likelihood ratio of others."""
+    check, config = "tokens are sampled as often as they should be", subject.run.config
     samples = subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), ROWS) if samples[i].num_sampled]
-    engine = torch.cat([torch.tensor(row.sampled_logprobs) for row in rows])
-    trainer = torch.cat(subject.score(rows))
+    engine, trainer = [torch.tensor(row.sampled_logprobs) for row in rows], subject.score(rows)
+    if config.top_p < 1 or config.top_k or config.min_p:
+        return Finding(check, "unsure", "with --top-p, --top-k or --min-p, not all tokens can be sampled"), 0.0
+    gap = mean_abs(engine, trainer)
+    if gap > subject.gap_limit:
+        return _of_logprobs(subject, check, rows, engine, trainer), 0.0
+    found = [
+        (evidence, at, where)
+        for some, at, where in (
+            (rows, config.temperature, "sampled in rollouts"),
+            (hot, HOT, f"sampled at temperature {HOT:g}"),
+        )
+        if (evidence := _weighed(subject, some, at)) is not None
+    ]
+    if not found:
+        return Finding(
+            check, "pass", f"engine and trainer agree on log-probabilities (mean |difference| {gap:.2g} nats)"
+        ), 0.0
+    best, temperature, where = max(found, key=lambda pair: pair[0].log_ratio)
+    evidence = (
+        f"of tokens {where}, that the engine samples {best.best} is 10^{best.log_ratio / math.log(10):.1f} times as likely "
+        "as that it samples as it reports"
+    )
+    if best.log_ratio <= math.log(thresholds.OTHER_SAMPLING):
+        finding = Finding(check, "pass", evidence)
+    elif temperature != config.temperature and best.temperature and 0.9 < best.temperature / config.temperature < 1.1:
+        evidence += f"; rollouts are sampled at {config.temperature:g}, so they are not touched"
+        finding = Finding(check, "unsure", evidence)
+    elif best.next_cause < AMBIGUOUS:
+        finding = Finding(check, "unsure", f"{evidence}; so are other explanations with another cause")
+    else:
+        finding = Finding(check, "fail", evidence, best.cause)
+    return finding, best.log_ratio
+
+
+def _weighed(subject: Subject, rows: Sequence[Sample], temperature: float) -> Evidence | None:
+    """The evidence of these rows; None if the model gives no logits, or others than in training."""
+    own, others = [], []
+    for row in rows:  # one at a time, because the logits of a large vocabulary take much memory
+        view = _view(subject, row, temperature)
+        if view is None:
+            return None
+        own.append(view.logprobs.cpu())
+        others.append(all_scores(view))
+    trained = [
+        scores[: len(o)] for scores, o in zip(subject.score(rows, temperature) if rows else [], own, strict=True)
+    ]
+    if not rows or mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
+        return None
+    return weigh(own, others)
+
+
+def _view(subject: Subject, row: Sample, temperature: float) -> View | None:
+    """The row with the trainer's logits; None if the model cannot be asked for them."""
+    run = subject.run
+    try:
+        with torch.no_grad():
+            logits = run.policy.model(torch.tensor([row.token_ids], device=run.world.device)).logits[0]
+        return View(row, logits, temperature)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _of_logprobs(
+    subject: Subject,
+    check: str,
+    rows: Sequence[Sample],
+    engine: Sequence[torch.Tensor],
+    trainer: Sequence[torch.Tensor],
+) -> Finding:
+    """Do the engine's log-probabilities, which differ from the trainer's, show a penalty?"""
+    before = mean_abs(engine, trainer)
+    few = spread(len(rows), FITTED)
+    views = [view for i in few if (view := _view(subject, rows[i], subject.run.config.temperature)) is not None]
+    if len(views) == len(few):
+        cause, way, rest = closest(views, [engine[i] for i in few])
+        apart = mean_abs([engine[i] for i in few], [trainer[i] for i in few])
+        # Temperatures and what is left out belong to the probe of parity, which also knows of other explanations.
+        if cause == "sampling-penalised" and rest <= thresholds.UNEXPLAINED_REST * apart:
+            evidence = f"engine and trainer differ by {apart:.2g} nats; the engine computes {way} (rest {rest:.2g})"
+            return Finding(check, "fail", evidence, cause)
+    limit = subject.gap_limit
     repeated = torch.tensor([flag for row in rows for flag in _repeated(row)])
-    limit = thresholds.SAMPLING_GAP[subject.run.config.bf16]
-    gap, rise = (engine - trainer).abs().mean().item(), engine - trainer
+    rise = torch.cat(list(engine)) - torch.cat(list(trainer))
     old, new = rise[repeated], rise[~repeated]
     evidence = f"of {len(rise)} sampled tokens {len(old)} stood in the text before"
-    if gap > limit:
-        if min(len(old), len(new)) < FEW:
-            yield Finding(check, "unsure", f"{evidence}, too few to compare")
-            return
-        share = (new >= -limit).float().mean().item()
-        difference = (old.mean() - new.mean()).item()
-        evidence += (
-            f"; the engine's log-probabilities of these are {-difference:.2g} nats lower, against the trainer's, than those "
-            f"of new tokens, of which {share:.0%} are not lower"
+    if min(len(old), len(new)) < FEW:
+        return Finding(
+            check, "unsure", f"{evidence}, too few to compare; engine and trainer differ by {before:.2g} nats"
         )
-        small = thresholds.PENALISED[subject.run.config.bf16]
-        bad = difference < -small and old.mean().item() < 0 and share >= ONE_SIDED
-        yield Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
-        return
-    yield _frequency(subject, rows, check, evidence, trainer)
+    share, difference = (new >= -limit).float().mean().item(), (old.mean() - new.mean()).item()
+    evidence += (
+        f"; the engine's log-probabilities of these are {-difference:.2g} nats lower, against the trainer's, than those of "
+        f"new tokens, of which {share:.0%} are not lower"
+    )
+    small = thresholds.PENALISED[subject.run.config.bf16]
+    bad = difference < -small and old.mean().item() < 0 and share >= ONE_SIDED
+    return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
 
 
 def _repeated(row: Sample) -> list[bool]:
@@ -67,59 +212,3 @@ def _repeated(row: Sample) -> list[bool]:
             found.append(token in seen)
         seen.add(token)
     return found
-
-
-def _frequency(subject: Subject, rows: Sequence[Sample], check: str, evidence: str, trainer: torch.Tensor) -> Finding:
-    """Compare how often sampled tokens repeat what the model wrote with how often they should by the trainer."""
-    config = subject.run.config
-    if config.top_p < 1 or config.top_k or config.min_p:
-        return Finding(check, "unsure", f"{evidence}; with --top-p, --top-k or --min-p their share is another one")
-    masses, hits, scores = [], [], []
-    for row in rows:
-        with suppress(RuntimeError, TypeError, ValueError):
-            mass, hit, score = _repeats(subject, row)
-            masses, hits, scores = [*masses, mass], [*hits, hit], [*scores, score]
-    if len(scores) < len(rows) or (torch.cat(scores) - trainer).abs().mean() > thresholds.PENALISED[config.bf16]:
-        return Finding(check, "pass", f"{evidence}; engine and trainer agree on their log-probabilities")
-    mass, hit = torch.cat(masses), torch.cat(hits)
-    ratio = too_seldom(mass, hit)
-    evidence += (
-        f"; {int(hit.sum())} repeat a token that the model wrote itself, where {mass.sum().item():.1f} should; with a "
-        f"penalty that is 10^{ratio / math.log(10):.1f} times as likely as without"
-    )
-    bad = ratio > math.log(thresholds.TOO_SELDOM)
-    return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
-
-
-def too_seldom(mass: torch.Tensor, hit: torch.Tensor) -> float:
-    """Logarithm of the likelihood ratio of a penalty against none, of how often sampled tokens repeat others.
-
-    `mass` [N]: probability, before each token was sampled, that it would be a repeated one; `hit` [N]: whether it was.
-    A penalty of d nats makes the odds of a repeated token exp(d) times smaller. The ratio is the mean over `PENALTIES`.
-    Without a penalty its expectation is 1 whatever the probabilities and however few tokens count (each factor has
-    expectation 1 given all tokens before), so that it exceeds k with a probability of at most 1/k (Ville's inequality).
-    A number of standard deviations has no such bound: where repeated tokens are almost certain, a few others are many.
-    """
-    mass = mass.double().clamp(0, 1)
-    ratios = [-d * hit.sum() - (1 - mass + mass * math.exp(-d)).log().sum() for d in PENALTIES]
-    return (torch.stack(ratios).logsumexp(0) - math.log(len(PENALTIES))).item()
-
-
-def _repeats(subject: Subject, row: Sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each sampled token [n]: probability that it repeats what the model wrote, whether it does, log-probability.
-
-    By the trainer's whole distribution before it.
-    """
-    run = subject.run
-    at = [i for i, sampled in enumerate(row.loss_mask) if sampled]
-    with torch.no_grad():
-        logits = run.policy.model(torch.tensor([row.token_ids], device=run.world.device)).logits[0].float().cpu()
-    own: set[int] = set()
-    masses, hits, logprobs = [], [], []
-    for i in at:
-        distribution = (logits[i - 1] / run.config.temperature).log_softmax(-1)
-        masses.append(distribution[sorted(own)].exp().sum() if own else torch.zeros(()))
-        hits.append(row.token_ids[i] in own)
-        logprobs.append(distribution[row.token_ids[i]])
-        own.add(row.token_ids[i])
-    return torch.stack(masses), torch.tensor(hits), torch.stack(logprobs)

@@ -1,0 +1,213 @@
+"""What an engine may sample from in place of the requested distribution, and how likely its tokens are then.
+
+Two questions are answered with it. If the engine's log-probabilities differ from the trainer's: are they those of one of
+these distributions? If they agree: were the tokens drawn from the distribution that both report? An engine may report the
+model's log-probabilities and sample with other settings (vLLM's raw_logprobs, its default).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from plumbob.rollout import Sample
+
+MOST_LOGITS = 2**26
+"""Largest number of logits of a row that are looked at: of a longer row with a large vocabulary, the first tokens."""
+FINER = tuple(1.1 ** (k / 4) for k in range(-8, 9))
+"""Multiples of the number that fits best which are tried then."""
+
+
+class View:
+    """A row's sampled tokens with the trainer's logits before each of them."""
+
+    def __init__(self, row: Sample, logits: torch.Tensor, temperature: float) -> None:
+        """`logits` [T, V]: after each token of the row. `temperature`: the one that was asked for."""
+        places = [i for i, sampled in enumerate(row.loss_mask) if sampled]
+        at = torch.tensor(places[: MOST_LOGITS // logits.shape[-1]], device=logits.device)
+        ids = torch.tensor(row.token_ids, device=logits.device)
+        self.temperature, self.tokens = temperature, ids[at]
+        self.logits = logits[at - 1].float()
+        self.logprobs = self._of(self.logits / temperature)
+        # Penalties change the logits of tokens that the text has already, so only these columns are needed for them.
+        self.seen, index = ids.unique(return_inverse=True)
+        one_hot = torch.nn.functional.one_hot(index, len(self.seen))
+        sampled = torch.tensor(row.loss_mask, device=logits.device)
+        self.any = (one_hot.cumsum(0) - one_hot)[at]
+        own = one_hot * sampled[:, None]
+        before = own.cumsum(0) - own
+        self.own = before[at]
+        starts = [i for i in range(len(row.loss_mask)) if row.loss_mask[i] and not (i and row.loss_mask[i - 1])]
+        turn = torch.bucketize(at, torch.tensor(starts, device=logits.device), right=True) - 1
+        self.turn = self.own - before[torch.tensor(starts, device=logits.device)[turn]]
+        self.column = index[at]
+
+    def _of(self, scaled: torch.Tensor) -> torch.Tensor:
+        return scaled.gather(-1, self.tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+
+    @cached_property
+    def _seen_mass(self) -> torch.Tensor:
+        """Probabilities [n, seen] of the tokens that the text has."""
+        return (self.logits / self.temperature).log_softmax(-1)[:, self.seen].exp()
+
+    @cached_property
+    def _sorted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Probabilities [n, V], highest first, and their sums before each."""
+        p = (self.logits / self.temperature).softmax(-1).sort(-1, descending=True).values
+        return p, p.cumsum(-1) - p
+
+    def at_temperature(self, value: float) -> torch.Tensor:
+        """Log-probabilities [n] of the tokens at this temperature."""
+        return self._of(self.logits / value)
+
+    def shifted(self, change: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [n] after `change` [n, seen] is added to the logits of tokens that the text has."""
+        change = change / self.temperature
+        rest = (self._seen_mass * change.expm1()).sum(-1).clamp(min=-1 + 1e-6).log1p()
+        return self.logprobs + change.gather(-1, self.column[:, None])[:, 0] - rest
+
+    def repetition(self, value: float, counts: torch.Tensor) -> torch.Tensor:
+        """Transformers' repetition penalty: logits above 0 are divided by `value`, others multiplied."""
+        logits = self.logits[:, self.seen]
+        return self.shifted((torch.where(logits > 0, logits / value, logits * value) - logits) * (counts > 0))
+
+    def cut(self, keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Log-probabilities [n] if only some tokens can be sampled; -inf for those that cannot.
+
+        `keep`: from probabilities [n, V], highest first, and their sums before each, to whether each can be sampled.
+        """
+        p, before = self._sorted
+        kept = keep(p, before)
+        least = torch.where(kept, p, torch.inf).amin(-1)
+        mass = (p * kept).sum(-1).log()
+        return torch.where(self.logprobs.exp() >= least * (1 - 1e-5), self.logprobs - mass, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A family of distributions with one number."""
+
+    cause: str
+    name: str
+    """What the engine does, with `{}` for the number."""
+    numbers: tuple[float, ...]
+    of: Callable[[View, float], torch.Tensor]
+    """Log-probabilities [n] of a row's tokens with this number."""
+
+
+def _top_k(view: View, k: float) -> torch.Tensor:
+    return view.cut(lambda p, before: torch.arange(p.shape[-1], device=p.device).expand_as(p) < k)
+
+
+_COLD, _CUT, _PENALTY = "temperature-not-applied", "sampling-truncated", "sampling-penalised"
+_STRENGTHS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+_FACTORS = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
+
+WAYS = (
+    Way(_COLD, "at temperature {:.3g}", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0), View.at_temperature),
+    Way(_COLD, "the likeliest token only", (1.0,), _top_k),
+    Way(_CUT, "with top-k {:.0f}", (2.0, 5.0, 10.0, 20.0, 50.0, 100.0), _top_k),
+    Way(_CUT, "with top-p {:g}", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99), lambda v, x: v.cut(lambda p, before: before < x)),
+    Way(_CUT, "with min-p {:g}", (0.01, 0.05, 0.1, 0.2), lambda v, x: v.cut(lambda p, before: p >= x * p[:, :1])),
+    Way(_PENALTY, "with a repetition penalty of {:.3g}", _FACTORS, lambda v, x: v.repetition(x, v.any)),
+    Way(_PENALTY, "with a repetition penalty of {:.3g} on sampled tokens", _FACTORS, lambda v, x: v.repetition(x, v.own)),
+    Way(_PENALTY, "with a penalty of {:.3g} on each token of the text", _STRENGTHS, lambda v, x: v.shifted(-x * (v.any > 0))),
+    Way(_PENALTY, "with a presence penalty of {:.3g}", _STRENGTHS, lambda v, x: v.shifted(-x * (v.turn > 0))),
+    Way(_PENALTY, "with a presence penalty of {:.3g} over all turns", _STRENGTHS, lambda v, x: v.shifted(-x * (v.own > 0))),
+    Way(_PENALTY, "with a frequency penalty of {:.3g}", _STRENGTHS, lambda v, x: v.shifted(-x * v.turn.clamp(max=50))),
+)  # fmt: skip
+"""Other distributions that engines are known to sample from. Penalties come with names as in OpenAI's and vLLM's APIs."""
+
+Scores = Mapping[tuple[Way, float], torch.Tensor]
+
+
+@torch.no_grad()
+def all_scores(view: View) -> dict[tuple[Way, float], torch.Tensor]:
+    """Log-probabilities [n] of a row's tokens under every way and number, but the distribution that was asked for."""
+    return {
+        (way, x): way.of(view, x).cpu()
+        for way in WAYS
+        for x in way.numbers
+        if not (way.of is View.at_temperature and abs(x - view.temperature) < 0.05)
+    }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How much likelier sampled tokens are under other distributions than under the reported one."""
+
+    log_ratio: float
+    """Logarithm of the mean likelihood ratio over all ways and numbers."""
+    best: str
+    """The likeliest way, in words."""
+    cause: str
+    next_cause: float
+    """Logarithm of the likelihood ratio of the best way against the best way with another cause."""
+    temperature: float | None
+    """That of the best way, if it is another temperature."""
+
+
+def weigh(reported: Sequence[torch.Tensor], others: Sequence[Scores]) -> Evidence:
+    """Compare the log-probabilities [n] of each row as reported with those under other distributions.
+
+    If the tokens were drawn as reported, the expected ratio is 1 for every way, since each factor has expectation 1 given
+    all tokens before it (at most 1 if the way leaves tokens out). So the mean over ways exceeds k with a probability of at
+    most 1/k, whatever the model and however few tokens there are (Ville's inequality); a number of standard deviations has
+    no such bound.
+    """
+    ratios = {
+        key: math.fsum(
+            (other[key].double() - own.double()).sum().item() for own, other in zip(reported, others, strict=True)
+        )
+        for key in others[0]
+    }
+    (way, number), top = max(ratios.items(), key=lambda pair: pair[1])
+    rest = max((r for (w, _), r in ratios.items() if w.cause != way.cause), default=-math.inf)
+    mean = torch.tensor(list(ratios.values()), dtype=torch.float64).logsumexp(0).item() - math.log(len(ratios))
+    temperature = number if way.of is View.at_temperature else None
+    return Evidence(mean, way.name.format(number), way.cause, top - rest, temperature)
+
+
+@torch.no_grad()
+def closest(views: Sequence[View], wrong: Sequence[torch.Tensor]) -> tuple[str, str, float]:
+    """(cause, way in words, mean |difference| in nats) under which log-probabilities come closest to `wrong`'s.
+
+    The numbers of each way are tried first as they are, then others around the best one.
+    """
+    theirs = torch.cat([logprobs[: len(view.tokens)] for view, logprobs in zip(views, wrong, strict=True)])
+
+    def apart(way: Way, number: float) -> float:
+        own = torch.cat([way.of(view, number).cpu() for view in views])
+        return (own - theirs).abs().mean().item()
+
+    found = {(way, x): apart(way, x) for way in WAYS for x in way.numbers}
+    best, number = min(found, key=lambda key: found[key])
+    if best.cause != _CUT:
+        for finer in (FINER, tuple(1 + (f - 1) / 8 for f in FINER)):
+            near = number
+            found |= {(best, near * f): apart(best, near * f) for f in finer}
+            _, number = min((key for key in found if key[0] is best), key=lambda key: found[key])
+    gap = found[best, number]
+    return best.cause, best.name.format(number), gap
+
+
+def copied(groups: Mapping[str, Sequence[tuple[Sequence[int], float]]]) -> float:
+    """Logarithm of the likelihood ratio of rollouts that are copies of others of their group against independent ones.
+
+    `groups`: of each group, (token ids, log-probability of all sampled tokens) of its rollouts in order. The alternative
+    copies one of the rollouts before with probability 1/2. As in `weigh`, the expected ratio of independent rollouts is 1.
+    """
+    total = 0.0
+    for rows in groups.values():
+        for k in range(1, len(rows)):
+            ids, logprob = rows[k]
+            same = sum(list(ids) == list(other) for other, _ in rows[:k]) / k
+            ratio = math.log(0.5)
+            if same:
+                # log(1/2 + same / (2 p)) without overflow
+                ratio += torch.logaddexp(torch.tensor(0.0), torch.tensor(math.log(same) - logprob)).item()
+            total += ratio
+    return total

@@ -1,0 +1,122 @@
+"""Tokens that are drawn otherwise than reported, on logits made by random numbers: what is drawn is known."""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.doctor import explanations
+from plumbob.trainer.doctor.explanations import Explanation, explain
+from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, copied, weigh
+
+V = 60
+Change = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+def rows(change: Change | None, seed: int, count: int = 8, turns: int = 2, size: int = 40) -> list[tuple[Sample, Any]]:
+    """(row, logits [T, V]) of tokens that are drawn from `change(logits, the row's ids so far)`."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        ids: list[int] = []
+        mask: list[bool] = []
+        logits = 2 * torch.randn((turns * (size + 10), V), generator=generator)
+        for _ in range(turns):
+            ids += torch.randint(V, (10,), generator=generator).tolist()
+            mask += [False] * 10
+            for _ in range(size):
+                before = logits[len(ids) - 1]
+                p = (before if change is None else change(before, ids)).softmax(-1)
+                ids.append(int(torch.multinomial(p, 1, generator=generator)))
+                mask.append(True)
+        found.append((Sample(ids, mask, [0.0] * len(ids), 0.0, "", "", False), logits))
+    return found
+
+
+def top_k(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    return logits.masked_fill(logits < logits.topk(8).values[-1], -math.inf)
+
+
+def presence(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    return logits.index_add(0, torch.tensor(sorted(set(ids))), torch.full((len(set(ids)),), -1.2))
+
+
+def repetition(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    seen = torch.zeros(V, dtype=torch.bool)
+    seen[ids] = True
+    return torch.where(seen, torch.where(logits > 0, logits / 1.37, logits * 1.37), logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda logits, ids: logits / 0.75, "temperature-not-applied"),
+        (lambda logits, ids: logits / 1.4, "temperature-not-applied"),
+        (lambda logits, ids: logits / 1e-6, "temperature-not-applied"),  # greedy
+        (top_k, "sampling-truncated"),
+        (presence, "sampling-penalised"),
+        (repetition, "sampling-penalised"),
+    ],
+)
+def test_tokens_alone_show_other_settings_of_the_sampler(change, cause):
+    """Nothing but the tokens differs, as with an engine that reports the model's own log-probabilities."""
+    views = [View(row, logits, 1.0) for row, logits in rows(change, 0)]
+    found = weigh([view.logprobs for view in views], [all_scores(view) for view in views])
+    assert found.log_ratio > math.log(1e6) and found.cause == cause and found.next_cause > math.log(20)
+
+
+def test_without_a_fault_a_large_likelihood_ratio_is_as_rare_as_said():
+    """Ville's bound: above 20 in at most one of 20 examinations, although all numbers of all ways are tried."""
+    above = 0
+    for seed in range(60):
+        views = [View(row, logits, 1.0) for row, logits in rows(None, seed, count=2, size=15)]
+        above += weigh([v.logprobs for v in views], [all_scores(v) for v in views]).log_ratio > math.log(20)
+    assert above <= 3
+
+
+def test_every_other_distribution_is_one():
+    """The probabilities of all tokens at one place sum to 1 under every way and number."""
+    (row, logits), *_ = rows(None, 1, count=1)
+    sums: dict[Any, float] = {}
+    for token in range(V):
+        changed = Sample([*row.token_ids[:-1], token], row.loss_mask, row.sampling_logprobs, 0.0, "", "", False)
+        for key, logprobs in all_scores(View(changed, logits, 0.8)).items():
+            sums[key] = sums.get(key, 0.0) + logprobs[-1].exp().item()
+    assert len(sums) > 50 and all(total == pytest.approx(1, abs=1e-4) for total in sums.values())
+
+
+def test_a_penalty_of_any_strength_is_found_in_log_probabilities():
+    views, wrong = [], []
+    for row, logits in rows(None, 2, count=3):
+        views.append(View(row, logits, 0.9))
+        at = [i for i, sampled in enumerate(row.loss_mask) if sampled]
+        changed = [repetition(logits[i - 1], row.token_ids[:i]) / 0.9 for i in at]
+        wrong.append(torch.stack([c.log_softmax(-1)[row.token_ids[i]] for c, i in zip(changed, at, strict=True)]))
+    cause, way, rest = closest(views, wrong)
+    before = (torch.cat(wrong) - torch.cat([v.logprobs for v in views])).abs().mean().item()
+    assert cause == "sampling-penalised" and "repetition penalty of 1.37" in way and rest < 0.02 * before
+
+
+def test_copies_are_told_from_a_policy_that_is_sure_of_its_tokens():
+    sure = {str(g): [([1, 2, 3], -0.05)] * 8 for g in range(8)}
+    assert copied(sure) < math.log(20)
+    same_seed = {str(g): [([g, 2, 3], -4.0)] * 8 for g in range(4)}
+    assert copied(same_seed) > math.log(1e6)
+    in_pairs = {str(g): [([g, k // 2], -6.0) for k in range(8)] for g in range(4)}
+    assert copied(in_pairs) > math.log(1e6)
+    independent = {str(g): [([g, k], -4.0) for k in range(8)] for g in range(4)}
+    assert copied(independent) < 0
+
+
+def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):
+    """Else a condition that changes nearly nothing would be named for any difference that is small enough."""
+    third: Any = SimpleNamespace(scores=lambda row: torch.zeros(4))
+    for name in ("_positions", "_other_tokens", "_prompts", "_blanked"):
+        monkeypatch.setattr(explanations, name, lambda *given: [])
+    for rest, named in ((9e-4, False), (1e-4, True)):
+        monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))
+        found = explain(None, third, [None], [torch.full((4,), 1.3e-3)], 1e-3, engine=True)  # type: ignore[arg-type, list-item]
+        assert (found is not None) == named

@@ -8,7 +8,7 @@ import pytest
 import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.rollout import Limits, verifiers_messages, verifiers_scoring
+from plumbob.rollout import Completion, Limits, verifiers_messages, verifiers_scoring
 from plumbob.rollout import verifiers_adapter as adapter
 from pydantic import ValidationError
 from verifiers.v1.types import AssistantMessage, ToolCall
@@ -120,7 +120,7 @@ def play(turns: list[tuple[str, list[tuple[str, str]]]]) -> vf.Trace:
                 ]
                 or None,
             )
-            verifiers_messages.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
+            verifiers_messages.add_turn(trace, [], message, Completion((1,), (0.0,), "stop"), 1, 0.0)
             for call in message.tool_calls or []:
                 match = re.fullmatch(r'\{"key": "?(\d+)"?\}', call.arguments)
                 if call.name == "lookup" and match:
@@ -264,7 +264,7 @@ async def play_messages(task, messages) -> vf.Trace:
     trace = verifiers_messages.new_trace(task)
     box = await adapter.open_tools(task, trace)
     for message in messages:
-        verifiers_messages.add_turn(trace, [], message, adapter.Completion((1,), (0.0,), "stop"), 1, 0.0)
+        verifiers_messages.add_turn(trace, [], message, Completion((1,), (0.0,), "stop"), 1, 0.0)
         for call in message.tool_calls or []:
             await box.tools[call.name].call(json.loads(call.arguments))
     await verifiers_scoring.finish(task, trace, 60)

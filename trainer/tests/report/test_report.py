@@ -51,7 +51,9 @@ def report(capsys):
 
 def test_one_file_beside_the_run_and_lines_on_request(report, tmp_path):
     directory = make_run(tmp_path, "r")
-    code, out, _ = report(directory, "--jsonl")
+    code, out, err = report(directory, "--jsonl")
+    told = [f"examining {directory}", f"reading 32 rollouts of {directory}", f"writing {directory / 'report.html'}"]
+    assert err == "".join(f"  {line}\n" for line in told)
     assert code == 0 and out.startswith(f"{directory / 'report.html'}  ") and "1 run, 4 steps, 32 rollouts" in out
     text = (directory / "report.html").read_text()
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and "@import" not in text

@@ -59,7 +59,8 @@ def report(
     path = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file, as in -o {path / REPORT}")
-    found = read(runs, rollouts or None)
+    found = read(runs, rollouts or None, say=_say)
+    _say(f"writing {path}")
     try:
         files = write(found, path, with_lines=jsonl)
     except OSError as error:
@@ -75,6 +76,11 @@ def report(
     print(f"{files[0]}  {files[0].stat().st_size / 1e6:.1f} MB: {what}")
     for file in files[1:]:
         print(file)
+
+
+def _say(what: str) -> None:
+    """What takes its time now, on stderr: minutes, for many long rollouts."""
+    print(f"  {what}", file=sys.stderr, flush=True)
 
 
 def _serve(runs: list[Path], port: int, limit: int | None) -> None:

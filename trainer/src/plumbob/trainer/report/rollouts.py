@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -44,10 +44,16 @@ class Rollouts:
     """Files that could not be read, in words."""
 
 
-def collect(directories: Sequence[Path], limit: int | None = None, named: Sequence[set[int]] = ()) -> Rollouts:
+def collect(
+    directories: Sequence[Path],
+    limit: int | None = None,
+    named: Sequence[set[int]] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Rollouts:
     """Read the stored rollouts of runs, at most about `limit` of them: whole steps, spread evenly over each run.
 
     `named`: of each run, steps that a finding names; they are taken first, and after them the first and the last step.
+    `say` is told what is being read.
     """
     found = Rollouts()
     numbers: dict[str, int] = {}
@@ -58,6 +64,7 @@ def collect(directories: Sequence[Path], limit: int | None = None, named: Sequen
         share = None if limit is None else limit // len(directories)
         chosen = _chosen(files, sizes, share, named[run] if named else set())
         found.steps_left_out += len(files) - len(chosen)
+        say(f"reading {sum(sizes.get(step, 0) for step in chosen):,} rollouts of {directory}")
         for step in chosen:
             try:
                 lines = trace_files.read(files[step]).splitlines()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ class RunData:
         }
 
 
-def read_run(path: Path, *, checked: bool = True) -> RunData:
-    """Read a run directory, or that of a checkpoint. Raises UserError if it is none.
+def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = lambda _: None) -> RunData:
+    """Read a run directory, or that of a checkpoint. Raises UserError if it is none. `say`: told what takes time.
 
     `checked`: apply all rules of `doctor RUN_DIR` to the run, instead of reading the warnings that it wrote.
     """
@@ -68,6 +68,7 @@ def read_run(path: Path, *, checked: bool = True) -> RunData:
         raise UserError(f"the settings of {directory} cannot be read: {error}") from None
     rows = read_metrics(directory)
     name = directory.resolve().name
+    say(f"examining {directory}")
     return RunData(name, directory, config, rows, _evaluations(directory, rows), _findings(directory, config, checked))
 
 

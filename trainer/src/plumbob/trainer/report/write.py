@@ -7,7 +7,7 @@ import gzip
 import html
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,17 @@ class Report:
         return notes
 
 
-def read(paths: Sequence[Path], limit: int | None = None, *, checked: bool = True) -> Report:
-    """Read run directories; at most about `limit` of their rollouts. Raises UserError."""
-    runs = [read_run(path, checked=checked) for path in paths]
+def read(
+    paths: Sequence[Path],
+    limit: int | None = None,
+    *,
+    checked: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Read run directories; at most about `limit` of their rollouts. Raises UserError. `say`: told what takes time."""
+    runs = [read_run(path, checked=checked, say=say) for path in paths]
     named = [{place["step"] for finding in run.findings for place in finding["places"]} for run in runs]
-    rollouts = collect([run.directory for run in runs], limit, named)
+    rollouts = collect([run.directory for run in runs], limit, named, say)
     texts = [
         token_texts(tokenizer_file(run.directory, str(run.config.get("model", ""))), ids)
         for run, ids in zip(runs, rollouts.token_ids, strict=True)

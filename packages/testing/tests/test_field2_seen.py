@@ -235,7 +235,8 @@ def test_evaluations_are_cut_at_eight_tokens():
     async def seen(sampler: Sampler, *rest: object) -> int:
         return sampler.sampling.max_tokens
 
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    # The patch goes in first and comes out last: the double puts back what it found there.
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(train, "evaluate", seen)
         doubles.short_evaluations(stack, SimpleNamespace())
         sampler = Sampler(*[None] * 4, sampling=Sampling(max_tokens=99), limits=None, groups_per_step=1)

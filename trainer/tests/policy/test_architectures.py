@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.testing.small_models import ARCHITECTURES, VOCABULARY, WINDOW, small_model
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.policy.forward_plan import measured_rows, plan_forward
+from plumbob.trainer.policy import forward_plan
+from plumbob.trainer.policy.forward_plan import in_float64, measured_rows, own_logprobs, plan_forward
 from plumbob.trainer.policy.packing import pack_padded
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.token_scorer import LogitMap
@@ -196,3 +197,27 @@ def test_padded_microbatches_hold_every_row_once_and_no_more_than_they_may(lengt
         assert len(part) == 1 or len(part) * max(lengths[i] for i in part) <= max_tokens
     longest = [max(lengths[i] for i in part) for part in microbatches]
     assert longest == sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 3", "qwen3", "bloom"])
+def test_in_float64_a_model_computes_as_its_float64_copy_and_is_left_as_it_was(name):
+    model, copy = small_model(name), small_model(name).double()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    ids = measured_rows(VOCABULARY)[-1].token_ids
+    in_float32 = own_logprobs(model, ids)
+    with in_float64(model):
+        wide = own_logprobs(model, ids)
+    assert (wide - own_logprobs(copy, ids)).abs().max() < 1e-6
+    with pytest.raises(IndexError), in_float64(model):
+        own_logprobs(model, [VOCABULARY + 1] * 5)
+    assert all(t.dtype == before[n].dtype and torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert torch.equal(own_logprobs(model, ids), in_float32)
+
+
+def test_rows_that_differ_by_float32s_rounding_error_are_packed(monkeypatch):
+    """On a GPU all passes of a large model may share a rounding error that packed rows do not share."""
+    monkeypatch.setattr(forward_plan, "LIMIT", 0.0)
+    monkeypatch.setattr(forward_plan, "_noise", lambda *_: 0.0)
+    plan = plan_forward(small_model("llama"), 512)
+    assert plan.layout == "packed"
+    assert 0 < plan.differences["packed"] <= plan.limit < 1e-4

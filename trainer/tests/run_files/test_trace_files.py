@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import random
 import signal
@@ -13,14 +14,23 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.kept_traces import KeptTraces, parse
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.results import read_records
-from plumbob.trainer.run_files.trace_files import part_of_step, read, rollouts_of_steps, stored_steps, write_traces
+from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line
+from plumbob.trainer.run_files.trace_files import (
+    AT_ONCE,
+    part_of_step,
+    read,
+    rollouts_of_steps,
+    stored_steps,
+    write_traces,
+)
 
 
 def records(groups: int, size: int, letters: int = 20) -> list[str]:
@@ -71,6 +81,33 @@ def test_auto_keeps_all_of_a_small_run_and_what_fits_of_a_large_one(tmp_path):
     assert 0 < len(thinned) < len(lines) and stored_steps(tmp_path)[1].stat().st_size <= 10_000
     # One group is kept even if it is too large, because a step without any shows nothing.
     assert len(store(tmp_path, lines, 4, "auto", steps=kept_traces.AUTO_BYTES)) == 4
+
+
+def test_more_groups_than_are_compressed_at_once_stay_in_order_and_within_the_limit(tmp_path, monkeypatch):
+    lines = records(3 * AT_ONCE + 1, 2, letters=200)
+    assert store(tmp_path, lines, 2) == lines
+    size = stored_steps(tmp_path)[1].stat().st_size
+    monkeypatch.setattr(trace_files, "AUTO_BYTES", size * 2 // 3)
+    assert 0.6 * size < stored_size(tmp_path, lines) <= 0.67 * size
+
+
+def stored_size(folder: Path, lines: list[str]) -> int:
+    store(folder, lines, 2, "auto")
+    return stored_steps(folder)[1].stat().st_size
+
+
+@example(["\ud800"], [0.0, -1.0])  # half of a surrogate pair, which UTF-8 cannot hold
+@given(
+    st.lists(st.text(), max_size=4),
+    st.lists(st.floats(-50, 50) | st.just(math.nan), min_size=2, max_size=2),
+)
+def test_what_training_computed_is_stored_whatever_the_text(texts, numbers):
+    trace = {"id": "a", "text": texts, "nodes": [{"mask": [False]}, {"mask": [True, True]}]}
+    line = as_line(json.dumps(trace), {"a": TokenRecord(0.25, True, entropies=numbers)})
+    read_back = json.loads(line.encode())
+    assert read_back["text"] == texts
+    assert read_back["nodes"][1]["entropies"] == pytest.approx(numbers, abs=0.51e-4, nan_ok=True)
+    assert read_back["info"]["training"] == {"advantage": 0.25, "trained": True}
 
 
 def test_files_are_plain_gzip_and_equal_rollouts_give_equal_files(tmp_path):

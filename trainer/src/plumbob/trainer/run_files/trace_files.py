@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
 
+AT_ONCE = 16
+"""Number of groups that are compressed at the same time: zlib lets other threads run."""
+
+_POOL = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces")
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
@@ -50,13 +56,18 @@ def write_traces(
     drawn = random.Random(f"traces/{seed}/{step}").sample(range(len(groups)), len(groups))
     stored: dict[int, bytes] = {}
     size = 0
-    for i in drawn[: keep.num_groups(len(groups), group_size)]:
-        text = "".join(as_line(record, tokens) + "\n" for record in groups[i])
-        compressed = gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
-        size += len(compressed)
-        if keep.automatic and stored and size > AUTO_BYTES / steps:
-            break
-        stored[i] = compressed
+    wanted = drawn[: keep.num_groups(len(groups), group_size)]
+    for start in range(0, len(wanted), AT_ONCE):
+        some = wanted[start : start + AT_ONCE]
+        texts = ["".join(as_line(record, tokens) + "\n" for record in groups[i]) for i in some]
+        for i, compressed in zip(some, _POOL.map(_compressed, texts), strict=True):
+            size += len(compressed)
+            if keep.automatic and stored and size > AUTO_BYTES / steps:
+                break
+            stored[i] = compressed
+        else:
+            continue
+        break
     path = directory / "traces" / f"step_{step}.jsonl.gz"
     if stored:
         path.parent.mkdir(exist_ok=True)
@@ -64,6 +75,10 @@ def write_traces(
     else:
         path.unlink(missing_ok=True)
     path.with_suffix("").unlink(missing_ok=True)
+
+
+def _compressed(text: str) -> bytes:
+    return gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
 
 
 def stored_steps(directory: Path) -> dict[int, Path]:

@@ -1,6 +1,6 @@
 """Measure whole GRPO steps on real GSM8K rows, one arm after the other on the same GPU: plumbob and TRL.
 
-    python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora] [--out DIR]
+    python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora] [--trl-microbatch 64]
 
 A step has 128 questions with 8 completions each of at most 320 tokens, temperature 1, all weights at rate 2e-6 (LoRA r16:
 5e-5), dr_grpo without scaling, bf16 over float32 weights. Arms: `plumbob` is `train gsm8k --engine auto`; `plumbob-vllm` is
@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 PROMPTS, GROUP, TOKENS, WARM_UP = 128, 8, 320, 2
-MICROBATCH = 64
-"""Completions that TRL computes at once: the most of 32, 64 and 128 that fit."""
 ARMS = ("plumbob", "plumbob-vllm", "trl-vllm", "trl")
 
 
@@ -96,8 +94,8 @@ def run_trl(args: argparse.Namespace, vllm: bool) -> None:
         args=GRPOConfig(
             output_dir=str(args.out / "trl"),
             model_init_kwargs={"dtype": "float32"},
-            per_device_train_batch_size=MICROBATCH,
-            gradient_accumulation_steps=PROMPTS * GROUP // MICROBATCH,
+            per_device_train_batch_size=args.trl_microbatch,
+            gradient_accumulation_steps=PROMPTS * GROUP // args.trl_microbatch,
             num_generations=GROUP,
             max_completion_length=TOKENS,
             temperature=1.0,
@@ -187,6 +185,7 @@ def main() -> None:
     parser.add_argument("--arms", default="plumbob,trl-vllm,trl", help=f"of {', '.join(ARMS)}; separated by commas")
     parser.add_argument("--steps", type=int, default=12, help=f"of which the first {WARM_UP} are not counted")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--trl-microbatch", type=int, default=64, help="completions that TRL computes at once")
     parser.add_argument("--out", type=Path, default=Path("/tmp/grpo_step"))
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()

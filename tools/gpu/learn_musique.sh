@@ -2,20 +2,23 @@
 # MuSiQue with retrieval tools, from a model that does not use them: evaluate, sft on oracle transcripts, evaluate, GRPO,
 # evaluate. Evaluations are on questions that neither saw.
 #
-#     PYTHON=python3 bash tools/gpu/learn_musique.sh PART MODEL_FOLDER RECORDS.jsonl [OUTPUT_DIR]
+#     PYTHON=python3 bash tools/gpu/learn_musique.sh PART MODEL_FOLDER RECORDS.jsonl [OUTPUT_DIR] [train's options]
 #
 # PART is all, or one of base, sft, after-sft, grpo and after-grpo, which come in this order.
 # RECORDS.jsonl: real records in the official schema; the first 50 are trained on, the others are held out. The rest of the
-# training questions is synthetic. SEED and STEPS set GRPO's seed and steps, CONCURRENT how many rollouts run at once. Needs
+# training questions is synthetic. SEED and STEPS set GRPO's seed and steps, NAME its run's name, CONCURRENT how many rollouts
+# run at once, ENGINE_MEMORY the share of the GPU for keys and values (several parts can share a GPU, with 0.1 each). Needs
 # plumbob and its environment `musique` importable by $PYTHON.
 set -euo pipefail
 python=${PYTHON:-python3}
 part=${1:?a part, or all} model=${2:?a model folder} records=${3:?a file of real records} out=${4:-/tmp/learn_musique}
 seed=${SEED:-0}
+name=${NAME:-grpo-seed$seed}
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 run() { $python -c "from plumbob.trainer.cli.$1 import main; main()" "${@:2}"; }
-same=(--engine paged --bf16 --max-tokens 256 --max-turns 8 --max-context 4096 --max-concurrent "${CONCURRENT:-512}")
+same=(--engine paged --bf16 --max-tokens 256 --max-turns 8 --max-context 4096 --max-concurrent "${CONCURRENT:-512}"
+    --engine-memory "${ENGINE_MEMORY:-0.4}")
 train_on="synthetic,answerable,train[:600];$records,,[:50]"
 held_out="synthetic,answerable,validation[:64];$records,,[50:]"
 trained=(--datasets "$train_on" --eval-datasets "$held_out" --peft --output-dir "$out")
@@ -40,8 +43,8 @@ if [[ $part == after-sft || $part == all ]]; then
 fi
 if [[ $part == grpo || $part == all ]]; then
     $python -m plumbob.trainer musique --model "$out/sft" "${same[@]}" "${trained[@]}" --max-steps "${STEPS:-40}" --num-generations 8 \
-        --batch-size 32 --gradient-accumulation-steps 8 --learning-rate 5e-5 --eval-examples 64 --seed "$seed" --run-name "grpo-seed$seed"
+        --batch-size 32 --gradient-accumulation-steps 8 --learning-rate 5e-5 --eval-examples 64 --seed "$seed" --run-name "$name" "${@:5}"
 fi
 if [[ $part == after-grpo || $part == all ]]; then
-    evaluate "$out/grpo-seed$seed" "after-grpo-seed$seed"
+    evaluate "$out/$name" "after-$name"
 fi

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.rollout import EngineError, ScriptedChat
@@ -21,6 +22,7 @@ from plumbob.trainer.evaluation.run import run
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.run_directory import lock_directory
 from plumbob.trainer.training.train import run as train
+from transformers import PreTrainedModel
 
 LOOKUP = EvaluateConfig(envs=("lookup",), num_examples=12, max_tokens=48, run_name="e")
 
@@ -298,3 +300,15 @@ def test_mistakes_are_one_sentence(args, message, tmp_path, monkeypatch, capsys)
 def test_settings_of_one_environment():
     config = EvaluateConfig(envs=("a", "b"), env_args=("seed=1", "b.seed=2", "b.split=x=y"))
     assert config.settings_of("a") == {"seed": "1"} and config.settings_of("b") == {"seed": "2", "split": "x=y"}
+
+
+def test_a_gpu_without_room_for_the_model_is_one_sentence(monkeypatch, tmp_path, capsys):
+    def without_room(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has none.")
+
+    monkeypatch.setattr(PreTrainedModel, "to", without_room)
+    with pytest.raises(SystemExit) as ended:
+        run_app("evaluate", cli.evaluate_app, ["lookup", "-n", "2", "--output-dir", str(tmp_path)])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "evaluate: CUDA out of memory; other processes may hold a part of the memory"

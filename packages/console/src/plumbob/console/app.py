@@ -10,16 +10,17 @@ import time
 from typing import NoReturn
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 
 ENDING_SECONDS = 10.0
 """How long a command waits at its end for threads that others have started."""
 
 
 def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoReturn:
-    """Run a typer app and exit with the code it returns, by default 0; 2 after a user's mistake, 1 if it was aborted.
+    """Run a typer app and exit with the code it returns, by default 0.
 
-    After Ctrl-C the code is `INTERRUPTED`. `args`: the command-line arguments, by default those of this process.
+    The code is 2 after a user's mistake and if memory does not suffice, 1 if the app was aborted, and after Ctrl-C
+    `INTERRUPTED`. `args`: the command-line arguments, by default those of this process.
     """
     print_whatever_the_encoding()
     try:
@@ -30,7 +31,9 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
         fail(name, error.format_message().rstrip("."))
     except typer.Abort:
         sys.exit(1)
-    except BaseException:
+    except BaseException as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            fail(name, f"{first_line(error).split('. ')[0]}; other processes may hold a part of the memory")
         _end_in_time(name, 1)
         raise
     code = code if isinstance(code, int) else 0

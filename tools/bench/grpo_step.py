@@ -1,6 +1,6 @@
 """Measure whole GRPO steps on real GSM8K rows, one arm after the other on the same GPU: plumbob and TRL.
 
-    python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora] [--trl-microbatch 64]
+    python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora]
 
 A step has 128 questions with 8 completions each of at most 320 tokens, temperature 1, all weights at rate 2e-6 (LoRA r16:
 5e-5), dr_grpo without scaling, bf16 over float32 weights. Arms: `plumbob` is `train gsm8k --engine auto`; `plumbob-vllm` is

@@ -343,10 +343,11 @@ def _compile_layers(model: PreTrainedModel, kind: str, backend: Any = "inductor"
     uncompiled. With ZeRO-3 nothing is compiled, because it gathers each small module by hooks that a compiler cannot
     trace. FSDP2's hooks are around a layer, so the layer's forward method is compiled inside them.
     """
-    torch._dynamo.config.suppress_errors = True
+    dynamo: Any = torch._dynamo.config
+    dynamo.suppress_errors = True
     # Otherwise each number of a layer (epsilon, scale of attention or LoRA) is a variable on the CPU, for which inductor
     # looks for a C++ compiler: half a minute in the first step.
-    torch._dynamo.config.specialize_float = True
+    dynamo.specialize_float = True
     # Keep for the backward pass what is expensive to compute again, and recompute what follows from it by elementwise
     # operations, even if that is written to memory twice. This takes a third less memory, and keeps no copies of the
     # weights in bfloat16.

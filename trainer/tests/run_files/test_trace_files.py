@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_auto_keeps_all_of_a_small_run_and_what_fits_of_a_large_one(tmp_path):
 def test_more_groups_than_are_compressed_at_once_stay_in_order_and_within_the_limit(tmp_path, monkeypatch):
     lines = records(3 * AT_ONCE + 1, 2, letters=200)
     assert store(tmp_path, lines, 2) == lines
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("compress-traces")]
     size = stored_steps(tmp_path)[1].stat().st_size
     monkeypatch.setattr(trace_files, "AUTO_BYTES", size * 2 // 3)
     assert 0.6 * size < stored_size(tmp_path, lines) <= 0.67 * size

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy
 from pydantic_core import PydanticSerializationError, to_json
 
 if TYPE_CHECKING:
@@ -76,4 +75,6 @@ def annotate(trace: dict[str, Any], found: TokenRecord) -> None:
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
+    import numpy  # here, because commands that refuse a wrong option import this file, and numpy takes .2 s
+
     return numpy.asarray(values, dtype=numpy.float64).round(DECIMALS).tolist()

@@ -30,7 +30,6 @@ LEVEL = 6
 AT_ONCE = 16
 """Number of groups that are compressed at the same time: zlib lets other threads run."""
 
-_POOL = ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces")
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
@@ -57,17 +56,19 @@ def write_traces(
     stored: dict[int, bytes] = {}
     size = 0
     wanted = drawn[: keep.num_groups(len(groups), group_size)]
-    for start in range(0, len(wanted), AT_ONCE):
-        some = wanted[start : start + AT_ONCE]
-        texts = ["".join(as_line(record, tokens) + "\n" for record in groups[i]) for i in some]
-        for i, compressed in zip(some, _POOL.map(_compressed, texts), strict=True):
-            size += len(compressed)
-            if keep.automatic and stored and size > AUTO_BYTES / steps:
-                break
-            stored[i] = compressed
-        else:
-            continue
-        break
+    # Ended with the step: a thread that lives on would keep the process from ending.
+    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces") as threads:
+        for start in range(0, len(wanted), AT_ONCE):
+            some = wanted[start : start + AT_ONCE]
+            texts = ["".join(as_line(record, tokens) + "\n" for record in groups[i]) for i in some]
+            for i, compressed in zip(some, threads.map(_compressed, texts), strict=True):
+                size += len(compressed)
+                if keep.automatic and stored and size > AUTO_BYTES / steps:
+                    break
+                stored[i] = compressed
+            else:
+                continue
+            break
     path = directory / "traces" / f"step_{step}.jsonl.gz"
     if stored:
         path.parent.mkdir(exist_ok=True)

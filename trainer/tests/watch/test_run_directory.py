@@ -236,6 +236,7 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
         ({"model_step": 3, "saved_gap": 0.02}, "fail", "saved-model-differs"),
         ({"model_step": 3, "saved_gap": math.nan}, "fail", "saved-model-differs"),
         ({"model_step": 3}, "unsure", None),
+        ({"model_step": 3, "saved_not_compared": "it is divided"}, "unsure", None),
     ],
 )
 def test_a_saved_model_is_judged_by_what_the_runs_end_measured(tmp_path, summary, verdict, cause):

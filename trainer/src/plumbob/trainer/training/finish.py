@@ -23,7 +23,7 @@ from plumbob.trainer.training.best import kept_step, why_it_stopped
 from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.saved_model import LARGEST, saved_gap
+from plumbob.trainer.training.saved_model import saved_gap, why_not_compared
 
 
 def finish(run: Run, seconds: float) -> int:
@@ -47,8 +47,8 @@ def finish(run: Run, seconds: float) -> int:
         if not run.world.is_main:
             return 0
         run.tokenizer.save_pretrained(directory / "model")
-        gap, differs = _saved_otherwise(run)
-        _write_summary(run, seconds, gap)
+        compared, differs = _compare_saved(run)
+        _write_summary(run, seconds, compared)
     except checkpoint.WRITE_ERRORS as error:
         print(
             f"The final model could not be written: {error}. Free some space, then:  {run.config.COMMAND} --resume {directory}",
@@ -83,13 +83,13 @@ def _load_best(run: Run) -> None:
     run.policy.restore(folder / "model")
 
 
-def _saved_otherwise(run: Run) -> tuple[float | None, str]:
-    """(difference of the saved model, loaded afresh, from the trained one, a sentence if they are not the same).
+def _compare_saved(run: Run) -> tuple[dict[str, float | str], str]:
+    """(what the summary holds of it, a sentence if the saved model, loaded afresh, is not the trained one).
 
-    The difference is in nats per token; None if the model is too large to be loaded once more, or cannot be loaded.
+    The summary has `saved_gap`, the difference in nats per token, or `saved_not_compared`, the reason in words.
     """
-    if run.policy.sharding.collective_forward or run.policy.num_parameters > LARGEST:
-        return None, ""
+    if (why := why_not_compared(run)) is not None:
+        return {"saved_not_compared": why}, ""
     folders = [run.directory / "model"]
     if run.config.peft:  # an adapter that names the wrong base is another model
         folders.append(run.directory / f"checkpoints/step_{_model_step(run)}/model")
@@ -98,14 +98,15 @@ def _saved_otherwise(run: Run) -> tuple[float | None, str]:
         try:
             gap = saved_gap(run, folder)
         except Exception as error:  # whatever loading a model raises: the run itself is over and well
-            return None, f"The model in {folder} cannot be loaded: {first_line(error)}"
+            why = f"{folder} cannot be loaded: {first_line(error)}"
+            return {"saved_not_compared": why}, f"The model in {why}"
         if not gap <= thresholds.SAVED_GAP[run.config.bf16]:
-            return gap, (
+            return {"saved_gap": gap}, (
                 f"The model in {folder}, loaded afresh, is not the one that was trained: their log-probabilities "
                 f"differ by {gap:.2g} nats per token (saved-model-differs)."
             )
         largest = max(largest, gap)
-    return largest, ""
+    return {"saved_gap": largest}, ""
 
 
 def _model_step(run: Run) -> int:
@@ -113,13 +114,16 @@ def _model_step(run: Run) -> int:
     return kept_step(run) or run.state.step
 
 
-def _write_summary(run: Run, seconds: float, saved_gap: float | None) -> None:
+def _write_summary(run: Run, seconds: float, compared: dict[str, float | str]) -> None:
     evaluations = {
         when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
     }
-    summary: dict[str, Any] = {"seconds": seconds, "model_step": _model_step(run), "evaluations": evaluations}
-    if saved_gap is not None:
-        summary["saved_gap"] = saved_gap
+    summary: dict[str, Any] = {
+        "seconds": seconds,
+        "model_step": _model_step(run),
+        "evaluations": evaluations,
+        **compared,
+    }
     if run.demonstrations:
         summary["imitated"] = counts(run.demonstrations)
     if run.state.best is not None:

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import torch
 from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.training.run import Run
 
-LARGEST = 1_000_000_000
-"""Most parameters of a model that is loaded for a comparison alone: 4 GB in float32."""
+
+def why_not_compared(run: Run) -> str | None:
+    """Why the saved model cannot be loaded beside the trained one, in words; None: it can.
+
+    It is loaded in float32, 4 bytes per parameter, which may take half of the memory that is free.
+    """
+    if run.policy.sharding.collective_forward:
+        return "the trained one is divided among processes"
+    size = 4 * run.policy.num_parameters
+    free = {"the machine": psutil.virtual_memory().available}
+    if run.policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free["the GPU"] = torch.cuda.mem_get_info(run.policy.device)[0]
+    for place, room in free.items():
+        if 2 * size > room:
+            return (
+                f"its {size / 1e9:.1f} GB would take more than half of the {room / 1e9:.1f} GB that are free on {place}"
+            )
+    return None
 
 
 @torch.no_grad()

@@ -213,7 +213,7 @@ def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
     try:
         summary = json.loads((run_dir / "summary.json").read_text())
         if "saved_gap" not in summary and "model_step" in summary:
-            why = "its model was too large, was divided among processes, or could not be loaded"
+            why = summary.get("saved_not_compared", "its model was too large, was divided, or could not be loaded")
             return [Finding(check, "unsure", f"not compared at the run's end, because {why}")]
         gap = float(summary["saved_gap"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -12,7 +12,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.probes.sync import change_largely
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
-from plumbob.trainer.training.saved_model import LARGEST, saved_gap
+from plumbob.trainer.training.saved_model import saved_gap, why_not_compared
 
 ORDER = 95
 
@@ -25,8 +25,11 @@ def probe(subject: Subject) -> Iterator[Finding]:
     run, check = subject.run, "the saved model is the trained one"
     size = 4 * run.policy.num_parameters
     with tempfile.TemporaryDirectory() as folder:
-        if run.policy.num_parameters > LARGEST or shutil.disk_usage(folder).free < 3 * size:
-            yield Finding(check, "unsure", f"not examined, because it would write {size / 1e9:.1f} GB to {folder}")
+        why = why_not_compared(run)
+        if why is None and shutil.disk_usage(folder).free < 3 * size:
+            why = f"it would take more than a third of the free space of {folder}"
+        if why is not None:
+            yield Finding(check, "unsure", f"not compared, because {why}")
             return
         samples = subject.drawn.samples
         rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]

@@ -1,0 +1,38 @@
+"""The saved model is loaded afresh at a run's end and compared with the trained one, where memory allows it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.training.train import run
+from plumbob.trainer.watch.watch import saved_model
+
+MODEL_BYTES = 4 * 363_936  # the bundled policy in float32
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(2**40, "pass"), (MODEL_BYTES // 4, "unsure")])
+def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_path, monkeypatch, free, verdict):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    config = TrainConfig(
+        batch_size=4,
+        gradient_accumulation_steps=1,
+        num_generations=2,
+        max_steps=1,
+        max_tokens=16,
+        eval_examples=0,
+        threads=1,
+        output_dir=str(tmp_path),
+        run_name="r",
+    )
+    assert run(config) == 0
+    (found,) = saved_model(tmp_path / "r", config)
+    assert found.verdict == verdict
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert ("saved_gap" in summary) == (verdict == "pass")
+    if verdict == "unsure":
+        assert "half of the 0.0 GB that are free on the machine" in found.evidence
+        assert summary["saved_not_compared"] in found.evidence

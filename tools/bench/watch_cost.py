@@ -36,7 +36,7 @@ WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
     "their movement": (metrics.Tally, metrics.Tally.of_movement),
     "shares of components, tiny spreads": (metrics, metrics.within_groups),
     "group means, lengths, repetitions": (metrics, metrics.shape_metrics),
-    "rewards against stored rollouts": (metrics, metrics.misplaced_share),
+    "rows, rewards and advantages against rollouts": (metrics, metrics.row_checks),
     "the rules": (Warner, Warner.step),
 }
 """Row of the table -> (owner, function whose time it shows)."""

@@ -19,7 +19,6 @@ from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advanta
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import pairing
-from plumbob.trainer.doctor.probes.pairing import expected_advantages
 from plumbob.trainer.doctor.rehearsal import trained_positions
 from plumbob.trainer.doctor.run_probes import PROBES
 from plumbob.trainer.doctor.schedule import scheduled_rate
@@ -28,6 +27,7 @@ from plumbob.trainer.policy import policy
 from plumbob.trainer.rollouts import collect
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as training_step
+from plumbob.trainer.training.expected_advantages import expected_advantages
 from plumbob.trainer.training.step import set_learning_rate
 
 

@@ -27,6 +27,8 @@ class HeldOut:
     """Reason of each rollout that failed, in one line."""
     forms: tuple[PromptForm, ...] = ()
     """How the held-out tasks of this process were prompted."""
+    cut: tuple[bool, ...] = ()
+    """Whether a limit cut off the rollout, for each one of this process."""
 
 
 async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: float, rollouts: int = 1) -> HeldOut:
@@ -42,6 +44,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
     slots = asyncio.Semaphore(config.per_device_eval_batch_size or config.max_concurrent)
 
     forms: list[PromptForm] = []
+    cut: list[bool] = []
 
     async def one(number: int) -> tuple[int, float, str]:
         i, again = divmod(number, rollouts)
@@ -58,6 +61,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
             slots=slots,
         )
         forms.append(prompt_form(trace))
+        cut.append(trace.is_truncated or trace.is_timeout)
         return (number, trace.reward, "") if trace.ok else (number, 0.0, failure(trace))
 
     numbers = range(world.rank, len(held_out) * rollouts, world.size)
@@ -70,7 +74,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
         own = [rewards for (tasks, _), rewards in zip(held_out, by_task, strict=True) if tasks is env]
         found = _estimates(how, own, config.pass_threshold)
         estimates |= {f"{name}/{env.name}": value for name, value in found.items() if own}
-    return HeldOut(estimates, [reason for _, _, reason in results if reason], tuple(forms))
+    return HeldOut(estimates, [reason for _, _, reason in results if reason], tuple(forms), tuple(cut))
 
 
 def _estimates(how: str, by_task: list[list[float]], threshold: float) -> dict[str, Estimate]:

@@ -21,7 +21,8 @@ from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
-from plumbob.trainer.training.rollout_metrics import misplaced_share, shape_metrics, within_groups
+from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
+from plumbob.trainer.training.row_checks import row_checks
 from plumbob.trainer.training.run import Run
 
 
@@ -201,10 +202,10 @@ def step_metrics(
     it is part of the reward; None if not.
     """
     sampled = sum(s.num_sampled for s in batch.samples)
-    misplaced = misplaced_share(batch.samples, batch.traces)
+    settings = None if run.config.kl_in_reward else run.config.advantages()
     return {
         **batch_metrics(batch),
-        **({} if misplaced is None else {"reward/misplaced": misplaced}),
+        **row_checks(batch.samples, batch.traces, advantages.values, settings, whole=run.world.size == 1),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages),
         **tally.metrics(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,11 +11,13 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.kept_traces import KeptTraces
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import make_reporter
 from plumbob.trainer.rollouts.collect import Batch, RunFailed
-from plumbob.trainer.rollouts.prompt_forms import PromptForm, difference, prompt_form
+from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
 from plumbob.trainer.run_files.token_record import TokenRecord
@@ -41,8 +44,8 @@ class Recorder:
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         """Record a finished step."""
 
-    def prompted(self, forms: Sequence[PromptForm]) -> None:
-        """Take in how the tasks of an evaluation were prompted, for comparison with the next step's."""
+    def asked(self, held_out: HeldOut) -> None:
+        """Take in how the tasks of an evaluation were prompted and limited, for comparison with the next step's."""
 
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
         """Record held-out rewards after step `step`, whose metrics are recorded already; 0: before the first step."""
@@ -81,7 +84,7 @@ class RunRecorder(Recorder):
             None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
         )
         self._seen_failures: set[str] = set()
-        self._held_out_forms: Sequence[PromptForm] = ()
+        self._held_out: HeldOut | None = None
         self._compares_prompts = len(run.sampler.environments) == 1
         """A step of several environments may have no task of one of them."""
 
@@ -108,7 +111,7 @@ class RunRecorder(Recorder):
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         step = int(metrics["step"])
-        metrics = {**metrics, **self._prompts_compared(batch)}
+        metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
         try:
             self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch.token_records)
@@ -124,17 +127,28 @@ class RunRecorder(Recorder):
         if self.warner is not None:
             self.warner.step(metrics)
 
-    def prompted(self, forms: Sequence[PromptForm]) -> None:
-        self._held_out_forms = forms if self._compares_prompts else ()
+    def asked(self, held_out: HeldOut) -> None:
+        self._held_out = held_out if self._compares_prompts else None
 
-    def _prompts_compared(self, batch: Batch) -> dict[str, float]:
-        """Whether the last evaluation prompted its tasks otherwise than this step; once after each evaluation."""
-        held_out, self._held_out_forms = self._held_out_forms, ()
-        found = difference(held_out, [prompt_form(trace) for trace in batch.traces]) if held_out else None
+    def _compared(self, batch: Batch) -> dict[str, float]:
+        """Whether the last evaluation asked its tasks otherwise than this step; once after each evaluation.
+
+        Metrics only where they differ: a run that is resumed after the evaluation has the same ones as one that was not.
+        """
+        held_out, self._held_out = self._held_out, None
+        if held_out is None:
+            return {}
+        metrics: dict[str, float] = {}
+        found = difference(held_out.forms, [prompt_form(trace) for trace in batch.traces])
         if found:
             self.note(f"The evaluation does not ask what the training asks: {found}")
-        # Only where they differ: a run that is resumed after the evaluation has the same metrics as one that was not.
-        return {"eval/prompts_differ": 1.0} if found else {}
+            metrics["eval/prompts_differ"] = 1.0
+        ended = held_out.cut, [sample.truncated for sample in batch.drawn]
+        if min(map(len, ended)) >= FEWEST:
+            ours, theirs = map(statistics.fmean, ended)
+            if abs(ours - theirs) > thresholds.CUT_APART:
+                metrics["eval/cut_off"] = ours
+        return metrics
 
     def _completions(self, batch: Batch) -> list[tuple[Any, float | None]]:
         """--log-completions rollouts for the tracker with their advantages, evenly spaced over the groups."""

@@ -6,14 +6,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.run_files.metric_names import component_metric
-
-if TYPE_CHECKING:
-    import verifiers.v1 as vf
 
 END = 64
 """Number of sampled tokens at a rollout's end in which repetition is looked for."""
@@ -71,20 +67,6 @@ def shape_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         **({} if correlation is None else {"reward/length_correlation": correlation}),
         "rollout/repetitive_share": sum(map(repeats_itself, samples)) / max(len(samples), 1),
     }
-
-
-def misplaced_share(samples: Sequence[Sample], traces: Sequence[vf.Trace]) -> float | None:
-    """Share of the samples whose reward is not that of a trace with the same tokens. None if none has such a trace.
-
-    Samples of other processes are left out, because their traces are not here.
-    """
-    earned: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    for trace in traces:
-        earned[tuple(t for node in trace.nodes for t in node.token_ids)].append(trace.reward)
-    own = [(s.reward, rewards) for s in samples if (rewards := earned.get(tuple(s.token_ids))) is not None]
-    if not own:
-        return None
-    return sum(not any(math.isclose(reward, r, abs_tol=1e-9) for r in rewards) for reward, rewards in own) / len(own)
 
 
 def _deviation(values: Sequence[float]) -> float:

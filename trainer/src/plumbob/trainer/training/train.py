@@ -218,7 +218,7 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
         evaluating = evaluate(run_.sampler, run_.world, how, temperature=temperature, rollouts=rollouts)
         found = interruption.run(runner, evaluating)
         result |= found.estimates
-        recorder.prompted(found.forms)
+        recorder.asked(found)
         if found.failures:
             recorder.note(
                 f"{len(found.failures)} of {num_tasks * rollouts} held-out rollouts failed and count as reward 0: "

@@ -86,18 +86,6 @@ def seen_again(h: History) -> Outcome:
     return ("few-distinct-tasks" if epoch >= 3 and tasks <= thresholds.FEW_TASKS_SEEN else None), evidence
 
 
-def misplaced(h: History) -> Outcome:
-    """Is each rollout trained with the reward that it earned?"""
-    rows = [row for row in h.recent if "reward/misplaced" in row]
-    if not rows:
-        return None
-    worst = max(number(row, "reward/misplaced") for row in rows)
-    evidence = (
-        f"up to {worst:.0%} of a step's rollouts have another reward than the stored rollout with the same tokens"
-    )
-    return ("rewards-of-other-rollouts" if worst > 0 else None), evidence
-
-
 def _explained(h: History) -> bool:
     """Whether another rule explains why the rewards of the first steps do not differ within groups."""
     # With top-p, few tokens are left to differ by; rollouts that are cut off or whose calls cannot be parsed fail.
@@ -165,6 +153,19 @@ def held_out(h: History) -> Outcome:
     same = h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
     apart = same and abs(training - h.sampled_at_start) > max(thresholds.HELD_OUT_APART * h.scale, 3 * deviation)
     return ("evaluation-parses-differently" if apart else None), evidence
+
+
+def limits_of_evaluation(h: History) -> Outcome:
+    """Are held-out rollouts cut off as often as those of training?"""
+    # Other held-out data may rightly be longer.
+    if h.limits_differ is None or h.config.eval_datasets is not None:
+        return None
+    ours, theirs = h.limits_differ
+    return (
+        "evaluation-prompted-differently",
+        f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's rollouts, at the same "
+        "temperature",
+    )
 
 
 def prompted(h: History) -> Outcome:

@@ -23,16 +23,18 @@ from plumbob.trainer.watch.reward_rules import (
     components,
     hacking,
     held_out,
+    limits_of_evaluation,
     live_groups,
-    misplaced,
     prompted,
     scaling,
     seen_again,
     variety,
 )
+from plumbob.trainer.watch.row_rules import advantages, masks, misplaced, one_task, own_rollouts
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
 from plumbob.trainer.watch.update_rules import (
     breaking,
+    cleared,
     clipping,
     entropy,
     finite,
@@ -44,6 +46,9 @@ from plumbob.trainer.watch.update_rules import (
 
 RULES: tuple[Rule, ...] = (
     Rule("top-p, top-k and min-p do not bias training", sampling),
+    Rule("rows are the step's own rollouts", own_rollouts),
+    Rule("the loss mask is on the sampled tokens", masks),
+    Rule("the rollouts of a group are of one task", one_task),
     Rule("engine and trainer agree on sampled tokens", gap),
     Rule("engine and trainer stay as close as they were", growing_gap),
     Rule("the importance correction leaves most of the gradient", correction),
@@ -59,12 +64,14 @@ RULES: tuple[Rule, ...] = (
     Rule("rollouts end by themselves", truncation),
     Rule("rollouts do not end in repetitions", repetition),
     Rule("each rollout is trained with its own reward", misplaced),
+    Rule("advantages follow from the rewards", advantages),
     Rule("groups have a signal", variety),
     Rule("enough groups of a step have a signal", live_groups),
     Rule("there are many tasks", seen_again),
     Rule("reward scaling does not amplify tiny differences", scaling),
     Rule("the signal comes from the answer, not from the format", components),
     Rule("training and held-out rewards agree before training", held_out),
+    Rule("held-out rollouts have the limits of training", limits_of_evaluation),
     Rule("held-out and new training tasks earn the same", prompted),
     Rule("the held-out reward follows the training reward", hacking),
     Rule("rewards and gradients are finite", finite),
@@ -74,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     Rule("steps are small enough", breaking),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),
+    Rule("each update has its own gradient", cleared),
     Rule("gradient norms stay in bounds", spikes),
     Rule("the entropy stays in bounds", entropy),
     Rule("tools are used as at first", abandoned),

@@ -59,7 +59,13 @@ def gap(h: History) -> Outcome:
     if c.lora_dropout:
         return "dropout-in-training", f"--lora-dropout {c.lora_dropout:g}: {evidence}"
     if at_first <= limit and now > 5 * at_first:
-        return "mismatch-grows" if grows_by_itself(h) else "weights-not-synced", evidence
+        if grows_by_itself(h):
+            return "mismatch-grows", evidence
+        # Each weight sync is acknowledged with log-probabilities of fixed ids. If they are right, so are the weights.
+        parity = mean(h.recent, "sync/parity")
+        if is_exact(c) and "sync/parity" in h.recent[-1] and parity < thresholds.ROUNDING_GAP:
+            return "engine-trainer-mismatch", f"{evidence}; on fixed ids by {parity:.2g}, so the weights arrive"
+        return "weights-not-synced", evidence
     return "engine-trainer-mismatch", evidence
 
 

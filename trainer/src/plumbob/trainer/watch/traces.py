@@ -4,6 +4,7 @@ the reward depends on.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -247,7 +248,20 @@ DOWN = re.compile(
 
 
 def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
-    """Do tool results say anything? None if there are few, or the tools were asked for one thing only.
+    """Do tool results say anything, in all steps that are read and in the last of them? None if there are few."""
+    steps = sorted({r.step for r in rollouts})
+    found = _tool_results(rollouts)
+    if found is None or found.verdict == "fail" or len(steps) < 2:
+        return found
+    since = steps[-min(STEPS_READ, len(steps) // 2)]
+    late = _tool_results([r for r in rollouts if r.step >= since])
+    if late is None or late.verdict != "fail":
+        return found
+    return dataclasses.replace(late, evidence=f"from step {since} on, {late.evidence}")
+
+
+def _tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Do the tool results of these rollouts say anything? None if there are few, or tools were asked for one thing only.
 
     A tool may rightly answer "ok" to everything, so the same result is a fault only if no tool ever gives another.
     """

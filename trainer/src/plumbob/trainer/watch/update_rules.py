@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from plumbob.trainer.algorithm.learning_rate import learning_rate
@@ -77,6 +78,15 @@ def schedule(h: History) -> Outcome:
             wanted = _rate(c, row, c.max_steps)
             step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
             return "schedule-hides-rate", f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g}"
+    last = [row for row in h.recent if number(row, "optimizer/updates")]
+    for before, row in itertools.pairwise(last):
+        actual = number(row, "optimizer/learning_rate")
+        # No schedule goes above --learning-rate. Steps before a run was resumed may have had a higher one; but only a
+        # fault makes the rate jump to another value than the last setting.
+        if actual > 1.5 * c.learning_rate and actual > 3 * number(before, "optimizer/learning_rate"):
+            wanted = _rate(c, row, c.max_steps)
+            step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
+            return "schedule-hides-rate", f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g}"
     rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
     # A gradient that clipping has taken below Adam's epsilon does not move weights either; `movement` names that.
     moving = [
@@ -101,6 +111,23 @@ def _rate(c: TrainConfig, row: Row, total: int, behind: int = 0) -> float:
     assert c.learning_rate is not None
     step = max(int(number(row, "step", 1.0)) - 1 - behind, -1 if c.warmup_steps else 0)
     return learning_rate(c.lr_scheduler_type, c.learning_rate, step, warmup=c.warmup_steps, total=total)
+
+
+def cleared(h: History) -> Outcome:
+    """Are gradients cleared after each update? If not, each has those of all steps before, and the norm grows and grows.
+
+    The norm of a step's own gradient goes up and down with the step's tasks.
+    """
+    norms = list(h.norms)
+    if len(norms) < thresholds.RISING_NORMS or not norms[0]:
+        return None
+    falls = sum(b < a for a, b in itertools.pairwise(norms))
+    evidence = (
+        f"of the last {len(norms)} gradient norms of steps with a signal, {falls} are smaller than the one before: "
+        f"{norms[0]:.2g} -> {norms[-1]:.2g}"
+    )
+    rising = falls <= 1 and norms[-1] > thresholds.NORM_SUM * norms[0]
+    return ("gradients-not-cleared" if rising else None), evidence
 
 
 def movement(h: History) -> Outcome:

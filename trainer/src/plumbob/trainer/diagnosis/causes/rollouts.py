@@ -39,6 +39,14 @@ CAUSES = (
         "PeterGriffinJin/Search-R1#88",
     ),
     Cause(
+        "rollouts-repeated",
+        "Rows that are trained on are not the rollouts that were sampled for this step, but older ones: the policy that they "
+        "show is not the one that is updated.",
+        "Empty the buffer of rollouts after each step, and number them, so that a step takes its own alone.",
+        ("H06",),
+        "PrimeIntellect-ai/prime-rl#491",
+    ),
+    Cause(
         "held-out-in-training",
         "Some tasks are both trained on and held out: the held-out reward does not show whether the model learns to "
         "generalise.",

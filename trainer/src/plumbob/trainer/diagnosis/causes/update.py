@@ -110,6 +110,15 @@ CAUSES = (
         "areal-project/AReaL#1634",
     ),
     Cause(
+        "gradients-not-cleared",
+        "Gradients are not set to zero after an update: each update has the sum of the gradients of all steps before it, and "
+        "old rollouts count as much as new ones.",
+        "Call zero_grad() once per optimizer step, after the update and before the next backward pass, also where an update "
+        "is skipped.",
+        (),
+        "tenstorrent/tt-blacksmith#711",
+    ),
+    Cause(
         "does-not-overfit",
         "Updates on one group do not make its better rollouts more likely than its worse ones.",
         "If all earlier checks passed, examine what those checks do not cover: the optimizer (--adam-beta1, "

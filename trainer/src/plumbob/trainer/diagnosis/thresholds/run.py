@@ -372,3 +372,17 @@ DOWN_RESULTS = Threshold(
     0.2, "largest share of tool results that may be a server's errors, written as text; as for rollouts that fail",
     "tools-fail",
 )  # fmt: skip
+RISING_NORMS = Threshold(
+    10, "fewest gradient norms of steps with a signal that must rise, all but one, before it is more than chance (of random "
+    "orders of ten, 3 in 10,000 do)",
+    "gradients-not-cleared",
+)  # fmt: skip
+NORM_SUM = Threshold(
+    3.0,
+    "how many times the first norm the last one must be where norms rise from step to step",
+    "gradients-not-cleared",
+)
+CUT_APART = Threshold(
+    0.5, "largest difference of the shares of held-out and training rollouts that limits cut off, at the same temperature",
+    "evaluation-prompted-differently",
+)  # fmt: skip

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import verifiers.v1 as vf
-from plumbob.rollout import Sample
 from plumbob.rollout.scripted import ScriptedChat
-from plumbob.trainer.algorithm.advantages import AdvantageSettings
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.training import step as training_step
+from plumbob.trainer.training.expected_advantages import deviation, differing, expected_advantages, scaled
 
 ORDER = 35
 
@@ -58,7 +57,7 @@ def _advantages(subject: Subject) -> Finding:
     found = training_step.step_advantages(drawn.samples, settings).values
     rewards = [trace.reward for trace in drawn.traces]
     wanted = expected_advantages(drawn.samples, rewards, settings)
-    wrong = _differ(found, wanted)
+    wrong = differing(found, wanted)
     evidence = f"{len(found)} advantages, computed again in float64 from the rewards of the rollouts"
     if not wrong:
         return Finding(check, "pass", f"{evidence}: largest difference {_apart(found, wanted):.2g}")
@@ -67,70 +66,18 @@ def _advantages(subject: Subject) -> Finding:
         f": {len(wrong)} differ, the first {found[i]:+.3g} in place of {wanted[i]:+.3g} (reward {rewards[i]:.3g}, group "
         f"{drawn.samples[i].group})"
     )
-    if not _differ(found, [-a for a in wanted]):
+    if not differing(found, [-a for a in wanted]):
         return Finding(check, "fail", f"{evidence}; all have the opposite sign", "advantages-wrong")
-    if not _differ(sorted(found), sorted(wanted)):
+    if not differing(sorted(found), sorted(wanted)):
         return Finding(check, "fail", f"{evidence}; they are those of other rollouts", "rewards-of-other-rollouts")
-    known = next((name for name, values in _mistakes(subject, rewards).items() if not _differ(found, values)), "")
+    known = next((name for name, values in _mistakes(subject, rewards).items() if not differing(found, values)), "")
     return Finding(check, "fail", evidence + (f"; they are {known}" if known else ""), "advantages-wrong")
-
-
-def expected_advantages(
-    samples: Sequence[Sample], rewards: Sequence[float], settings: AdvantageSettings
-) -> list[float]:
-    """The advantage of each sample by the formulas in the help of the settings, in float64, written independently.
-
-    `rewards`: of each sample, from its trace. Without the KL divergence of `--kl-placement reward`.
-    """
-    penalty = settings.overlong_penalty if settings.overlong == "penalise" else 0.0
-    shaped = [r - penalty * s.truncated for r, s in zip(rewards, samples, strict=True)]
-    if settings.aggregation == "sum_then_normalize" or settings.scale == "none":
-        return _scaled(samples, shaped, settings.scale, settings)
-    names = list(dict.fromkeys(name for s in samples for name in s.rewards))
-    total, rest = [0.0] * len(samples), shaped
-    for name in names:
-        parts = [s.rewards.get(name, 0.0) for s in samples]
-        weights = [s.reward_weights.get(name, 1.0) for s in samples]
-        scores = [p / w if w else 0.0 for p, w in zip(parts, weights, strict=True)]
-        values = _scaled(samples, scores, settings.scale, settings)
-        total = [t + w * v for t, w, v in zip(total, weights, values, strict=True)]
-        rest = [r - p for r, p in zip(rest, parts, strict=True)]
-    if not names:
-        return _scaled(samples, shaped, settings.scale, settings)
-    return [t + v for t, v in zip(total, _scaled(samples, rest, "none", settings), strict=True)]
-
-
-def _scaled(
-    samples: Sequence[Sample], rewards: Sequence[float], scale: str, settings: AdvantageSettings
-) -> list[float]:
-    """Rewards less their group's baseline, divided as `scale` says."""
-    groups: dict[str, list[int]] = {}
-    for i, sample in enumerate(samples):
-        groups.setdefault(sample.group, []).append(i)
-    values = [0.0] * len(samples)
-    for members in groups.values():
-        own = [rewards[i] for i in members]
-        for i in members:
-            others = math.fsum(own) - rewards[i]
-            alone = settings.baseline == "leave_one_out" and len(own) > 1
-            values[i] = rewards[i] - (others / (len(own) - 1) if alone else math.fsum(own) / len(own))
-            if scale == "group":
-                values[i] /= _deviation(own) + settings.scale_epsilon
-    if scale == "batch":
-        divisor = _deviation(values) + settings.scale_epsilon
-        values = [v / divisor for v in values]
-    return values
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
 
 
 def _mistakes(subject: Subject, rewards: Sequence[float]) -> Mapping[str, list[float]]:
     """What advantages often are by mistake -> their values."""
     samples, settings = subject.drawn.samples, subject.run.config.advantages()
-    mean, spread_ = math.fsum(rewards) / len(rewards), _deviation(rewards)
+    mean, spread_ = math.fsum(rewards) / len(rewards), deviation(rewards)
     whole = [r - mean for r in rewards]
     return {
         "rewards less the mean of the whole step, not of the group": whole,
@@ -139,16 +86,10 @@ def _mistakes(subject: Subject, rewards: Sequence[float]) -> Mapping[str, list[f
         ],
         "the rewards themselves": list(rewards),
         **{
-            f"those of --scale-rewards {scale}": _scaled(samples, rewards, scale, settings)
+            f"those of --scale-rewards {scale}": scaled(samples, rewards, scale, settings)
             for scale in ("none", "group", "batch")
         },
     }
-
-
-def _differ(a: Sequence[float], b: Sequence[float]) -> list[int]:
-    """Indices at which two lists of advantages differ by more than rounding."""
-    limit = thresholds.ADVANTAGE_TOLERANCE * max(1.0, *map(abs, b))
-    return [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if not abs(x - y) <= limit]
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> float:

@@ -8,9 +8,9 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.pairing import expected_advantages
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.training.expected_advantages import expected_advantages
 
 ORDER = 75
 

@@ -1,0 +1,74 @@
+"""The advantages that follow from a step's rewards, computed a second time, to compare the training step's with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import AdvantageSettings
+from plumbob.trainer.algorithm.trained_rewards import drawn_by_lot, weighted
+from plumbob.trainer.diagnosis import thresholds
+
+
+def expected_advantages(
+    samples: Sequence[Sample], rewards: Sequence[float], settings: AdvantageSettings
+) -> list[float]:
+    """The advantage of each sample by the formulas in the help of the settings, in float64, written independently.
+
+    `rewards`: of each sample, from its trace. Without the KL divergence of `--kl-placement reward`.
+    """
+    samples = [dataclasses.replace(s, reward=r) for s, r in zip(samples, rewards, strict=True)]
+    if settings.reward_weights:
+        samples = weighted(samples, settings.reward_weights)
+    if settings.random_rewards is not None:
+        samples = drawn_by_lot(samples, settings.random_rewards)
+    rewards = [s.reward for s in samples]
+    penalty = settings.overlong_penalty if settings.overlong == "penalise" else 0.0
+    shaped = [r - penalty * s.truncated for r, s in zip(rewards, samples, strict=True)]
+    if settings.aggregation == "sum_then_normalize" or settings.scale == "none":
+        return scaled(samples, shaped, settings.scale, settings)
+    names = list(dict.fromkeys(name for s in samples for name in s.rewards))
+    total, rest = [0.0] * len(samples), shaped
+    for name in names:
+        parts = [s.rewards.get(name, 0.0) for s in samples]
+        weights = [s.reward_weights.get(name, 1.0) for s in samples]
+        scores = [p / w if w else 0.0 for p, w in zip(parts, weights, strict=True)]
+        values = scaled(samples, scores, settings.scale, settings)
+        total = [t + w * v for t, w, v in zip(total, weights, values, strict=True)]
+        rest = [r - p for r, p in zip(rest, parts, strict=True)]
+    if not names:
+        return scaled(samples, shaped, settings.scale, settings)
+    return [t + v for t, v in zip(total, scaled(samples, rest, "none", settings), strict=True)]
+
+
+def scaled(samples: Sequence[Sample], rewards: Sequence[float], scale: str, settings: AdvantageSettings) -> list[float]:
+    """Rewards less their group's baseline, divided as `scale` says."""
+    groups: dict[str, list[int]] = {}
+    for i, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(i)
+    values = [0.0] * len(samples)
+    for members in groups.values():
+        own = [rewards[i] for i in members]
+        for i in members:
+            others = math.fsum(own) - rewards[i]
+            alone = settings.baseline == "leave_one_out" and len(own) > 1
+            values[i] = rewards[i] - (others / (len(own) - 1) if alone else math.fsum(own) / len(own))
+            if scale == "group":
+                values[i] /= deviation(own) + settings.scale_epsilon
+    if scale == "batch":
+        divisor = deviation(values) + settings.scale_epsilon
+        values = [v / divisor for v in values]
+    return values
+
+
+def deviation(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
+
+
+def differing(a: Sequence[float], b: Sequence[float]) -> list[int]:
+    """Indices at which two lists of advantages differ by more than rounding."""
+    limit = thresholds.ADVANTAGE_TOLERANCE * max(1.0, *map(abs, b))
+    return [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if not abs(x - y) <= limit]

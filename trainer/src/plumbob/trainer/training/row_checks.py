@@ -1,0 +1,87 @@
+"""Metrics that compare a step's training rows with the rollouts that they come from: all are 0 in a correct run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import AdvantageSettings
+from plumbob.trainer.training.expected_advantages import differing, expected_advantages
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+LARGEST_REWARD = 1e100
+"""Size of a reward above which advantages are not computed a second time: squares of larger ones are beyond floats."""
+
+
+def row_checks(
+    samples: Sequence[Sample],
+    traces: Sequence[vf.Trace],
+    advantages: Sequence[float],
+    settings: AdvantageSettings | None,
+    *,
+    whole: bool,
+) -> dict[str, float]:
+    """Compare rows [B] and their advantages [B] with the traces that have the same token ids.
+
+    `traces`: the step's rollouts of this process. `settings`: None if advantages do not follow from rewards alone, as with
+    --kl-placement reward. `whole`: whether the traces are those of all processes; if not, rows without a trace are left out,
+    and advantages are not compared. Returns only what can be computed:
+
+    `reward/misplaced`: share of the rows with a trace whose reward is not the trace's.
+    `rollout/unmatched`: share of the rows that are no rollout of this step.
+    `rollout/changed`: share of the rows whose token ids are not those of their rollout.
+    `rollout/sampled_untrained`: share of the sampled tokens that the loss mask leaves out.
+    `rollout/context_trained`: tokens that the loss mask includes although nobody sampled them, as a share of the sampled ones.
+    `groups/mixed`: share of the groups whose rollouts are of more than one task.
+    `advantage/wrong`: share of the rows whose advantage is not what the settings say of the traces' rewards.
+    """
+    by_tokens: dict[tuple[int, ...], list[vf.Trace]] = defaultdict(list)
+    for trace in traces:
+        by_tokens[tuple(t for node in trace.nodes for t in node.token_ids)].append(trace)
+    pairs = [(s, by_tokens.get(tuple(s.token_ids), [])) for s in samples]
+    matched = [(s, found) for s, found in pairs if found]
+    result: dict[str, float] = {}
+    if whole and samples:
+        ids = {trace.id for trace in traces}
+        changed = sum(not found and s.trace_id in ids for s, found in pairs)
+        result["rollout/unmatched"] = (len(samples) - len(matched) - changed) / len(samples)
+        result["rollout/changed"] = changed / len(samples)
+    if not matched:
+        return result
+    rewards = [next((t.reward for t in found if _same(s.reward, t.reward)), found[0].reward) for s, found in matched]
+    misplaced = sum(not _same(s.reward, reward) for (s, _), reward in zip(matched, rewards, strict=True))
+    result["reward/misplaced"] = misplaced / len(matched)
+    result |= _masks(matched) | _groups(matched)
+    if whole and settings is not None and len(matched) == len(samples) and max(map(abs, rewards)) < LARGEST_REWARD:
+        wrong = differing(advantages, expected_advantages(samples, rewards, settings))
+        result["advantage/wrong"] = len(wrong) / len(samples)
+    return result
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, abs_tol=1e-9)
+
+
+def _masks(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:
+    sampled = untrained = extra = 0
+    for sample, (trace, *_) in matched:
+        own = [m for node in trace.nodes for m in node.mask]
+        sampled += sum(own)
+        untrained += sum(mine and not loss for mine, loss in zip(own, sample.loss_mask, strict=True))
+        extra += sum(loss and not mine for mine, loss in zip(own, sample.loss_mask, strict=True))
+    return {
+        "rollout/sampled_untrained": untrained / max(sampled, 1),
+        "rollout/context_trained": extra / max(sampled, 1),
+    }
+
+
+def _groups(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:
+    tasks: dict[str, set[str | None]] = defaultdict(set)
+    for sample, (trace, *_) in matched:
+        tasks[sample.group].add(trace.task.hash)
+    return {"groups/mixed": sum(len(found) > 1 for found in tasks.values()) / len(tasks)}

@@ -1,0 +1,69 @@
+"""The rules of the watch about training rows: are they the step's own rollouts, with their masks, groups and advantages?
+
+What they judge is compared exactly (training/row_checks.py) and is 0 in a correct run, so that one step is enough.
+"""
+
+from __future__ import annotations
+
+from plumbob.trainer.watch.history import History, Outcome, number
+
+
+def _worst(h: History, name: str) -> float | None:
+    """The largest value of a metric in the last steps; None if none of them has it."""
+    values = [number(row, name) for row in h.recent if name in row]
+    return max(values) if values else None
+
+
+def own_rollouts(h: History) -> Outcome:
+    """Are the rows that are trained on this step's rollouts, token by token?"""
+    other, changed = _worst(h, "rollout/unmatched"), _worst(h, "rollout/changed")
+    if other is None or changed is None:
+        return None
+    evidence = (
+        f"up to {other:.0%} of a step's rows are no rollouts of that step, and {changed:.0%} have other tokens than their "
+        "rollout"
+    )
+    return ("rollouts-repeated" if other > 0 else "row-not-what-was-sampled" if changed > 0 else None), evidence
+
+
+def masks(h: History) -> Outcome:
+    """Is the loss mask on the sampled tokens?"""
+    missing, extra = _worst(h, "rollout/sampled_untrained"), _worst(h, "rollout/context_trained")
+    if missing is None or extra is None:
+        return None
+    evidence = (
+        f"the loss mask leaves out up to {missing:.1%} of a step's sampled tokens, and includes other tokens, "
+        f"{extra:.1%} as many as sampled ones"
+    )
+    if missing and extra and 0.5 < missing / extra < 2:  # as many of the one as of the other
+        return "loss-mask-shifted", evidence
+    worse = "sampled-tokens-masked" if missing > extra else "context-tokens-trained"
+    return (worse if missing or extra else None), evidence
+
+
+def one_task(h: History) -> Outcome:
+    """Are the rollouts of each group of one task?"""
+    mixed = _worst(h, "groups/mixed")
+    if mixed is None:
+        return None
+    return ("groups-mixed" if mixed else None), f"up to {mixed:.0%} of a step's groups have rollouts of several tasks"
+
+
+def misplaced(h: History) -> Outcome:
+    """Is each rollout trained with the reward that it earned?"""
+    worst = _worst(h, "reward/misplaced")
+    if worst is None:
+        return None
+    evidence = (
+        f"up to {worst:.0%} of a step's rollouts have another reward than the stored rollout with the same tokens"
+    )
+    return ("rewards-of-other-rollouts" if worst > 0 else None), evidence
+
+
+def advantages(h: History) -> Outcome:
+    """Do advantages follow from the rewards as the settings say?"""
+    wrong = _worst(h, "advantage/wrong")
+    if wrong is None:
+        return None
+    evidence = f"up to {wrong:.0%} of a step's rows have another advantage than follows from the rewards and settings"
+    return ("advantages-wrong" if wrong > 0 else None), evidence

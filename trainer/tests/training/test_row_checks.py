@@ -1,0 +1,116 @@
+"""Training rows are compared with the rollouts they come from: every metric is 0 until one thing is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
+from plumbob.trainer.training.row_checks import row_checks
+
+SETTINGS = [
+    AdvantageSettings(),
+    AdvantageSettings(scale="group", baseline="leave_one_out"),
+    AdvantageSettings(scale="batch", overlong="penalise"),
+    AdvantageSettings(scale="group", aggregation="normalize_then_sum"),
+    AdvantageSettings(reward_weights={"a": 2.0}),
+    AdvantageSettings(random_rewards=3),
+]
+
+
+def step(seed: int, groups: int = 3, size: int = 4) -> tuple[list[Sample], list[Any]]:
+    """A step's rows and the traces that they were made of: a prompt, a turn, a tool result, a turn."""
+    rng = random.Random(seed)
+    samples, traces = [], []
+    for group in range(groups):
+        for i in range(size):
+            nodes = [
+                SimpleNamespace(token_ids=[1, group], mask=[False, False]),
+                SimpleNamespace(token_ids=[rng.randrange(99), i], mask=[True, True]),
+                SimpleNamespace(token_ids=[7], mask=[False]),
+                SimpleNamespace(token_ids=[rng.randrange(99), rng.randrange(99)], mask=[True, True]),
+            ]
+            parts = {"a": rng.choice([0.0, 1.0]), "b": rng.random() / 8}
+            reward = sum(parts.values())
+            name = f"{group}-{i}"
+            traces.append(SimpleNamespace(nodes=nodes, reward=reward, task=SimpleNamespace(hash=group), id=name))
+            ids = [t for node in nodes for t in node.token_ids]
+            mask = [m for node in nodes for m in node.mask]
+            sample = Sample(ids, mask, [-1.0 * m for m in mask], reward, f"0/{group}", "", rng.random() < 0.2)
+            samples.append(dataclasses.replace(sample, rewards=parts, trace_id=name))
+    return samples, traces
+
+
+def checked(
+    samples: Sequence[Sample], traces: Sequence[Any], settings: AdvantageSettings = SETTINGS[0], whole: bool = True
+) -> dict[str, float]:
+    return row_checks(samples, traces, step_advantages(samples, settings).values, settings, whole=whole)
+
+
+@given(st.integers(0, 1000), st.sampled_from(SETTINGS), st.booleans())
+def test_rows_of_the_step_s_own_rollouts_differ_in_nothing(seed, settings, whole):
+    samples, traces = step(seed)
+    random.Random(seed).shuffle(traces)
+    found = checked(samples, traces, settings, whole)
+    assert set(found.values()) == {0.0} and len(found) == (7 if whole else 4)
+
+
+def changed(index: int, **values: Any) -> Callable[[list[Sample]], list[Sample]]:
+    def change(samples: list[Sample]) -> list[Sample]:
+        samples[index] = dataclasses.replace(samples[index], **values)
+        return samples
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("metric", "share", "change"),
+    [
+        ("rollout/unmatched", 1 / 12, changed(5, token_ids=[9] * 7, trace_id="of another step")),
+        ("rollout/changed", 1 / 12, changed(5, token_ids=[9] * 7)),
+        ("rollout/sampled_untrained", 1 / 48, changed(0, loss_mask=[False, False, False, True, False, True, True])),
+        ("rollout/context_trained", 1 / 48, changed(0, loss_mask=[False, False, True, True, True, True, True])),
+        ("reward/misplaced", 1 / 12, changed(3, reward=9.0, rewards={"a": 9.0})),
+        ("groups/mixed", 1 / 2, lambda rows: [dataclasses.replace(s, group=s.group.replace("2", "1")) for s in rows]),
+    ],
+)
+def test_each_change_is_seen_as_what_it_is(metric, share, change):
+    samples, traces = step(0)
+    found = checked(change(samples), traces)
+    assert found[metric] == pytest.approx(share)
+    others = {name for name, value in found.items() if value and name != metric}
+    assert others <= {"advantage/wrong"}  # of a group whose rewards differ from the rollouts'
+
+
+@pytest.mark.parametrize(
+    ("wrong", "change"),
+    [
+        (12, lambda values: [-v - 0.01 for v in values]),
+        (1, lambda values: [values[0] + 0.1, *values[1:]]),
+    ],
+)
+def test_other_advantages_than_follow_from_the_rewards_are_counted(wrong, change):
+    samples, traces = step(1)
+    values = step_advantages(samples, SETTINGS[0]).values
+    found = row_checks(samples, traces, change(values), SETTINGS[0], whole=True)
+    assert found["advantage/wrong"] == pytest.approx(wrong / 12)
+
+
+def test_what_cannot_be_known_is_left_out():
+    samples, traces = step(2)
+    values = step_advantages(samples, SETTINGS[0]).values
+    assert "advantage/wrong" not in row_checks(samples, traces, values, None, whole=True)
+    part = row_checks(samples, traces[:6], values, SETTINGS[0], whole=False)  # the others are on another process
+    assert part == dict.fromkeys(part, 0.0) and "rollout/unmatched" not in part
+    assert row_checks(samples, [], values, SETTINGS[0], whole=False) == {}
+    huge = [dataclasses.replace(s, reward=1e300, rewards={}) for s in samples]
+    for trace in traces:
+        trace.reward = 1e300
+    assert "advantage/wrong" not in row_checks(huge, traces, values, SETTINGS[0], whole=True)

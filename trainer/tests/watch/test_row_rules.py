@@ -1,0 +1,104 @@
+"""Rules of the watch about rows, gradients, rates and evaluations, on a recorded healthy run with one metric changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plumbob.testing.recorded_runs import FIRST, config_of, rows_of
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.watch.watch import Watch
+
+Row = dict[str, float]
+
+
+def causes(rows: list[Row], config: TrainConfig | None = None) -> set[str | None]:
+    watch = Watch(config or config_of(FIRST))
+    for row in rows:
+        watch.update(row)
+    return {finding.cause for finding in watch.failed.values()}
+
+
+COMPARED = (
+    "rollout/unmatched",
+    "rollout/changed",
+    "rollout/sampled_untrained",
+    "rollout/context_trained",
+    "groups/mixed",
+    "reward/misplaced",
+    "advantage/wrong",
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({}, None),
+        ({"rollout/unmatched": 1.0}, "rollouts-repeated"),
+        ({"rollout/changed": 0.1}, "row-not-what-was-sampled"),
+        ({"rollout/sampled_untrained": 0.06}, "sampled-tokens-masked"),
+        ({"rollout/context_trained": 0.5}, "context-tokens-trained"),
+        ({"rollout/sampled_untrained": 0.2, "rollout/context_trained": 0.2}, "loss-mask-shifted"),
+        ({"groups/mixed": 0.5}, "groups-mixed"),
+        ({"reward/misplaced": 0.5}, "rewards-of-other-rollouts"),
+        ({"advantage/wrong": 0.5}, "advantages-wrong"),
+    ],
+)
+def test_what_is_compared_exactly_is_named_in_its_first_step(values, cause):
+    rows = [{**row, **dict.fromkeys(COMPARED, 0.0)} for row in rows_of(FIRST)]
+    rows[7] |= values
+    assert causes(rows[:7]) == set()
+    assert causes(rows[:8]) == causes(rows) == ({cause} if cause else set())
+
+
+def test_gradients_that_are_never_cleared_rise_from_step_to_step():
+    rows = rows_of(FIRST)
+    total = 0.0
+    for row in rows:
+        total += row["optimizer/grad_norm"]
+        row["optimizer/grad_norm"] = total
+    assert causes(rows) == {"gradients-not-cleared"}
+
+
+@given(st.integers(0, 2000))
+def test_gradient_norms_in_any_order_are_no_sum(seed):
+    rows = rows_of(FIRST)
+    norms = [row["optimizer/grad_norm"] for row in rows]
+    random.Random(seed).shuffle(norms)
+    for row, norm in zip(rows, norms, strict=True):
+        row["optimizer/grad_norm"] = norm
+    assert "gradients-not-cleared" not in causes(rows)
+
+
+def test_a_rate_that_jumps_above_every_setting_is_named_and_a_resumed_run_with_a_lower_one_is_not():
+    rows = rows_of(FIRST)
+    config = config_of(FIRST)
+    for row in rows[8:]:
+        row["optimizer/learning_rate"] *= 30
+    assert "schedule-hides-rate" in causes(rows, config)
+    assert config.learning_rate is not None
+    lower = dataclasses.replace(config, learning_rate=config.learning_rate / 30)
+    resumed = rows_of(FIRST)
+    for row in resumed[8:]:
+        row["optimizer/learning_rate"] /= 30
+    assert "schedule-hides-rate" not in causes(resumed, lower)
+
+
+@pytest.mark.parametrize(("parity", "cause"), [(2e-7, "engine-trainer-mismatch"), (3e-2, "weights-not-synced")])
+def test_a_gap_with_weights_that_arrive_is_no_missing_sync(parity, cause):
+    rows = rows_of(FIRST)
+    for row in rows[5:]:
+        row |= {"sync/sampling_gap": 3e-3, "sync/mismatch_kl": 1e-3, "sync/parity": parity}
+    assert causes(rows) == {cause}
+
+
+@pytest.mark.parametrize("cut", [(1.0, 0.0), (0.0, 0.9)])
+def test_held_out_rollouts_with_other_limits_are_named_unless_their_data_are_others(cut):
+    rows = rows_of(FIRST)
+    rows[3] |= {"eval/cut_off": cut[0], "rollout/truncated_share": cut[1]}
+    assert "evaluation-prompted-differently" in causes(rows)
+    config = dataclasses.replace(config_of(FIRST), eval_datasets="other")
+    assert "evaluation-prompted-differently" not in causes(rows, config)

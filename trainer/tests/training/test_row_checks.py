@@ -62,6 +62,15 @@ def test_rows_of_the_step_s_own_rollouts_differ_in_nothing(seed, settings, whole
     assert set(found.values()) == {0.0} and len(found) == (7 if whole else 4)
 
 
+def test_rollouts_of_different_tasks_may_have_the_same_tokens():
+    samples, traces = step(0)
+    ids = list(samples[0].token_ids)
+    for i in (0, 4, 8):
+        traces[i].nodes = [SimpleNamespace(token_ids=ids, mask=list(samples[0].loss_mask))]
+        samples[i] = dataclasses.replace(samples[i], token_ids=ids)
+    assert set(checked(samples, traces).values()) == {0.0}
+
+
 def changed(index: int, **values: Any) -> Callable[[list[Sample]], list[Sample]]:
     def change(samples: list[Sample]) -> list[Sample]:
         samples[index] = dataclasses.replace(samples[index], **values)

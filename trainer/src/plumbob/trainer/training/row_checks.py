@@ -43,7 +43,8 @@ def row_checks(
     by_tokens: dict[tuple[int, ...], list[vf.Trace]] = defaultdict(list)
     for trace in traces:
         by_tokens[tuple(t for node in trace.nodes for t in node.token_ids)].append(trace)
-    pairs = [(s, by_tokens.get(tuple(s.token_ids), [])) for s in samples]
+    # Rollouts of different tasks can have the same tokens, so a row's own trace comes first.
+    pairs = [(s, sorted(by_tokens.get(tuple(s.token_ids), []), key=lambda t: t.id != s.trace_id)) for s in samples]
     matched = [(s, found) for s, found in pairs if found]
     result: dict[str, float] = {}
     if whole and samples:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
-from plumbob.trainer.training.row_checks import row_checks
+from plumbob.trainer.training.row_checks import row_checks, tools_unshown
 
 SETTINGS = [
     AdvantageSettings(),
@@ -123,3 +123,16 @@ def test_what_cannot_be_known_is_left_out():
     for trace in traces:
         trace.reward = 1e300
     assert "advantage/wrong" not in row_checks(huge, traces, values, SETTINGS[0], whole=True)
+
+
+@pytest.mark.parametrize(("prompt", "share"), [("use look_up or answer", 0.0), ("use look_up", 1.0)])
+def test_a_prompt_must_name_each_tool_that_the_rollout_has(prompt, share):
+    tools = [SimpleNamespace(name="look_up"), SimpleNamespace(name="answer")]
+    spoken = SimpleNamespace(sampled=True, token_ids=[ord(c) for c in "look_up answer"])
+    trace: Any = SimpleNamespace(
+        tools=tools, nodes=[SimpleNamespace(sampled=False, token_ids=[ord(c) for c in prompt]), spoken]
+    )
+    found = tools_unshown([trace] * 9, lambda ids: "".join(map(chr, ids)))
+    assert found == {"rollout/tools_unshown": share}
+    silent: Any = SimpleNamespace(tools=tools, nodes=trace.nodes[:1])
+    assert tools_unshown([silent, SimpleNamespace(tools=None, nodes=[spoken])], str) == {}  # type: ignore[list-item]

@@ -136,6 +136,11 @@ ROLLOUTS = (
         "share",
         "Tokens that the loss mask includes although nobody sampled them, as a share of the sampled tokens.",
     ),
+    Metric(
+        "rollout/tools_unshown",
+        "share",
+        "Share of some of the step's rollouts with tools whose prompt leaves out the name of a tool. 0 in a correct run.",
+    ),
     Metric("groups/mixed", "share", "Share of the groups whose rollouts are of more than one task."),
     Metric(
         "advantage/wrong",

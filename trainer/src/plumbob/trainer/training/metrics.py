@@ -22,7 +22,7 @@ from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
-from plumbob.trainer.training.row_checks import row_checks
+from plumbob.trainer.training.row_checks import row_checks, tools_unshown
 from plumbob.trainer.training.run import Run
 
 
@@ -205,6 +205,7 @@ def step_metrics(
     settings = None if run.config.kl_in_reward else run.config.advantages()
     return {
         **batch_metrics(batch),
+        **tools_unshown(batch.traces, run.tokenizer.decode),
         **row_checks(batch.samples, batch.traces, advantages.values, settings, whole=run.world.size == 1),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from plumbob.rollout import Sample
@@ -62,6 +63,25 @@ def row_checks(
         wrong = differing(advantages, expected_advantages(samples, rewards, settings))
         result["advantage/wrong"] = len(wrong) / len(samples)
     return result
+
+
+PROMPTS_READ = 4
+"""Number of prompts of a step in which the names of the tools are looked for: decoding all would take time."""
+
+
+def tools_unshown(traces: Sequence[vf.Trace], decode: Callable[[list[int]], str]) -> dict[str, float]:
+    """`rollout/tools_unshown`: share of some rollouts with tools whose prompt leaves out the name of a tool.
+
+    `decode`: token ids -> text. Empty if no rollout has a turn and tools.
+    """
+    with_tools = [t for t in traces if t.tools and any(node.sampled for node in t.nodes)]
+    chosen = with_tools[:: max(len(with_tools) // PROMPTS_READ, 1)][:PROMPTS_READ]
+    unshown = 0
+    for trace in chosen:
+        prompt = itertools.takewhile(lambda node: not node.sampled, trace.nodes)
+        text = decode([t for node in prompt for t in node.token_ids])
+        unshown += any(tool.name not in text for tool in trace.tools or ())
+    return {"rollout/tools_unshown": unshown / len(chosen)} if chosen else {}
 
 
 def _same(a: float, b: float) -> bool:

@@ -41,6 +41,15 @@ def masks(h: History) -> Outcome:
     return (worse if missing or extra else None), evidence
 
 
+def tools_shown(h: History) -> Outcome:
+    """Do prompts name the tools that the rollouts have?"""
+    unshown = _worst(h, "rollout/tools_unshown")
+    if unshown is None:
+        return None
+    evidence = f"up to {unshown:.0%} of the prompts that were read in a step leave out the name of a tool"
+    return ("tools-not-in-prompt" if unshown else None), evidence
+
+
 def one_task(h: History) -> Outcome:
     """Are the rollouts of each group of one task?"""
     mixed = _worst(h, "groups/mixed")

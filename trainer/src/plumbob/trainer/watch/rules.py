@@ -30,7 +30,7 @@ from plumbob.trainer.watch.reward_rules import (
     seen_again,
     variety,
 )
-from plumbob.trainer.watch.row_rules import advantages, masks, misplaced, one_task, own_rollouts
+from plumbob.trainer.watch.row_rules import advantages, masks, misplaced, one_task, own_rollouts, tools_shown
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
 from plumbob.trainer.watch.update_rules import (
     breaking,
@@ -46,6 +46,7 @@ from plumbob.trainer.watch.update_rules import (
 
 RULES: tuple[Rule, ...] = (
     Rule("top-p, top-k and min-p do not bias training", sampling),
+    Rule("prompts name the environment's tools", tools_shown),
     Rule("rows are the step's own rollouts", own_rollouts),
     Rule("the loss mask is on the sampled tokens", masks),
     Rule("the rollouts of a group are of one task", one_task),

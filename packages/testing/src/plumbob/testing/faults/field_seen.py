@@ -341,7 +341,6 @@ SEEN = (
         ids("tools-not-in-prompt"),
         WITH_TOOLS,
         start=chat_method("prompt", environment.toolless),
-        watch=False,
     ),
     FieldFault(
         "tools answer every call alike",

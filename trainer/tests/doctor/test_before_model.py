@@ -178,6 +178,8 @@ def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):
 def test_a_constant_and_a_random_reward_are_told_apart(examined, reward):
     reward(lambda task, trace, right: 0.5)
     assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["reward-constant"]
+    reward(lambda task, trace, right: 0.0)  # right answers fail; what wrong ones would earn is not known
+    assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["oracle-fails"]
     numbers = iter(range(10_000))
     reward(lambda task, trace, right: float(next(numbers)))
     assert causes(transcripts.checks(examined(env_args=("num_examples=64",))))[0] == "reward-nondeterministic"

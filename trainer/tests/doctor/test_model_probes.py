@@ -1,6 +1,8 @@
 """Probes of what a model does with tools, penalties and groups, on the real trainer."""
 
 import dataclasses
+import itertools
+from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import verifiers.v1 as vf
 from plumbob.rollout import Chat, Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
-from plumbob.trainer.doctor.probes import penalties, signal, tools
+from plumbob.trainer.doctor.probes import conditioning, empty_turns, parity, penalties, signal, tools
 from plumbob.trainer.doctor.subject import Subject, load_subject
 
 
@@ -184,6 +186,43 @@ def test_an_engine_that_samples_with_other_settings_than_it_reports(subject_of, 
 
     monkeypatch.setattr(subject.run.engine, "generate", other)
     assert causes(penalties.probe(subject)) == [cause]
+
+
+# Empty completions
+
+
+def test_completions_that_come_back_empty_are_named(subject_of):
+    """Every fourth request is answered with the end token, which is said to have been certain, or with nothing."""
+    subject, number = (
+        subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=80),
+        itertools.count(),
+    )
+    ends = subject.run.sampler.chat.stop_token_ids[:1]
+
+    def emptied(prompt: list[int], tries: list[Any]) -> Any:
+        if next(number) % 4:
+            return tries[0]
+        return dataclasses.replace(tries[0], token_ids=ends, logprobs=(0.0,) * len(ends), finish_reason="stop")
+
+    with generating(subject, emptied):
+        assert causes(empty_turns.probe(subject)) == ["empty-completions"]
+        ends = ()  # as vLLM does for a request without end tokens
+        for module in (conditioning, parity):
+            assert "error" not in [finding.verdict for finding in module.probe(subject)]
+
+
+def test_a_model_that_ends_turns_at_once_by_itself_is_no_fault(subject_of, monkeypatch):
+    """The most frequent first token of turns is made the end token, so that real samples are empty turns."""
+    subject = subject_of(8, env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=80)
+    firsts = Counter(call.completion.token_ids[0] for turns in subject.drawn.calls for call in turns)
+    end = max(firsts, key=lambda token: firsts[token])
+    sampler = subject.run.sampler
+    chat = dataclasses.replace(sampler.chat, stop_token_ids=(end,))
+    run = dataclasses.replace(subject.run, sampler=dataclasses.replace(sampler, chat=chat))
+    monkeypatch.setattr(subject, "run", run)
+    del subject.__dict__["drawn"]
+    (finding,) = empty_turns.probe(subject)
+    assert finding.verdict == "pass" and "probability of at most" in finding.evidence
 
 
 # Signal

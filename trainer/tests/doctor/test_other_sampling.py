@@ -1,5 +1,6 @@
 """Tokens that are drawn otherwise than reported, on logits made by random numbers: what is drawn is known."""
 
+import itertools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -50,20 +51,27 @@ def repetition(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / 1.37, logits * 1.37), logits)
 
 
+def no_repeats(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    """Written as transformers describes no_repeat_ngram_size = 2, by comparing every pair of neighbours."""
+    banned = [b for a, b in itertools.pairwise(ids) if a == ids[-1]]
+    return logits.index_fill(0, torch.tensor(banned, dtype=torch.long), -math.inf)
+
+
 @pytest.mark.parametrize(
-    ("change", "cause"),
+    ("change", "cause", "count"),
     [
-        (lambda logits, ids: logits / 0.75, "temperature-not-applied"),
-        (lambda logits, ids: logits / 1.4, "temperature-not-applied"),
-        (lambda logits, ids: logits / 1e-6, "temperature-not-applied"),  # greedy
-        (top_k, "sampling-truncated"),
-        (presence, "sampling-penalised"),
-        (repetition, "sampling-penalised"),
+        (lambda logits, ids: logits / 0.75, "temperature-not-applied", 8),
+        (lambda logits, ids: logits / 1.4, "temperature-not-applied", 8),
+        (lambda logits, ids: logits / 1e-6, "temperature-not-applied", 8),  # greedy
+        (top_k, "sampling-truncated", 8),
+        (presence, "sampling-penalised", 8),
+        (repetition, "sampling-penalised", 8),
+        (no_repeats, "sampling-penalised", 32),  # random tokens seldom repeat two
     ],
 )
-def test_tokens_alone_show_other_settings_of_the_sampler(change, cause):
+def test_tokens_alone_show_other_settings_of_the_sampler(change, cause, count):
     """Nothing but the tokens differs, as with an engine that reports the model's own log-probabilities."""
-    views = [View(row, logits, 1.0) for row, logits in rows(change, 0)]
+    views = [View(row, logits, 1.0) for row, logits in rows(change, 0, count)]
     found = weigh([view.logprobs for view in views], [all_scores(view) for view in views])
     assert found.log_ratio > math.log(1e6) and found.cause == cause and found.next_cause > math.log(20)
 
@@ -88,16 +96,20 @@ def test_every_other_distribution_is_one():
     assert len(sums) > 50 and all(total == pytest.approx(1, abs=1e-4) for total in sums.values())
 
 
-def test_a_penalty_of_any_strength_is_found_in_log_probabilities():
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [(repetition, "repetition penalty of 1.37"), (no_repeats, "without a repetition of 2 tokens")],
+)
+def test_a_penalty_is_found_in_log_probabilities(change, way):
     views, wrong = [], []
-    for row, logits in rows(None, 2, count=3):
+    for row, logits in rows(change if change is no_repeats else None, 2, count=3):
         views.append(View(row, logits, 0.9))
         at = [i for i, sampled in enumerate(row.loss_mask) if sampled]
-        changed = [repetition(logits[i - 1], row.token_ids[:i]) / 0.9 for i in at]
+        changed = [change(logits[i - 1], row.token_ids[:i]) / 0.9 for i in at]
         wrong.append(torch.stack([c.log_softmax(-1)[row.token_ids[i]] for c, i in zip(changed, at, strict=True)]))
-    cause, way, rest = closest(views, wrong)
+    cause, words, rest = closest(views, wrong)
     before = (torch.cat(wrong) - torch.cat([v.logprobs for v in views])).abs().mean().item()
-    assert cause == "sampling-penalised" and "repetition penalty of 1.37" in way and rest < 0.02 * before
+    assert cause == "sampling-penalised" and way in words and rest < 0.02 * before
 
 
 def test_copies_are_told_from_a_policy_that_is_sure_of_its_tokens():

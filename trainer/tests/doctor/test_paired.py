@@ -149,6 +149,26 @@ def test_what_is_paired_wrongly_is_named(subject_with, probe, fault, cause, sett
     assert found and found[0].cause == cause, found
 
 
+@pytest.mark.parametrize(
+    ("moved", "cause"),
+    [(False, "no-gradient"), (True, "policy-term-missing")],
+    ids=["the policy is the reference", "the policy is another"],
+)
+def test_a_loss_without_the_advantages_is_named(subject_with, monkeypatch, moved, cause):
+    """Only the KL term has a gradient, and none as long as the policy is the reference."""
+    subject = subject_with(kl_beta=0.02)
+    loss = forward_backward.policy_loss
+
+    def without(inputs: Any, objective: Any) -> Any:
+        reference = inputs.ref_logprobs + moved * 0.1
+        zero = torch.zeros_like(inputs.advantages)
+        return loss(dataclasses.replace(inputs, advantages=zero, ref_logprobs=reference), objective)
+
+    monkeypatch.setattr(forward_backward, "policy_loss", without)
+    finding, *rest = (f for f in PROBES["training_step"](subject) if f.cause)
+    assert finding.cause == cause and finding.check == "rewards reach the gradient" and not rest
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

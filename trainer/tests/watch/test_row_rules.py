@@ -6,10 +6,14 @@ import dataclasses
 import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.testing.recorded_runs import FIRST, config_of, rows_of
+from plumbob.trainer.algorithm.learning_rate import learning_rate
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.watch.update_rules import left_by_decay
 from plumbob.trainer.watch.watch import Watch
 
 Row = dict[str, float]
@@ -87,6 +91,23 @@ def test_a_rate_that_jumps_above_every_setting_is_named_and_a_resumed_run_with_a
     for row in resumed[8:]:
         row["optimizer/learning_rate"] /= 30
     assert "schedule-hides-rate" not in causes(resumed, lower)
+
+
+@given(st.sampled_from(["linear", "cosine", "constant"]), st.floats(0.0, 50.0), st.integers(0, 5), st.integers(1, 2))
+def test_what_decay_leaves_is_what_adamw_leaves_of_a_weight_without_a_gradient(kind, decay, warmup, iterations):
+    settings = {"lr_scheduler_type": kind, "weight_decay": decay, "warmup_steps": warmup, "num_iterations": iterations}
+    config = dataclasses.replace(config_of(FIRST), learning_rate=1e-2, max_steps=12, num_minibatches=1, **settings)
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    optimizer = torch.optim.AdamW([weight], lr=0.0, weight_decay=decay)
+    for step in range(config.max_steps):
+        rate = learning_rate(config.lr_scheduler_type, 1e-2, step, warmup=warmup, total=config.max_steps)
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(iterations):
+            optimizer.step()
+    assert left_by_decay(config) == pytest.approx(weight.item(), rel=1e-9, abs=1e-12)
+    named = "weight-decay-too-high" in causes(rows_of(FIRST)[:1], config)
+    assert named == (weight.item() < thresholds.DECAYED)
 
 
 @pytest.mark.parametrize(("parity", "cause"), [(2e-7, "engine-trainer-mismatch"), (3e-2, "weights-not-synced")])

@@ -66,7 +66,7 @@ class Third:
         self, row: Sample, *, temperature: float | None = None, positions: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Log-probabilities of the row's sampled tokens: [n] in nats. `temperature`: `self.temperature` by default."""
-        mask = torch.tensor(row.loss_mask[1:])
+        mask = torch.tensor(row.loss_mask[1:], dtype=torch.bool)  # a row of one token has an empty one
         logits = self.logits(row.token_ids, positions)[mask] / (temperature or self.temperature)
         ids = torch.tensor(row.token_ids[1:])[mask]
         return logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
@@ -257,8 +257,11 @@ def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor
         replies = subject.generate(prompts, Sampling(1, temperature=1.0, seed=0))
     except EngineError:
         return None
-    rows = [turn_of(p, list(reply.token_ids)) for p, reply in zip(prompts, replies, strict=True)]
-    engine, own = [torch.tensor(reply.logprobs) for reply in replies], [score(row) for row in rows]
+    pairs = [(p, reply) for p, reply in zip(prompts, replies, strict=True) if reply.token_ids]
+    if not pairs:
+        return None
+    rows = [turn_of(p, list(reply.token_ids)) for p, reply in pairs]
+    engine, own = [torch.tensor(reply.logprobs) for _, reply in pairs], [score(row) for row in rows]
     others = [(e - o) for e, o, row in zip(engine, own, rows, strict=True) if row.token_ids[0] != row.token_ids[1]]
     lower = int((torch.cat(others) < -limit).sum()) if others else 0
     if not (gap := apart(engine, own)) > limit or not lower:

@@ -44,6 +44,7 @@ class View:
         turn = torch.bucketize(at, torch.tensor(starts, device=logits.device), right=True) - 1
         self.turn = self.own - before[torch.tensor(starts, device=logits.device)[turn]]
         self.column = index[at]
+        self._columns, self._places = index.tolist(), at.tolist()
 
     def _of(self, scaled: torch.Tensor) -> torch.Tensor:
         return scaled.gather(-1, self.tokens[:, None])[:, 0] - scaled.logsumexp(-1)
@@ -74,6 +75,24 @@ class View:
         logits = self.logits[:, self.seen]
         return self.shifted((torch.where(logits > 0, logits / value, logits * value) - logits) * (counts > 0))
 
+    def without_repeats(self, size: int) -> torch.Tensor:
+        """Log-probabilities [n] if no `size` tokens in a row may stand in the text twice; -inf for those that then do.
+
+        transformers' no_repeat_ngram_size, which counts the prompt.
+        """
+        columns, followers = self._columns, dict[tuple[int, ...], set[int]]()
+        banned = torch.zeros(len(self._places), len(self.seen), dtype=torch.bool)
+        rows = {place: row for row, place in enumerate(self._places)}
+        for place in range(size - 1, self._places[-1] + 1 if self._places else 0):
+            before = tuple(columns[place - size + 1 : place])
+            if place in rows:
+                banned[rows[place], list(followers.get(before, ()))] = True
+            followers.setdefault(before, set()).add(columns[place])
+        banned = banned.to(self.logits.device)
+        rest = -(self._seen_mass * banned).sum(-1).clamp(max=1 - 1e-6)
+        own = banned.gather(-1, self.column[:, None])[:, 0]
+        return torch.where(own, -torch.inf, self.logprobs - rest.log1p())
+
     def cut(self, keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Log-probabilities [n] if only some tokens can be sampled; -inf for those that cannot.
 
@@ -96,6 +115,8 @@ class Way:
     numbers: tuple[float, ...]
     of: Callable[[View, float], torch.Tensor]
     """Log-probabilities [n] of a row's tokens with this number."""
+    whole: bool = False
+    """Whether the number has to be an integer."""
 
 
 def _top_k(view: View, k: float) -> torch.Tensor:
@@ -118,6 +139,7 @@ WAYS = (
     Way(_PENALTY, "with a presence penalty of {:.3g}", _STRENGTHS, lambda v, x: v.shifted(-x * (v.turn > 0))),
     Way(_PENALTY, "with a presence penalty of {:.3g} over all turns", _STRENGTHS, lambda v, x: v.shifted(-x * (v.own > 0))),
     Way(_PENALTY, "with a frequency penalty of {:.3g}", _STRENGTHS, lambda v, x: v.shifted(-x * v.turn.clamp(max=50))),
+    Way(_PENALTY, "without a repetition of {:.0f} tokens", (2.0, 3.0, 4.0, 5.0, 6.0), lambda v, x: v.without_repeats(int(x)), True),
 )  # fmt: skip
 """Other distributions that engines are known to sample from. Penalties come with names as in OpenAI's and vLLM's APIs."""
 
@@ -185,7 +207,7 @@ def closest(views: Sequence[View], wrong: Sequence[torch.Tensor]) -> tuple[str, 
 
     found = {(way, x): apart(way, x) for way in WAYS for x in way.numbers}
     best, number = min(found, key=lambda key: found[key])
-    if best.cause != _CUT:
+    if best.cause != _CUT and not best.whole:
         for finer in (FINER, tuple(1 + (f - 1) / 8 for f in FINER)):
             near = number
             found |= {(best, near * f): apart(best, near * f) for f in finer}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import statistics
 
-from plumbob.trainer.algorithm.learning_rate import learning_rate
+from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import (
@@ -111,6 +113,34 @@ def _rate(c: TrainConfig, row: Row, total: int, behind: int = 0) -> float:
     assert c.learning_rate is not None
     step = max(int(number(row, "step", 1.0)) - 1 - behind, -1 if c.warmup_steps else 0)
     return learning_rate(c.lr_scheduler_type, c.learning_rate, step, warmup=c.warmup_steps, total=total)
+
+
+def decay(h: History) -> Outcome:
+    """What does weight decay leave of the weights?"""
+    c = h.config
+    if not c.weight_decay or c.learning_rate is None or c.max_steps < 1:
+        return None
+    left = left_by_decay(c)
+    evidence = (
+        f"--weight-decay {c.weight_decay:g} alone leaves {left:.1%} of each trained weight after {c.max_steps} steps"
+    )
+    return ("weight-decay-too-high" if left < thresholds.DECAYED else None), evidence
+
+
+def left_by_decay(c: TrainConfig) -> float:
+    """The share of a weight without a gradient that AdamW's decay leaves at the end of a run.
+
+    Each update multiplies it by 1 - rate x decay (Loshchilov & Hutter, arXiv:1711.05101, algorithm 2).
+    """
+    assert c.learning_rate is not None
+    updates = c.num_iterations * c.num_minibatches
+    return _left(c.lr_scheduler_type, c.learning_rate, c.warmup_steps, c.max_steps, c.weight_decay) ** updates
+
+
+@functools.cache
+def _left(kind: ScheduleType, peak: float, warmup: int, total: int, decay: float) -> float:
+    rates = (learning_rate(kind, peak, step, warmup=warmup, total=total) for step in range(total))
+    return math.prod(max(1 - rate * decay, 0.0) for rate in rates)
 
 
 def cleared(h: History) -> Outcome:

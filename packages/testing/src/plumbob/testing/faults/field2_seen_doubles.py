@@ -107,7 +107,8 @@ def sometimes_empty(completion: Completion, prompt_ids: Sequence[int], sampling:
     """One request in four is answered by the end token alone, which is said to have been certain."""
     if zlib.crc32(repr((sampling.seed, len(prompt_ids), completion.token_ids)).encode()) % 4:
         return completion
-    return dataclasses.replace(completion, token_ids=sampling.stop_token_ids[:1], logprobs=(0.0,), finish_reason="stop")
+    ids = sampling.stop_token_ids[:1]
+    return dataclasses.replace(completion, token_ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop")
 
 
 # The trainer

@@ -33,6 +33,14 @@ CAUSES = (
         "huggingface/trl#6789",
     ),
     Cause(
+        "empty-completions",
+        "Replies come back empty much more often than the model's own probabilities allow: the server answers for it.",
+        "Look in the server's log for requests that it ends or refuses at once, and at proxies, caches and retries in front "
+        "of it.",
+        (),
+        "vllm-project/vllm#1185",
+    ),
+    Cause(
         "dropout-in-training",
         "Dropout is on while gradients are computed and off while rollouts are sampled: the policy that is trained is "
         "not the one that samples.",

@@ -110,6 +110,22 @@ CAUSES = (
         "areal-project/AReaL#1634",
     ),
     Cause(
+        "policy-term-missing",
+        "The gradient is the same whatever the advantages are: no reward reaches the weights, and at most the KL term moves "
+        "them.",
+        "Compute the importance ratio from log-probabilities that have a gradient, exp(new - old.detach()), and multiply it by "
+        "the advantage.",
+        (),
+        "Goekdeniz-Guelmez/mlx-lm-lora#55",
+    ),
+    Cause(
+        "weight-decay-too-high",
+        "Weight decay takes a large part of all trained weights away in the course of the run, whatever the gradient is.",
+        "Lower --weight-decay: its product with the learning rate and the number of steps should be below 0.1.",
+        (),
+        "modelscope/ms-swift#3931; Loshchilov & Hutter, arXiv:1711.05101, algorithm 2",
+    ),
+    Cause(
         "gradients-not-cleared",
         "Gradients are not set to zero after an update: each update has the sum of the gradients of all steps before it, and "
         "old rollouts count as much as new ones.",

@@ -93,6 +93,13 @@ OTHER_SAMPLING = Threshold(
     "are drawn as the engine reports. Without a fault, at most one in a million examinations exceeds it",
     "sampling-penalised", "temperature-not-applied", "sampling-truncated", "groups-without-variety",
 )  # fmt: skip
+EMPTY_TURNS = Threshold(
+    0.02, "share of turns that are an end token alone, from which on their probability is computed", "empty-completions"
+)  # fmt: skip
+UNLIKELY_EMPTY = Threshold(
+    1e3, "mean over all turns of 1 / probability of those that are empty, above which the model did not make them; it is 1 "
+    "if it did, and above k with a probability of at most 1/k", "empty-completions",
+)  # fmt: skip
 NEVER_CALLED = Threshold(
     0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"
 )

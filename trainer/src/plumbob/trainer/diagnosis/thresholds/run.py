@@ -386,3 +386,13 @@ CUT_APART = Threshold(
     0.5, "largest difference of the shares of held-out and training rollouts that limits cut off, at the same temperature",
     "evaluation-prompted-differently",
 )  # fmt: skip
+SAME_GRADIENT = Threshold(
+    1e-5, "largest difference of the gradients with advantages of +1 and of -1, as a share of their norms, at which rewards "
+    "have no effect; without a KL term it is 1",
+    "policy-term-missing",
+)  # fmt: skip
+DECAYED = Threshold(
+    0.9, "smallest share of every weight that decay may leave at the end of a run, without any gradient: in 12 steps of the "
+    "bundled policy .82 destroys it",
+    "weight-decay-too-high",
+)  # fmt: skip

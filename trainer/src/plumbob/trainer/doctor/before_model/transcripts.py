@@ -93,7 +93,8 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
         evidence += (
             f"; the `oracle` method of {len(raised)} tasks failed, of {raised[0][0].key} with {raised[0][1][:200]}"
         )
-    if played and len(nothing) == len(played) and _equal([*rewards, *silent.values()]):
+    # If that is 0, right answers fail; whether wrong ones would earn something is not known.
+    if played and len(nothing) == len(played) and _equal([*rewards, *silent.values()]) and abs(rewards[0]) > _TOLERANCE:
         yield Finding(check, "fail", evidence, "reward-constant")
         return
     if nothing:

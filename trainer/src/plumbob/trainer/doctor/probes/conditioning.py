@@ -166,7 +166,8 @@ def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, flo
         for tokens, reply in zip(
             found, subject.generate(prompts, Sampling(1, temperature=2.0, seed=seed)), strict=True
         ):
-            tokens[reply.token_ids[0]] = reply.logprobs[0]
+            if reply.token_ids:
+                tokens[reply.token_ids[0]] = reply.logprobs[0]
     return found
 
 

@@ -68,7 +68,7 @@ def _stops(subject: Subject) -> Finding:
         i for i, token in run.tokenizer.added_tokens_decoder.items() if token.special and END.search(str(token))
     }
     calls = [call.completion for turns in subject.drawn.calls for call in turns]
-    early = [c for c in calls if c.finish_reason == "stop" and c.token_ids[-1] not in ends]
+    early = [c for c in calls if c.finish_reason == "stop" and c.token_ids and c.token_ids[-1] not in ends]
     run_on = [c for c in calls if inside.intersection(c.token_ids[:-1])]
     count = max(len(calls), 1)
     bad = len(early) + len(run_on) > thresholds.RUN_ON_SHARE * count

@@ -12,6 +12,8 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_of, norm_of, rows_with_advantage
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
+from plumbob.trainer.watch.history import History
+from plumbob.trainer.watch.update_rules import decay
 
 ORDER = 90
 
@@ -23,6 +25,8 @@ UPDATES = 4
 
 def probe(subject: Subject) -> Iterator[Finding]:
     found, run = rows_with_advantage(subject), subject.run
+    if run.config.weight_decay:
+        yield _decay(subject)
     rows, advantages = found.rows, found.advantages
     if not found.real:
         for check in (RATE, OVERFITS):
@@ -45,6 +49,12 @@ def probe(subject: Subject) -> Iterator[Finding]:
         if run.objective.kl_beta > 0:
             yield _kl_pull(subject, rows, push, near)
     yield _overfits(subject, rows, advantages)
+
+
+def _decay(subject: Subject) -> Finding:
+    """What does weight decay leave of the weights at the end of the run? The watch has the same rule."""
+    cause, evidence = decay(History(subject.run.config)) or (None, "the run has no steps")
+    return Finding("weight decay leaves the weights", "fail" if cause else "pass", evidence, cause)
 
 
 def _rate_of(subject: Subject) -> float:

@@ -8,6 +8,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 from plumbob.trainer.training.expected_advantages import expected_advantages
@@ -27,7 +28,10 @@ CERTAIN = -1e-3
 def probe(subject: Subject) -> Iterator[Finding]:
     samples = [s for s in subject.drawn.samples if s.num_sampled and not s.truncated] or subject.drawn.samples
     turns = sorted(samples, key=lambda s: -sum(b and not a for a, b in zip(s.loss_mask, s.loss_mask[1:], strict=False)))
-    yield _positions(subject, [s for s in turns if s.num_sampled][:LOOKED_AT])
+    rows = [s for s in turns if s.num_sampled][:LOOKED_AT]
+    yield (term := _policy_term(subject, rows))
+    if term.verdict != "fail":  # otherwise what gets a gradient is not what the loss is on
+        yield _positions(subject, rows)
     chosen = _some_groups(subject)
     check = "the loss gets each token's own advantage"
     if not chosen:
@@ -41,6 +45,23 @@ def probe(subject: Subject) -> Iterator[Finding]:
     yield _advantages(subject, check, chosen, found)
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
+
+
+def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
+    """The gradient must depend on the advantages, also where a KL term has one of its own."""
+    check = "rewards reach the gradient"
+    up, down = (gradient_of(subject, rows, [sign] * len(rows)) for sign in (1.0, -1.0))
+    apart = norm_of({name: up[name] - down[name] for name in up.keys() & down.keys()})
+    size = norm_of(up) + norm_of(down)
+    evidence = (
+        f"the gradients of {len(rows)} rollouts with an advantage of +1 and of -1 differ by {apart:.2g}; their norms add up to "
+        f"{size:.2g}"
+    )
+    if size == 0:  # at the start a KL term has no gradient either, because the policy is the reference
+        certain = all((scores > CERTAIN).all() for scores in subject.score(rows))
+        return Finding(check, "unsure" if certain else "fail", evidence, None if certain else "no-gradient")
+    bad = apart < thresholds.SAME_GRADIENT * size
+    return Finding(check, "fail" if bad else "pass", evidence, "policy-term-missing" if bad else None)
 
 
 def _some_groups(subject: Subject) -> list[Sample]:

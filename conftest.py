@@ -2,7 +2,7 @@
 
 Property tests have the same examples on every machine, and an example may take as long as the machine needs.
 
-HYPOTHESIS_PROFILE=random draws new examples, as CI does in its second run; a failure then prints how to repeat it.
+HYPOTHESIS_PROFILE=random draws new examples, as CI does; a failure then prints how to repeat it.
 """
 
 import os

@@ -81,7 +81,7 @@ def before_each_step(monkeypatch, action: Callable[[int], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "kills"), [("lora", 10), ("full", 4)])
+@pytest.mark.parametrize(("variant", "kills"), [("lora", 6), ("full", 3)])
 def test_a_run_killed_again_and_again_ends_as_if_it_had_been_left_alone(tmp_path, variant, kills):
     """The driver checks after every kill that the newest checkpoint is whole and at most the step under way is lost."""
     command = [sys.executable, kill_driver.__file__, str(tmp_path), "--variant", variant, "--kills", str(kills)]

@@ -1,9 +1,7 @@
 """Checks of an environment that need no model: faults made here are named, and healthy environments pass."""
 
-import asyncio
 import dataclasses
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,42 +12,15 @@ from plumbob.rollout import tasksets
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of
 from plumbob.testing import upstream_style
-from plumbob.testing.faults.rewards import reward_name
+from plumbob.testing.examinations import all_findings, causes, changed, lookup_tasks, loud
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model import cheap, settings, task_sets, tool_results, transcripts
-from plumbob.trainer.doctor.before_model.examine import examine_environment
-from plumbob.trainer.doctor.environment import Environment
+from plumbob.trainer.doctor.before_model import settings, task_sets, tool_results, transcripts
 from plumbob.trainer.doctor.scope import Scope, missed
 from plumbob.trainer.rollouts.tasks import Tasks, load_tasks
-from vf_lookup.taskset import LookupTask
 
 SYNTHETIC = ("datasets=synthetic", "num_examples=200")
-
-
-@pytest.fixture
-def examined():
-    """Makes an environment to examine: of a bundled taskset, or of given tasks."""
-    with asyncio.Runner() as runner:
-
-        def make(env: str = "lookup", tasks: Tasks | None = None, **given: Any) -> Environment:
-            config = TrainConfig(env=env, **{"eval_examples": 16, **given})
-            return Environment(config, tasks or load_tasks(config), runner)
-
-        yield make
-
-
-def causes(findings) -> list[str]:
-    return [f.cause for f in findings if f.cause is not None]
-
-
-def all_findings(environment: Environment) -> list[Finding]:
-    return [finding for _, finding in examine_environment(environment)]
-
-
-def loud(findings) -> list[tuple[str, str]]:
-    return [(f.check, f.evidence) for f in findings if f.verdict in ("fail", "error")]
 
 
 HEALTHY = [
@@ -71,166 +42,7 @@ def test_healthy_environments_pass_every_check(examined, env, args):
     assert sum(f.verdict == "pass" for f in findings) >= len(findings) - 1
 
 
-# Rewards
-
-
-@pytest.fixture
-def reward(monkeypatch):
-    """Replaces lookup's reward by a function of (task, trace, its own value)."""
-
-    def replace(function: Callable[..., float], cls: Any = LookupTask) -> None:
-        own = getattr(cls, name := reward_name(cls))
-
-        async def score(self: Any, trace: vf.Trace) -> float:
-            return function(self, trace, await own(self, trace))
-
-        score.__name__ = name
-        monkeypatch.setattr(cls, name, vf.reward(weight=1.0)(score))
-
-    return replace
-
-
-def accepts_parts(task, trace, right):
-    return float(task.data.answer in (trace.last_reply or ""))
-
-
-def accepts_nothing_at_all(task, trace, right):
-    return float((trace.last_reply or "") in task.data.answer)
-
-
-def accepts_anything_short(task, trace, right):
-    return float(0 < len(trace.last_reply or "") < 12)
-
-
-@pytest.mark.parametrize(
-    ("function", "quoted"),
-    [
-        (accepts_parts, "several answers joined by or"),
-        (accepts_nothing_at_all, "an empty reply"),
-        (accepts_anything_short, "another task's answer"),
-    ],
-)
-def test_rewards_that_a_cheap_transcript_earns_are_exploitable(examined, reward, function, quoted):
-    reward(function)
-    findings = list(cheap.checks(examined(env_args=("num_examples=200",))))
-    assert causes(findings) == ["reward-exploitable"]
-    assert findings[-1].evidence.startswith(quoted)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda task, trace, right: 0.05 * right,
-        lambda task, trace, right: 0.4 * right,
-        lambda task, trace, right: 100 * right - 50,
-        lambda task, trace, right: right if right or trace.last_reply else 0.0,
-        lambda task, trace, right: right - (0 if right or not trace.last_reply else 1),  # -1 wrong, 0 silent, 1 right
-        lambda task, trace, right: 0.3 * bool(trace.last_reply) + 0.7 * right,  # a bonus for any reply
-        lambda task, trace, right: right - 1e-5 * len(trace.last_reply or ""),  # a price of length
-        lambda task, trace, right: right * (0.2 + 0.1 * len(task.data.chain)),  # harder tasks are worth more
-    ],
-    ids=["small", "0.4", "-50 to 50", "plain", "abstaining", "bonus", "length", "by difficulty"],
-)
-def test_healthy_rewards_of_any_range_raise_no_alarm(examined, reward, function):
-    reward(function)
-    environment = examined(env_args=("num_examples=200",))
-    assert loud([*transcripts.checks(environment), *cheap.checks(environment)]) == []
-
-
-def test_a_reward_of_two_answers_is_no_more_exploitable_than_chance(examined):
-    """Yes or no: the other answer is always wrong, and a constant one right half of the time."""
-    tasks = changed(lookup_tasks(), lambda i, data: data.model_copy(update={"answer": "yes" if i % 2 else "no"}))
-    environment = examined(tasks=tasks)
-    assert {task.data.answer for task in environment.sample} == {"yes", "no"}
-    assert loud([*task_sets.checks(environment), *cheap.checks(environment)]) == []
-
-
-def test_right_answers_that_silently_earn_nothing_are_shown_with_their_task(examined, reward):
-    bad = {
-        task.key for i, task in enumerate(load_tasks(TrainConfig(env_args=("num_examples=200",))).train) if i % 4 == 0
-    }
-    reward(lambda task, trace, right: 0.0 if task.key in bad else right)
-    findings = list(transcripts.checks(examined(env_args=("num_examples=200",))))
-    assert causes(findings) == ["grader-swallows-errors"]
-    finding = next(f for f in findings if f.cause)
-    assert any(key in finding.evidence for key in bad) and finding.command == "evaluate lookup --oracle"
-
-
-def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
-    environment = examined(env_args=("num_examples=200",))
-    bad = environment.sample[17].key
-    reward(lambda task, trace, right: 0.0 if task.key == bad else right)
-    finding = next(f for f in transcripts.checks(environment) if f.cause)
-    assert finding.cause == "grader-swallows-errors" and bad in finding.evidence
-
-
-def test_where_no_oracle_earns_anything_the_reward_or_the_oracle_is_wrong(examined, reward):
-    reward(lambda task, trace, right: 0.2 * (1 - right) if not trace.last_reply else 0.1 * (1 - right))
-    assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["oracle-fails"]
-
-
-def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):
-    monkeypatch.setattr(LookupTask, "oracle", lambda self: [][0])
-    (finding,) = [f for f in transcripts.checks(examined(env_args=("num_examples=64",))) if f.cause]
-    assert finding.cause == "oracle-fails" and "IndexError" in finding.evidence
-
-
-def test_a_constant_and_a_random_reward_are_told_apart(examined, reward):
-    reward(lambda task, trace, right: 0.5)
-    assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["reward-constant"]
-    reward(lambda task, trace, right: 0.0)  # right answers fail; what wrong ones would earn is not known
-    assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["oracle-fails"]
-    numbers = iter(range(10_000))
-    reward(lambda task, trace, right: float(next(numbers)))
-    assert causes(transcripts.checks(examined(env_args=("num_examples=64",))))[0] == "reward-nondeterministic"
-
-
-def test_an_error_that_is_only_logged_is_found(examined, reward):
-    def swallowing(task, trace, right):
-        try:
-            json.loads(trace.last_reply or "")
-        except RecursionError as error:
-            logging.getLogger("grader").warning("cannot grade", exc_info=error)
-            return 0.0
-        except ValueError:
-            pass
-        if "\x00" in (trace.last_reply or ""):
-            logging.getLogger("grader").error("cannot grade a NUL")
-        return right
-
-    reward(swallowing)
-    findings = list(cheap.checks(examined(env_args=("num_examples=64",))))
-    assert causes(findings) == ["grader-swallows-errors"] and "cannot grade" in findings[0].evidence
-
-
-def test_a_reward_that_raises_ends_the_examination(examined, reward):
-    def raising(task, trace, right):
-        raise RuntimeError("the judge is not available")
-
-    reward(raising)
-    findings = all_findings(examined(env_args=("num_examples=64",)))
-    assert causes(findings) == ["environment-fails"] and "judge" in findings[-1].evidence
-
-
-def test_a_reward_that_is_no_number_ends_the_examination(examined, reward):
-    reward(lambda task, trace, right: float("nan"))
-    assert causes(all_findings(examined(env_args=("num_examples=64",)))) == ["reward-not-finite"]
-
-
 # Tasks
-
-
-def changed(tasks: Tasks, train=None, held_out=None) -> Tasks:
-    """Tasks whose data are changed by functions."""
-
-    def each(side, change):
-        return [type(task)(change(i, task.data), task.config) for i, task in enumerate(side)] if change else side
-
-    return dataclasses.replace(tasks, train=each(tasks.train, train), held_out=each(tasks.held_out, held_out))
-
-
-def lookup_tasks(count: int = 200, **given: Any) -> Tasks:
-    return load_tasks(TrainConfig(env_args=(f"num_examples={count}",), **{"eval_examples": 16, **given}))
 
 
 def test_few_tasks_are_named_if_the_run_takes_them_often(examined):

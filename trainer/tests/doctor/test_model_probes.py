@@ -11,6 +11,7 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from plumbob.rollout import Chat, Sample
+from plumbob.testing.examinations import causes
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import conditioning, empty_turns, parity, penalties, signal, tools
@@ -30,10 +31,6 @@ def subject_of(tmp_path):
     yield make
     for subject in subjects:
         subject.close()
-
-
-def causes(findings) -> list[str]:
-    return [f.cause for f in findings if f.cause is not None]
 
 
 # Tools

@@ -69,6 +69,15 @@ def test_gradients_that_are_never_cleared_rise_from_step_to_step():
     assert causes(rows) == {"gradients-not-cleared"}
 
 
+@pytest.mark.parametrize("calls", [1.4, 0.05])
+def test_the_last_calls_of_a_policy_that_gave_them_up_are_its_own_mistakes(calls):
+    rows = rows_of(FIRST)
+    for step, row in enumerate(rows):
+        row["rollout/tool_calls"] = calls if step > 5 else 1.4
+        row["rollout/tool_errors"] = calls if step > 5 else 0.0
+    assert ("tools-fail" in causes(rows)) == (calls == 1.4)
+
+
 @given(st.integers(0, 2000))
 def test_gradient_norms_in_any_order_are_no_sum(seed):
     rows = rows_of(FIRST)

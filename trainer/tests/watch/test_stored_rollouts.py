@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.watch.change import of_same_tasks
 from plumbob.trainer.watch.places import with_places
@@ -85,6 +86,12 @@ def test_tools_that_return_nothing(answer: Callable[[int], str], cause: str | No
             (5, 5),
         )  # the tool's message itself
     assert tool_results([_rollout(results=(("the same", ""),)) for _ in range(30)]) is None
+
+
+def test_what_is_told_of_a_call_that_was_not_read_is_no_tool_result() -> None:
+    """A destroyed policy writes nothing but such calls, and no tool is to blame."""
+    rollouts = [_rollout(task=f"t{i}", results=((f"who {i}", f"{NOT_READ}it is not valid JSON."),)) for i in range(30)]
+    assert all(rollout.results == [] for rollout in rollouts) and tool_results(rollouts) is None
 
 
 def test_duplicate_prompts_are_few_tasks_whatever_their_keys_are() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import ChatDialogue, Dialogue, TokenDialogue, derive_seed
 from plumbob.rollout.environment_code import Caller, Escaped, Stuck, extended
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
+from plumbob.rollout.toolcalls import NOT_READ, MalformedCall, ParsedCall
 from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReason
 from plumbob.rollout.unread_calls import note
 
@@ -206,7 +206,7 @@ async def observe(
 
     if isinstance(call, MalformedCall):
         counts["malformed_calls"] += 1
-        return f"Error: this tool call could not be read: {call.reason}."
+        return f"{NOT_READ}{call.reason}."
     counts["tool_calls"] += 1
     if call.name not in box.tools:
         counts["tool_errors"] += 1

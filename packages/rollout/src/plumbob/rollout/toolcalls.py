@@ -11,6 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+NOT_READ = "Error: this tool call could not be read: "
+"""Begins what the model is told in place of a tool's result, if its call could not be read."""
+
 
 @dataclass(frozen=True)
 class ParsedCall:

@@ -47,7 +47,10 @@ def tool_errors(h: History) -> Outcome:
         return None
     failed = share(h.recent, "rollout/tool_errors", "rollout/tool_calls")
     evidence = f"{failed:.0%} of the tool calls ended in an error"
-    return ("tools-fail" if failed > thresholds.TOOL_ERRORS and h.broken_by is None else None), evidence
+    # The few calls of a policy that hardly calls tools any more are mistakes of its own.
+    abandoned = mean(h.recent, "rollout/tool_calls") < thresholds.CALLS_LEFT * mean(h.first, "rollout/tool_calls")
+    bad = failed > thresholds.TOOL_ERRORS and not abandoned and h.broken_by is None
+    return ("tools-fail" if bad else None), evidence
 
 
 def tools_fail(h: History) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis.findings import Place
 from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.run_files import trace_files
@@ -101,9 +102,10 @@ class Rollout:
 
     @property
     def results(self) -> list[tuple[str, str, Part]]:
-        """Of each tool result: (name of the tool, arguments, message)."""
+        """Of each result that a tool gave: (name of the tool, arguments, message). A call that was not read has none."""
         asked = {call: (name, arguments) for part in self.parts for call, name, arguments in part.calls}
-        return [(*asked.get(part.answers, ("", "")), part) for part in self.parts if part.role == "tool"]
+        told = [part for part in self.parts if part.role == "tool" and not part.text.startswith(NOT_READ)]
+        return [(*asked.get(part.answers, ("", "")), part) for part in told]
 
     def place(self, part: Part | None = None) -> Place:
         """Where to look: the whole rollout, or one of its messages."""

@@ -1,0 +1,224 @@
+"""Put the defects and settings of the predecessor's trainer back one at a time, on synthetic GSM8K and on synthetic MuSiQue.
+
+    uv run python tools/bench/predecessor.py                              # all arms, both environments, seed 0
+    uv run python tools/bench/predecessor.py --seeds 2 --steps 30 --out /tmp/predecessor
+    uv run python tools/bench/predecessor.py --table                      # only print the table of what was run
+
+Each arm is a run of `train` with one thing changed, and `doctor ENV` of the same command before it, so that the table says
+what the run came to and what the doctor says of it before and after. The bundled policies are trained, on the CPU. A run
+that is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbob.testing.faults import doubles
+from plumbob.testing.faults import field_seen_environment as environment
+from plumbob.testing.faults.doubles import Inject, put
+from plumbob.testing.faults.field import BASE, Start
+from plumbob.testing.faults.field_parts import chat_method, decoded_as
+
+ENVS = ("gsm8k", "musique")
+SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --threads 1 --no-report --save-steps 1000"
+LORA = "--peft"
+THEIRS = "--learning-rate 1e-6 --max-grad-norm 0.01"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A run with one thing changed."""
+
+    name: str
+    options: str = ""
+    inject: Inject | None = None
+    """Put into a run that is set up."""
+    start: Start | None = None
+    """Put there before a run is set up."""
+    only: tuple[str, ...] = ENVS
+    """Environments in which it can change anything."""
+
+
+def together(*injects: Inject) -> Inject:
+    """All of these in one run."""
+
+    def inject(stack: ExitStack, run: Any) -> None:
+        for one in injects:
+            one(stack, run)
+
+    return inject
+
+
+BLIND = doubles.scored(doubles.blind)
+HEADERS, TOOLS = doubles.rewritten(doubles.without_headers), doubles.rewritten(doubles.without_tools)
+MULTI_TURN = ("musique",)
+
+ARMS = (
+    Arm("nothing changed"),
+    Arm("nothing changed, LoRA", LORA),
+    # What was found by reading verifiers' GRPOTrainer of July to October 2025
+    Arm("loss mask given as the attention mask", inject=BLIND),
+    Arm("loss mask given as the attention mask, LoRA", LORA, inject=BLIND),
+    Arm("assistant header missing from the trained row", inject=HEADERS, only=MULTI_TURN),
+    Arm("tool descriptions missing from the trained row", inject=TOOLS, only=MULTI_TURN),
+    Arm("all three of these", inject=together(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm("all three of these, LoRA", LORA, inject=together(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm(
+        "tool descriptions missing from every prompt",
+        start=chat_method("prompt", environment.toolless),
+        only=MULTI_TURN,
+    ),
+    Arm("tool calls in a form that is not read", start=decoded_as(environment.as_function_call), only=MULTI_TURN),
+    # The user's settings
+    Arm("LoRA at 1e-6, gradients clipped to 0.01", f"{LORA} {THEIRS}"),
+    Arm("all weights at 1e-6, gradients clipped to 0.01", THEIRS),
+    Arm("advantages divided by the group's standard deviation", "--scale-rewards group"),
+    Arm("KL coefficient of 0.04", "--kl-beta 0.04"),
+    Arm("context of 400 tokens", "--max-context 400"),
+    Arm("adapter never reaches the engine", LORA, inject=doubles.adapter_unbound),
+    # A control: rewards by lot teach nothing, so a lift that this arm also shows is none.
+    Arm("rewards drawn by lot", "--random-rewards"),
+)
+
+
+def one(arm: Arm, command: str, arguments: list[str]) -> None:
+    """Run `train` or `doctor` in this process, with the arm's fault in it."""
+    from plumbob.console.app import run_app
+    from plumbob.trainer.cli import doctor as doctor_command
+    from plumbob.trainer.cli import train as train_command
+    from plumbob.trainer.doctor import subject
+    from plumbob.trainer.training import train as loop
+
+    env = arguments[0]
+    with ExitStack() as stack:
+        if arm.start is not None:
+            arm.start(stack, env)
+        module = subject if command == "doctor" else loop
+        set_up = module.set_up
+
+        def faulty(*args: Any, **given: Any) -> Any:
+            run = set_up(*args, **given)
+            if arm.inject is not None:
+                if command == "train":  # the predecessor had no check of its syncs
+                    put(stack, run.engine, "check_parity", lambda *_: 0.0)
+                arm.inject(stack, run)
+            return run
+
+        put(stack, module, "set_up", faulty)
+        app = doctor_command.app if command == "doctor" else train_command.app
+        run_app(command, app, arguments)
+
+
+def command_of(arm: Arm, env: str, seed: int) -> list[str]:
+    return [env, *BASE[env].split(), *arm.options.split(), "--seed", str(seed)]
+
+
+def called(arm: Arm, *arguments: str) -> str:
+    """Stdout of `one` in a process of its own."""
+    command = [sys.executable, __file__, "--one", arm.name, "--", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
+
+
+def causes_in(output: str) -> list[str]:
+    """The causes in the JSON that `doctor` printed, the first one first."""
+    if "{" not in output:
+        return ["not examined"]
+    findings = json.loads(output[output.index("{") :])["findings"]
+    return list(dict.fromkeys(finding["cause"] for finding in findings if finding["cause"]))
+
+
+def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Run one arm, or read what it came to."""
+    name = f"{env}-{ARMS.index(arm):02}-{seed}"
+    kept = args.out / f"{name}.json"
+    if not kept.is_file():
+        began = time.monotonic()
+        before = causes_in(called(arm, "doctor", *command_of(arm, env, seed), "--json"))
+        size = [*SIZE.split(), "--max-steps", str(args.steps), "--eval-examples", str(args.eval_examples)]
+        where = ["-o", str(args.out), "--run-name", name]
+        if not (args.out / name / "config.toml").is_file():
+            called(arm, "train", *command_of(arm, env, seed), *size, *where)
+        after = causes_in(called(arm, "doctor", str(args.out / name), "--json"))
+        rows = [json.loads(line) for line in (args.out / name / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads((args.out / name / "summary.json").read_text())
+        kept.write_text(
+            json.dumps(
+                {
+                    "arm": arm.name,
+                    "env": env,
+                    "seed": seed,
+                    "before": before,
+                    "after": after,
+                    "reward": [row["reward/mean"] for row in rows],
+                    "grad_norm": [row["optimizer/grad_norm"] for row in rows],
+                    "summary": summary,
+                    "seconds": time.monotonic() - began,
+                }
+            )
+        )
+    return json.loads(kept.read_text())
+
+
+def table(results: list[dict[str, Any]]) -> Iterator[str]:
+    """A row for each run: rewards of sampled rollouts before and after, and in the first and the last 5 steps."""
+    heads = ("changed", "environment", "seed", "held-out reward", "training reward", "doctor before", "doctor after")
+    yield f"| {' | '.join(heads)} |"
+    yield "|---|---|---|---|---|---|---|"
+    for r in results:
+        first, last = (sum(part) / len(part) for part in (r["reward"][:5], r["reward"][-5:]))
+        sampled = [r["summary"]["evaluations"][when]["sampled"] for when in ("before", "after")]
+        held_out = " -> ".join(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in sampled)
+        said = (", ".join(f"`{c}`" for c in found[:2]) or "no cause" for found in (r["before"], r["after"]))
+        yield f"| {r['arm']} | {r['env']} | {r['seed']} | {held_out} | {first:.3f} -> {last:.3f} | {' | '.join(said)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/predecessor"), help="folder of the runs")
+    parser.add_argument("--steps", type=int, default=24, help="training steps of each run")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--eval-examples", type=int, default=64, help="held-out tasks")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--env", choices=ENVS, action="append", help="only this environment")
+    parser.add_argument("--only", help="only arms whose name has this part")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one is not None:
+        one(next(arm for arm in ARMS if arm.name == args.one), args.arguments[0], args.arguments[1:])
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.table:
+        results = [json.loads(path.read_text()) for path in sorted(args.out.glob("*.json"))]
+    else:
+        chosen = [
+            (arm, env, seed)
+            for seed in range(args.seeds)
+            for arm in ARMS
+            for env in args.env or ENVS
+            if env in arm.only and (args.only or "") in arm.name
+        ]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            results = []
+            for result in pool.map(lambda given: play(*given, args), chosen):
+                results.append(result)
+                print(
+                    f"[{len(results)}/{len(chosen)}] {result['arm']}, {result['env']}: {result['seconds']:.0f} s",
+                    flush=True,
+                )
+    print("\n".join(table(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -178,6 +178,7 @@ def test_a_loss_without_the_advantages_is_named(subject_with, monkeypatch, moved
         {"scale_rewards": "group", "baseline": "leave_one_out", "warmup_steps": 10, "lr_scheduler_type": "cosine"},
         {"scale_rewards": "batch", "weight_decay": 0.1, "max_grad_norm": 0.1, "kl_beta": 0.04},
         {"num_generations": 2, "loss_type": "gspo", "num_iterations": 4},
+        {"env": "musique", "model": "tiny-musique", "env_args": ("datasets=synthetic", "hops=2"), "kl_beta": 0.04},
     ],
     ids=str,
 )

@@ -69,6 +69,26 @@ def test_gradients_that_are_never_cleared_rise_from_step_to_step():
     assert causes(rows) == {"gradients-not-cleared"}
 
 
+@pytest.mark.parametrize(("cut", "cause"), [(0.0, "tools-never-used"), (1.0, "truncated-context")])
+def test_rollouts_that_a_limit_ends_before_their_first_call_show_nothing_of_tools(cut, cause):
+    rows = rows_of(FIRST)
+    for row in rows:
+        row |= {"reward/mean": 0.0, "rollout/tools": 2.0, "rollout/tool_calls": 0.0}
+        row |= {"rollout/truncated_share": cut, "rollout/stopped/max_total_tokens": cut}
+    found = causes(rows)
+    assert cause in found and len({"tools-never-used", "truncated-context"} & found) == 1
+
+
+@pytest.mark.parametrize(("change", "low"), [(1.4e-8, True), (3.7e-8, True), (1e-6, False)])
+def test_a_policy_that_a_hundred_steps_cannot_move_has_too_low_a_rate(change, low):
+    """As LoRA at 1e-6 on synthetic GSM8K and MuSiQue, and as all weights at 1e-6, which would move in a hundred steps."""
+    rows = rows_of(FIRST)
+    for row in rows:
+        row |= {"policy/step_kl": change, "sync/mismatch_kl": 0.0, "optimizer/relative_update": 1.4e-6}
+        row |= {"optimizer/moved_share": 1.0, "optimizer/update_rms": 1e-7, "optimizer/grad_norm": 0.01}
+    assert ("learning-rate-too-low" in causes(rows)) == low
+
+
 @pytest.mark.parametrize("calls", [1.4, 0.05])
 def test_the_last_calls_of_a_policy_that_gave_them_up_are_its_own_mistakes(calls):
     rows = rows_of(FIRST)

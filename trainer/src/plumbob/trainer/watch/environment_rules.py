@@ -94,8 +94,9 @@ def unused_tools(h: History) -> Outcome:
     called = sum(total(h.first, f"rollout/{name}_calls") for name in ("tool", "malformed", "unread")) / WINDOW
     reward = mean(h.first, "reward/mean")
     evidence = f"{called:.2g} tool calls per rollout in the first {WINDOW} steps, mean reward {reward:.3f}"
-    # Tasks that are solved without tools need none.
-    unused = called < thresholds.CALLS_AT_ALL and (called == 0 or not h.solved)
+    # Tasks that are solved without tools need none, and a rollout may be cut off before its first call; `truncation` names that.
+    cut = mean(h.first, "rollout/truncated_share") > 0.5
+    unused = called < thresholds.CALLS_AT_ALL and (called == 0 or not h.solved) and not cut
     return ("tools-never-used" if unused else None), evidence
 
 

@@ -208,7 +208,7 @@ def movement(h: History) -> Outcome:
     # failure.
     if exact and change is not None:
         # The reward has no say: a policy that changes by so little cannot earn more, whatever its tasks were.
-        low = reach < 1e-4 and h.largest_update * steps < 1e-2
+        low = reach < thresholds.TOO_NEAR and h.largest_update * steps < 1e-2
     else:
         # Rounding hides the policy's change, so the weights decide, once the reward has had time to contradict them.
         # Chance may contradict as well, but not in every step of a run, and each step is judged.

@@ -5,6 +5,7 @@ A threshold that differs between float32 and bfloat16 is indexed by whether the 
 """
 
 # ruff: noqa: F403
+from plumbob.trainer.diagnosis.thresholds.changes import *
 from plumbob.trainer.diagnosis.thresholds.environment import *
 from plumbob.trainer.diagnosis.thresholds.kinds import *
 from plumbob.trainer.diagnosis.thresholds.run import *

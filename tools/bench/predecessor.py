@@ -6,7 +6,7 @@
 
 Each arm is a run of `train` with one thing changed, and `doctor ENV` of the same command before it, so that the table says
 what the run came to and what the doctor says of it before and after. The bundled policies are trained, on the CPU. A run
-that is finished is not run again.
+that is finished is not run again; a run that was interrupted has to be removed from the folder first.
 """
 
 from __future__ import annotations
@@ -141,32 +141,29 @@ def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, A
     """Run one arm, or read what it came to."""
     name = f"{env}-{ARMS.index(arm):02}-{seed}"
     kept = args.out / f"{name}.json"
-    if not kept.is_file():
-        began = time.monotonic()
-        before = causes_in(called(arm, "doctor", *command_of(arm, env, seed), "--json"))
+    result = json.loads(kept.read_text()) if kept.is_file() else {}
+    if result and not args.examine:
+        return result
+    began = time.monotonic()
+    given = command_of(arm, env, seed)
+    before = causes_in(called(arm, "doctor", *given, "--json"))
+    if not result:
         size = [*SIZE.split(), "--max-steps", str(args.steps), "--eval-examples", str(args.eval_examples)]
-        where = ["-o", str(args.out), "--run-name", name]
-        if not (args.out / name / "config.toml").is_file():
-            called(arm, "train", *command_of(arm, env, seed), *size, *where)
-        after = causes_in(called(arm, "doctor", str(args.out / name), "--json"))
-        rows = [json.loads(line) for line in (args.out / name / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((args.out / name / "summary.json").read_text())
-        kept.write_text(
-            json.dumps(
-                {
-                    "arm": arm.name,
-                    "env": env,
-                    "seed": seed,
-                    "before": before,
-                    "after": after,
-                    "reward": [row["reward/mean"] for row in rows],
-                    "grad_norm": [row["optimizer/grad_norm"] for row in rows],
-                    "summary": summary,
-                    "seconds": time.monotonic() - began,
-                }
-            )
-        )
-    return json.loads(kept.read_text())
+        called(arm, "train", *given, *size, "-o", str(args.out), "--run-name", name)
+    after = causes_in(called(arm, "doctor", str(args.out / name), "--json"))
+    rows = [json.loads(line) for line in (args.out / name / "metrics.jsonl").read_text().splitlines()]
+    result = {
+        "arm": arm.name,
+        "env": env,
+        "seed": seed,
+        "before": before,
+        "after": after,
+        "reward": [row["reward/mean"] for row in rows],
+        "evaluations": json.loads((args.out / name / "summary.json").read_text())["evaluations"],
+        "seconds": time.monotonic() - began,
+    }
+    kept.write_text(json.dumps(result))
+    return result
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -176,7 +173,7 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for r in results:
         first, last = (sum(part) / len(part) for part in (r["reward"][:5], r["reward"][-5:]))
-        sampled = [r["summary"]["evaluations"][when]["sampled"] for when in ("before", "after")]
+        sampled = [r["evaluations"][when]["sampled"] for when in ("before", "after")]
         held_out = " -> ".join(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in sampled)
         said = (", ".join(f"`{c}`" for c in found[:2]) or "no cause" for found in (r["before"], r["after"]))
         yield f"| {r['arm']} | {r['env']} | {r['seed']} | {held_out} | {first:.3f} -> {last:.3f} | {' | '.join(said)} |"
@@ -191,6 +188,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--env", choices=ENVS, action="append", help="only this environment")
     parser.add_argument("--only", help="only arms whose name has this part")
+    parser.add_argument(
+        "--examine", action="store_true", help="ask the doctor again, of runs that are finished as well"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)

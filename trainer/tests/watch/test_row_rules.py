@@ -98,6 +98,15 @@ def test_the_last_calls_of_a_policy_that_gave_them_up_are_its_own_mistakes(calls
     assert ("tools-fail" in causes(rows)) == (calls == 1.4)
 
 
+def test_gradients_of_a_policy_that_breaks_are_no_sum():
+    """The norms of a run on MuSiQue whose adapter never reached the engine."""
+    rows = rows_of(FIRST)[:10]
+    norms = [0.0072, 0.0137, 0.0262, 0.0733, 0.1971, 0.1978, 0.2327, 0.5676, 0.3834, 0.4675]
+    for row, norm in zip(rows, norms, strict=True):
+        row["optimizer/grad_norm"] = norm
+    assert "gradients-not-cleared" not in causes(rows)
+
+
 @given(st.integers(0, 2000))
 def test_gradient_norms_in_any_order_are_no_sum(seed):
     rows = rows_of(FIRST)

@@ -167,16 +167,27 @@ def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, A
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """A row for each run: rewards of sampled rollouts before and after, and in the first and the last 5 steps."""
-    heads = ("changed", "environment", "seed", "held-out reward", "training reward", "doctor before", "doctor after")
-    yield f"| {' | '.join(heads)} |"
-    yield "|---|---|---|---|---|---|---|"
-    for r in results:
-        first, last = (sum(part) / len(part) for part in (r["reward"][:5], r["reward"][-5:]))
-        sampled = [r["evaluations"][when]["sampled"] for when in ("before", "after")]
-        held_out = " -> ".join(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in sampled)
-        said = (", ".join(f"`{c}`" for c in found[:2]) or "no cause" for found in (r["before"], r["after"]))
-        yield f"| {r['arm']} | {r['env']} | {r['seed']} | {held_out} | {first:.3f} -> {last:.3f} | {' | '.join(said)} |"
+    """A row for each arm: held-out rewards before -> after, seed by seed, and the causes named in the first seed."""
+    heads = [f"{env}, {how}" for env in ENVS for how in ("greedy", "sampled")]
+    yield f"| changed | {' | '.join(heads)} | doctor before | doctor after |"
+    yield "|---" * (len(heads) + 3) + "|"
+    for arm in ARMS:
+        cells = []
+        of_arm = sorted((r for r in results if r["arm"] == arm.name), key=lambda r: r["seed"])
+        for env in ENVS:
+            runs = [r["evaluations"] for r in of_arm if r["env"] == env]
+            for how in ("greedy", "sampled"):
+                cells.append(
+                    "<br>".join(f"{e['before'][how]['mean']:.2f} -> {e['after'][how]['mean']:.2f}" for e in runs)
+                )
+        said = [
+            "<br>".join(
+                f"{r['env']}: {', '.join(f'`{c}`' for c in r[when][:2]) or 'none'}" for r in of_arm if not r["seed"]
+            )
+            for when in ("before", "after")
+        ]
+        if of_arm:
+            yield f"| {arm.name} | {' | '.join([*cells, *said])} |"
 
 
 def main() -> None:

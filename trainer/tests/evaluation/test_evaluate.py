@@ -312,3 +312,25 @@ def test_a_gpu_without_room_for_the_model_is_one_sentence(monkeypatch, tmp_path,
     assert ended.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "evaluate: CUDA out of memory; other processes may hold a part of the memory"
+
+
+HANGING = """
+import threading, time
+from plumbob.console import app
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+def full(**_):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB.")
+
+app.ENDING_SECONDS = 0.1
+app.run_app("train", full, [])
+"""
+
+
+def test_a_thread_that_hangs_does_not_keep_a_process_that_is_out_of_memory():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "train: CUDA out of memory; other processes may hold a part of the memory" in done.stderr

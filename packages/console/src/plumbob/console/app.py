@@ -33,6 +33,7 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
         sys.exit(1)
     except BaseException as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            _end_in_time(name, 2)
             fail(name, f"{first_line(error).split('. ')[0]}; other processes may hold a part of the memory")
         _end_in_time(name, 1)
         raise

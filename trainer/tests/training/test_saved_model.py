@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.training.saved_model import free_memory
 from plumbob.trainer.training.train import run
 from plumbob.trainer.watch.watch import saved_model
 
 MODEL_BYTES = 4 * 363_936  # the bundled policy in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("free", "verdict"), [(2**40, "pass"), (MODEL_BYTES // 4, "unsure")])
 def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_path, monkeypatch, free, verdict):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
@@ -36,3 +38,14 @@ def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_pat
     if verdict == "unsure":
         assert "half of the 0.0 GB that are free on the machine" in found.evidence
         assert summary["saved_not_compared"] in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("4096", 1096), ("2000", 0), ("max", 10_000), ("1000000", 10_000), (None, 10_000)]
+)
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, expected):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("3000\n")
+    assert free_memory(tmp_path) == expected

@@ -47,6 +47,8 @@ def finish(run: Run, seconds: float) -> int:
         if not run.world.is_main:
             return 0
         run.tokenizer.save_pretrained(directory / "model")
+        # Before the comparison too: loading the model again takes memory, and may end the process.
+        _write_summary(run, seconds, {})
         compared, differs = _compare_saved(run)
         _write_summary(run, seconds, compared)
     except checkpoint.WRITE_ERRORS as error:

@@ -19,7 +19,7 @@ def why_not_compared(run: Run) -> str | None:
     if run.policy.sharding.collective_forward:
         return "the trained one is divided among processes"
     size = 4 * run.policy.num_parameters
-    free = {"the machine": psutil.virtual_memory().available}
+    free = {"the machine": free_memory()}
     if run.policy.device.type == "cuda":
         torch.cuda.empty_cache()
         free["the GPU"] = torch.cuda.mem_get_info(run.policy.device)[0]
@@ -29,6 +29,16 @@ def why_not_compared(run: Run) -> str | None:
                 f"its {size / 1e9:.1f} GB would take more than half of the {room / 1e9:.1f} GB that are free on {place}"
             )
     return None
+
+
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take: of the machine, or of the container's limit (cgroup v2), if that is less."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = ((cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        return free if limit == "max" else min(free, max(int(limit) - int(used), 0))
+    except (OSError, ValueError):  # no container, or another system
+        return free
 
 
 @torch.no_grad()

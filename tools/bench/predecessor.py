@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -109,8 +110,9 @@ def one(arm: Arm, command: str, arguments: list[str]) -> None:
         def faulty(*args: Any, **given: Any) -> Any:
             run = set_up(*args, **given)
             if arm.inject is not None:
-                if command == "train":  # the predecessor had no check of its syncs
-                    put(stack, run.engine, "check_parity", lambda *_: 0.0)
+                if command == "train":  # the predecessor had no check of its syncs, so that none ends a run here
+                    check = run.engine.check_parity
+                    put(stack, run.engine, "check_parity", lambda *given: check(*given[:-1], math.inf))
                 arm.inject(stack, run)
             return run
 
@@ -137,8 +139,8 @@ def causes_in(output: str) -> list[str]:
     return list(dict.fromkeys(finding["cause"] for finding in findings if finding["cause"]))
 
 
-def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Run one arm, or read what it came to."""
+def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Run one arm, or read what it came to; None if it did not come to its end."""
     name = f"{env}-{ARMS.index(arm):02}-{seed}"
     kept = args.out / f"{name}.json"
     result = json.loads(kept.read_text()) if kept.is_file() else {}
@@ -150,6 +152,9 @@ def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, A
     if not result:
         size = [*SIZE.split(), "--max-steps", str(args.steps), "--eval-examples", str(args.eval_examples)]
         called(arm, "train", *given, *size, "-o", str(args.out), "--run-name", name)
+    if not (args.out / name / "summary.json").is_file():
+        print(f"{arm.name}, {env}, seed {seed}: train did not finish; see {args.out / name}", file=sys.stderr)
+        return None
     after = causes_in(called(arm, "doctor", str(args.out / name), "--json"))
     rows = [json.loads(line) for line in (args.out / name / "metrics.jsonl").read_text().splitlines()]
     result = {
@@ -223,6 +228,8 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             results = []
             for result in pool.map(lambda given: play(*given, args), chosen):
+                if result is None:
+                    continue
                 results.append(result)
                 print(
                     f"[{len(results)}/{len(chosen)}] {result['arm']}, {result['env']}: {result['seconds']:.0f} s",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from plumbob.testing.faults.rewards import reward_name
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.before_model import cheap, task_sets, transcripts
 from plumbob.trainer.rollouts.tasks import load_tasks
+from vf_gsm8k import taskset
+from vf_gsm8k.taskset import GSM8KTask
 from vf_lookup.taskset import LookupTask
 
 
@@ -43,9 +46,15 @@ def accepts_anything_short(task, trace, right):
     return float(0 < len(trace.last_reply or "") < 12)
 
 
+def accepts_what_a_tool_said(task, trace, right):
+    said = (str(node.message.content) for node in trace.nodes if node.message.role == "tool")
+    return float(any(task.data.answer in text for text in said))
+
+
 @pytest.mark.parametrize(
     ("function", "quoted"),
     [
+        (accepts_what_a_tool_said, "the oracle's calls with another task's answer"),
         (accepts_parts, "several answers joined by or"),
         (accepts_nothing_at_all, "an empty reply"),
         (accepts_anything_short, "another task's answer"),
@@ -108,6 +117,25 @@ def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
 def test_where_no_oracle_earns_anything_the_reward_or_the_oracle_is_wrong(examined, reward):
     reward(lambda task, trace, right: 0.2 * (1 - right) if not trace.last_reply else 0.1 * (1 - right))
     assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["oracle-fails"]
+
+
+def test_a_parser_that_reads_another_part_of_the_reply_is_told_from_answers_that_never_count(examined, monkeypatch):
+    """The grader takes the first number of a reply for its answer, which is one of the working."""
+
+    def first_number(reply, gold, strict=False):
+        found = re.search(r"-?\d+", reply or "")
+        return found is not None and found[0] == gold
+
+    monkeypatch.setattr(taskset, "is_correct", first_number)
+    args = ("datasets=synthetic", "num_examples=200")
+    finding = next(f for f in transcripts.checks(examined("gsm8k", env_args=args)) if f.cause)
+    assert finding.cause == "answers-not-parsed" and finding.check.startswith("numbers in the working")
+    worked = GSM8KTask.oracle
+    monkeypatch.setattr(
+        GSM8KTask, "oracle", lambda self: [vf.AssistantMessage(content=f"1 + 1 = 2\n{worked(self)[0].content}")]
+    )
+    finding = next(f for f in transcripts.checks(examined("gsm8k", env_args=args)) if f.cause)
+    assert finding.cause == "answers-not-parsed" and "the answer alone earns 1" in finding.evidence
 
 
 def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):

@@ -151,6 +151,7 @@ def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause
     assert evidence in findings[-1].evidence
 
 
+@pytest.mark.slow
 def test_a_fitted_temperature_is_the_best_and_not_the_first_that_fits(loaded, monkeypatch):
     """At 0.7 for 1 the gap is small, so that 0.6 leaves little as well."""
     generate = TransformersEngine.generate

@@ -155,6 +155,7 @@ def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_o
         assert causes(penalties.probe(cold)) == []
 
 
+@pytest.mark.slow
 def test_a_healthy_engine_samples_as_it_reports(subject_of):
     anew, asked = penalties.probe(subject_of(env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=120))
     assert anew.verdict == asked.verdict == "pass" and "times as likely as that it samples" in asked.evidence
@@ -188,6 +189,7 @@ def test_an_engine_that_samples_with_other_settings_than_it_reports(subject_of, 
 # Empty completions
 
 
+@pytest.mark.slow
 def test_completions_that_come_back_empty_are_named(subject_of):
     """Every fourth request is answered with the end token, which is said to have been certain, or with nothing."""
     subject, number = (
@@ -225,6 +227,7 @@ def test_a_model_that_ends_turns_at_once_by_itself_is_no_fault(subject_of, monke
 # Signal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "verdict"),
     [

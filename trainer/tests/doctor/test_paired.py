@@ -149,6 +149,7 @@ def test_what_is_paired_wrongly_is_named(subject_with, probe, fault, cause, sett
     assert found and found[0].cause == cause, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moved", "cause"),
     [(False, "no-gradient"), (True, "policy-term-missing")],
@@ -167,6 +168,14 @@ def test_a_loss_without_the_advantages_is_named(subject_with, monkeypatch, moved
     monkeypatch.setattr(forward_backward, "policy_loss", without)
     finding, *rest = (f for f in PROBES["training_step"](subject) if f.cause)
     assert finding.cause == cause and finding.check == "rewards reach the gradient" and not rest
+
+
+def test_rollouts_that_the_settings_take_out_of_the_loss_show_no_missing_gradient(subject_with):
+    subject = subject_with(overlong="mask")
+    for cut in subject.drawn.samples:
+        object.__setattr__(cut, "truncated", True)
+    first = next(PROBES["training_step"](subject))
+    assert (first.check, first.verdict) == ("rewards reach the gradient", "unsure")
 
 
 @pytest.mark.slow
@@ -198,6 +207,7 @@ def test_without_a_signal_nothing_that_needs_one_is_judged(subject_with):
     assert len(unsure) >= 3
 
 
+@pytest.mark.slow
 def test_a_gradient_predicts_the_change_of_a_small_step(subject_with):
     subject = subject_with()
     findings = {f.check: f for f in PROBES["gradient"](subject)}
@@ -226,12 +236,25 @@ def sample(reward: float, group: int, truncated: bool, parts: dict[str, float]) 
     st.sampled_from(["mean", "leave_one_out"]),
     st.sampled_from(["sum_then_normalize", "normalize_then_sum"]),
     st.sampled_from(["keep", "penalise"]),
+    st.sampled_from([None, 7]),
+    st.booleans(),
 )
-def test_two_independent_computations_of_advantages_agree(rows, scale, baseline, aggregation, overlong):
-    settings = AdvantageSettings(scale=scale, baseline=baseline, aggregation=aggregation, overlong=overlong)
-    samples = [sample(float(r), g, cut, {"a": float(a), "b": float(r - a)}) for r, g, cut, a in rows]
+def test_two_independent_computations_of_advantages_agree(
+    rows, scale, baseline, aggregation, overlong, random_rewards, whole
+):
+    settings = AdvantageSettings(
+        scale=scale, baseline=baseline, aggregation=aggregation, overlong=overlong, random_rewards=random_rewards
+    )
+    parts = [{} if whole else {"a": float(a), "b": float(r - a)} for r, _, _, a in rows]
+    samples = [sample(float(r), g, cut, p) for (r, g, cut, _), p in zip(rows, parts, strict=True)]
     expected = expected_advantages(samples, [s.reward for s in samples], settings)
     assert expected == pytest.approx(step_advantages(samples, settings).values, abs=1e-9)
+
+
+@given(st.floats(0.1, 1e9), st.integers(2, 9), st.sampled_from(["group", "batch"]))
+def test_equal_rewards_have_no_advantage_however_large_they_are(reward, size, scale):
+    settings = AdvantageSettings(scale=scale, scale_epsilon=1e-8)
+    assert expected_advantages([sample(reward, 0, False, {})] * size, [reward] * size, settings) == [0.0] * size
 
 
 @given(

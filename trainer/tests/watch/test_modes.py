@@ -368,6 +368,7 @@ def test_a_step_scores_a_share_of_its_tokens_again(lengths: list[int], step: int
     assert chosen or step >= FIRST_STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rollouts", "processes"), [(8, 1), (32, 1), (128, 1), (1024, 1), (1024, 8), (96, 1)])
 def test_a_run_scores_a_64th_of_its_tokens_again(rollouts: int, processes: int) -> None:
     """Of each process's own: all of them score the same rows."""

@@ -32,7 +32,8 @@ def _rollout(
         {"message": {"role": "user", "content": prompt or task}, "sampled": False, "token_ids": [1, 2, 3]}
     ]
     for i, (arguments, result) in enumerate(results):
-        call = {"id": f"c{i}", "name": "search", "arguments": json.dumps({"q": arguments})}
+        name = "submit" if arguments.startswith("submit") else "search"
+        call = {"id": f"c{i}", "name": name, "arguments": json.dumps({"q": arguments})}
         nodes.append(
             {
                 "message": {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -86,6 +87,16 @@ def test_tools_that_return_nothing(answer: Callable[[int], str], cause: str | No
             (5, 5),
         )  # the tool's message itself
     assert tool_results([_rollout(results=(("the same", ""),)) for _ in range(30)]) is None
+
+
+def test_a_tool_that_always_says_ok_is_not_blamed_when_the_other_tools_are_no_longer_called() -> None:
+    early = [_rollout(1, f"t{i}", results=((f"who {i}", f"page {i}"), (f"submit {i}", "ok"))) for i in range(30)]
+    late = [_rollout(30, f"t{i}", results=((f"submit {i}", "ok"),)) for i in range(30)]
+    found = tool_results([*early, *late])
+    assert found is not None and found.cause is None
+    silent = [_rollout(30, f"t{i}", results=((f"who {i}", "ok"),)) for i in range(30)]
+    found = tool_results([*early, *silent])
+    assert found is not None and found.cause == "tools-return-nothing" and "from step 30 on" in found.evidence
 
 
 def test_what_is_told_of_a_call_that_was_not_read_is_no_tool_result() -> None:

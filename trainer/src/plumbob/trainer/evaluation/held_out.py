@@ -61,7 +61,8 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
             slots=slots,
         )
         forms.append(prompt_form(trace))
-        cut.append(trace.is_truncated or trace.is_timeout)
+        if trace.ok:  # as in `Batch.drawn`: a rollout that fails is not cut off
+            cut.append(trace.is_truncated or trace.is_timeout)
         return (number, trace.reward, "") if trace.ok else (number, 0.0, failure(trace))
 
     numbers = range(world.rank, len(held_out) * rollouts, world.size)

@@ -18,6 +18,8 @@ from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.watch.watch import WARNINGS, examine, read_lines, read_metrics
 
+NO_REWARDS = ("eval/count", "eval/prompts_differ", "eval/cut_off")
+"""Metrics of evaluations that are not held-out rewards."""
 T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5% quantile of Student's t distribution, by degrees of freedom; with more than ten, 1.96 is used."""
 
@@ -78,7 +80,7 @@ def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[d
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith("eval/") and name not in ("eval/count", "eval/prompts_differ"):
+            if name.startswith("eval/") and name not in NO_REWARDS:
                 key = (int(row["step"]), name.removeprefix("eval/"))
                 found[key] = {"mean": value, "n": row.get("eval/count")}
     for path in (*(folder / "state.json" for folder in saved_checkpoints(directory)), directory / "summary.json"):

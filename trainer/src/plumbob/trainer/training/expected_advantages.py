@@ -15,9 +15,10 @@ from plumbob.trainer.diagnosis import thresholds
 def expected_advantages(
     samples: Sequence[Sample], rewards: Sequence[float], settings: AdvantageSettings
 ) -> list[float]:
-    """The advantage of each sample by the formulas in the help of the settings, in float64, written independently.
+    """The advantage of each sample by the formulas in the help of the settings, in float64.
 
-    `rewards`: of each sample, from its trace. Without the KL divergence of `--kl-placement reward`.
+    Written independently of the training step, except for `--reward-weights` and `--random-rewards`, which are the
+    trainer's own. `rewards`: of each sample, from its trace. Without the KL divergence of `--kl-placement reward`.
     """
     samples = [dataclasses.replace(s, reward=r) for s, r in zip(samples, rewards, strict=True)]
     if settings.reward_weights:
@@ -29,6 +30,10 @@ def expected_advantages(
     shaped = [r - penalty * s.truncated for r, s in zip(rewards, samples, strict=True)]
     if settings.aggregation == "sum_then_normalize" or settings.scale == "none":
         return scaled(samples, shaped, settings.scale, settings)
+    # The penalty is no component, so it is added as it is.
+    samples = [
+        s if s.rewards else dataclasses.replace(s, rewards={"reward": s.reward}, reward_weights={}) for s in samples
+    ]
     names = list(dict.fromkeys(name for s in samples for name in s.rewards))
     total, rest = [0.0] * len(samples), shaped
     for name in names:
@@ -38,8 +43,6 @@ def expected_advantages(
         values = scaled(samples, scores, settings.scale, settings)
         total = [t + w * v for t, w, v in zip(total, weights, values, strict=True)]
         rest = [r - p for r, p in zip(rest, parts, strict=True)]
-    if not names:
-        return scaled(samples, shaped, settings.scale, settings)
     return [t + v for t, v in zip(total, scaled(samples, rest, "none", settings), strict=True)]
 
 
@@ -51,6 +54,8 @@ def scaled(samples: Sequence[Sample], rewards: Sequence[float], scale: str, sett
     values = [0.0] * len(samples)
     for members in groups.values():
         own = [rewards[i] for i in members]
+        if max(own) == min(own):  # the mean of equal rewards may be rounded
+            continue
         for i in members:
             others = math.fsum(own) - rewards[i]
             alone = settings.baseline == "leave_one_out" and len(own) > 1

@@ -59,7 +59,8 @@ def row_checks(
     misplaced = sum(not _same(s.reward, reward) for (s, _), reward in zip(matched, rewards, strict=True))
     result["reward/misplaced"] = misplaced / len(matched)
     result |= _masks(matched) | _groups(matched)
-    if whole and settings is not None and len(matched) == len(samples) and max(map(abs, rewards)) < LARGEST_REWARD:
+    sizes = map(abs, [*rewards, *(value for s in samples for value in s.rewards.values())])
+    if whole and settings is not None and len(matched) == len(samples) and max(sizes) < LARGEST_REWARD:
         wrong = differing(advantages, expected_advantages(samples, rewards, settings))
         result["advantage/wrong"] = len(wrong) / len(samples)
     return result
@@ -70,7 +71,7 @@ PROMPTS_READ = 4
 
 
 def tools_unshown(traces: Sequence[vf.Trace], decode: Callable[[list[int]], str]) -> dict[str, float]:
-    """`rollout/tools_unshown`: share of some rollouts with tools whose prompt leaves out the name of a tool.
+    """`rollout/tools_unshown`: of up to `PROMPTS_READ` rollouts with tools, the share whose prompt leaves out a tool's name.
 
     `decode`: token ids -> text. Empty if no rollout has a turn and tools.
     """

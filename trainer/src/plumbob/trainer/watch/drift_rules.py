@@ -8,7 +8,8 @@ one step has broken the policy, whose replies are consequences.
 from __future__ import annotations
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, is_exact, largest_gap, mean, number, share, total
+from plumbob.trainer.watch.environment_rules import tool_errors, tools_fail
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, is_exact, largest_gap, mean, number, total
 
 LEAST_GAIN = 0.05
 """Rise of the reward, as a share of its scale, that justifies a change of the rollouts."""
@@ -45,7 +46,8 @@ def abandoned(h: History) -> Outcome:
         f"{WINDOW}; the reward changed by {h.gain * h.scale:+.3f}"
     )
     # A policy whose calls do not work is right to stop calling.
-    failing = share(h.first, "rollout/tool_errors", "rollout/tool_calls") > thresholds.TOOL_ERRORS
+    broken = tool_errors(h)
+    failing = tools_fail(h) or (broken is not None and broken[0] is not None)
     if not _changes_can_be_judged(h) or failing:
         return None, evidence
     # A price on calls makes the reward rise without them. Whoever drops needless calls gives more right answers, not

@@ -47,9 +47,10 @@ def tool_errors(h: History) -> Outcome:
         return None
     failed = share(h.recent, "rollout/tool_errors", "rollout/tool_calls")
     evidence = f"{failed:.0%} of the tool calls ended in an error"
-    # The few calls of a policy that hardly calls tools any more are mistakes of its own.
-    abandoned = mean(h.recent, "rollout/tool_calls") < thresholds.CALLS_LEFT * mean(h.first, "rollout/tool_calls")
-    bad = failed > thresholds.TOOL_ERRORS and not abandoned and h.broken_by is None
+    # The last calls of a policy that has given up its tools are mistakes of its own. But a policy whose calls fail calls
+    # less and less, so that half of the calls, or a quarter, must still blame the tool.
+    gone = mean(h.recent, "rollout/tool_calls") < thresholds.CALLS_GONE * mean(h.first, "rollout/tool_calls")
+    bad = failed > thresholds.TOOL_ERRORS and not gone and h.broken_by is None
     return ("tools-fail" if bad else None), evidence
 
 

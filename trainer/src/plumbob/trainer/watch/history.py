@@ -120,8 +120,10 @@ class History:
     """(step, held-out reward at the training temperature) of the last evaluation after the first step."""
     prompts_differ: bool = False
     """Whether held-out tasks were prompted otherwise than training tasks."""
-    limits_differ: tuple[float, float] | None = None
-    """Shares of the held-out and of the next step's rollouts that limits cut off, where they are far apart."""
+    limits_differ: tuple[float, float, float] | None = None
+    """Shares of the held-out and of the next step's rollouts that limits cut off, where they are far apart, and the
+    number of the step's groups.
+    """
     sampled_at_start: float | None = None
     """Held-out reward at the training temperature before the first step; None if it was not evaluated."""
 
@@ -135,7 +137,8 @@ class History:
         self.recent.append(row)
         self.prompts_differ |= number(row, "eval/prompts_differ") > 0
         if "eval/cut_off" in row:
-            self.limits_differ = number(row, "eval/cut_off"), number(row, "rollout/truncated_share")
+            groups = max(number(row, "groups/count"), 1)
+            self.limits_differ = number(row, "eval/cut_off"), number(row, "rollout/truncated_share"), groups
         self.groups += number(row, "groups/count")
         self.updates += number(row, "optimizer/updates") > 0 and number(row, "optimizer/learning_rate") > 0
         self.scale = max(self.scale, abs(number(row, "reward/mean")))

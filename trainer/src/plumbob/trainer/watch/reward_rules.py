@@ -148,24 +148,32 @@ def held_out(h: History) -> Outcome:
         f"held-out reward before training {h.sampled_at_start:.3f}, training reward in the first step {training:.3f} "
         f"(three standard errors are {3 * deviation:.2f} at most)"
     )
-    # With other held-out data, or first tasks that are not a random sample, the tasks may differ in difficulty.
-    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in h.config.env_args)
-    same = h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
-    apart = same and abs(training - h.sampled_at_start) > max(thresholds.HELD_OUT_APART * h.scale, 3 * deviation)
+    apart = _comparable(h) and abs(training - h.sampled_at_start) > max(
+        thresholds.HELD_OUT_APART * h.scale, 3 * deviation
+    )
     return ("evaluation-parses-differently" if apart else None), evidence
 
 
 def limits_of_evaluation(h: History) -> Outcome:
     """Are held-out rollouts cut off as often as those of training?"""
-    # Other held-out data may rightly be longer.
-    if h.limits_differ is None or h.config.eval_datasets is not None:
+    if h.limits_differ is None or not _comparable(h):
         return None
-    ours, theirs = h.limits_differ
-    return (
-        "evaluation-prompted-differently",
+    ours, theirs, groups = h.limits_differ
+    # Rollouts of one task are often all cut off or none, so tasks are the independent values.
+    tasks = h.fewest_held_out
+    pooled = (ours * tasks + theirs * groups) / (tasks + groups)
+    error = (pooled * (1 - pooled) * (1 / tasks + 1 / groups)) ** 0.5
+    evidence = (
         f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's rollouts, at the same "
-        "temperature",
+        f"temperature (three standard errors are {3 * error:.0%})"
     )
+    return ("evaluation-prompted-differently" if abs(ours - theirs) > 3 * error else None), evidence
+
+
+def _comparable(h: History) -> bool:
+    """Whether held-out tasks and those of a step are random samples of the same tasks, which are equally hard."""
+    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in h.config.env_args)
+    return h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
 
 
 def prompted(h: History) -> Outcome:
@@ -184,12 +192,10 @@ def prompted(h: History) -> Outcome:
         f"at the same temperature, held-out tasks earn {value:.3f} after step {step} and the training tasks of the last "
         f"{WINDOW} steps {training:.3f} (three standard errors are {3 * error:.2f})"
     )
-    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in h.config.env_args)
-    same = h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
     before = held_out(h)
     known = before is not None and before[0] is not None
     apart = abs(training - value) > max(thresholds.HELD_OUT_APART * h.scale, 3 * error)
-    return ("evaluation-prompted-differently" if apart and same and not known else None), evidence
+    return ("evaluation-prompted-differently" if apart and _comparable(h) and not known else None), evidence
 
 
 def hacking(h: History) -> Outcome:

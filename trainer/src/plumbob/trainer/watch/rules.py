@@ -42,7 +42,9 @@ from plumbob.trainer.watch.update_rules import (
     gradient,
     kl_penalty,
     movement,
+    on_policy,
     schedule,
+    state_kept,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -84,7 +86,9 @@ RULES: tuple[Rule, ...] = (
     Rule("steps are small enough", breaking),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),
+    Rule("the importance ratio is 1 where each batch has one update", on_policy),
     Rule("each update has its own gradient", cleared),
+    Rule("the optimizer remembers earlier gradients", state_kept),
     Rule("gradient norms stay in bounds", spikes),
     Rule("the entropy stays in bounds", entropy),
     Rule("tools are used as at first", abandoned),
@@ -100,5 +104,5 @@ def contradicted(h: History, cause: str | None) -> bool:
         return False
     if cause == "task-solved":  # the first tasks were easy, and the later ones are not
         return not h.solved and h.gain < -LEAST_GAIN
-    # Steps that are too large lose what was learned.
-    return cause == "learning-rate-too-high" and h.gained(LEAST_GAIN)
+    # Steps that are too large, and decay, lose what was learned.
+    return cause in ("learning-rate-too-high", "weight-decay-too-high") and h.gained(LEAST_GAIN)

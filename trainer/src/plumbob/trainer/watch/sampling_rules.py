@@ -63,7 +63,8 @@ def gap(h: History) -> Outcome:
             return "mismatch-grows", evidence
         # Each weight sync is acknowledged with log-probabilities of fixed ids. If they are right, so are the weights.
         parity = mean(h.recent, "sync/parity")
-        if is_exact(c) and "sync/parity" in h.recent[-1] and parity < thresholds.ROUNDING_GAP:
+        # Weights that do not arrive make both differences grow alike.
+        if is_exact(c) and "sync/parity" in h.recent[-1] and parity < 0.1 * now:
             return "engine-trainer-mismatch", f"{evidence}; on fixed ids by {parity:.2g}, so the weights arrive"
         return "weights-not-synced", evidence
     return "engine-trainer-mismatch", evidence

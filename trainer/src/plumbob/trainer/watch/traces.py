@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from plumbob.trainer.config.train import TrainConfig
@@ -254,16 +254,22 @@ def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
     if found is None or found.verdict == "fail" or len(steps) < 2:
         return found
     since = steps[-min(STEPS_READ, len(steps) // 2)]
-    late = _tool_results([r for r in rollouts if r.step >= since])
+    said: dict[str, set[str]] = defaultdict(set)
+    for name, _, part in (result for r in rollouts if r.step < since for result in r.results):
+        said[name].add(part.text)
+    late = _tool_results(
+        [r for r in rollouts if r.step >= since], {name for name, texts in said.items() if len(texts) > 1}
+    )
     if late is None or late.verdict != "fail":
         return found
     return dataclasses.replace(late, evidence=f"from step {since} on, {late.evidence}")
 
 
-def _tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
+def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = None) -> Finding | None:
     """Do the tool results of these rollouts say anything? None if there are few, or tools were asked for one thing only.
 
     A tool may rightly answer "ok" to everything, so the same result is a fault only if no tool ever gives another.
+    `spoke`: names of the tools that gave several results before, and may therefore be blamed for giving one; None: all.
     """
     found = [(name, arguments, part, r) for r in rollouts for name, arguments, part in r.results]
     if len({(name, arguments) for name, arguments, _, _ in found}) < FEWEST_RESULTS:
@@ -273,6 +279,8 @@ def _tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
     for name, _, part, rollout in found:
         by_tool[name].append((part, rollout))
     for name, results in by_tool.items():
+        if spoke is not None and name not in spoke:
+            continue
         empty = [(part, r) for part, r in results if part.text.strip().lower() in EMPTY]
         if len(results) >= FEWEST_RESULTS and len(empty) > thresholds.EMPTY_IN_A_RUN * len(results):
             evidence = f"{len(empty)} of {len(results)} results of the tool {name!r} are empty"
@@ -283,6 +291,8 @@ def _tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
         evidence = f"{len(down)} of {len(found)} tool results are errors of a server, as {down[0][0].text[:60]!r}"
         places = tuple(r.place(part) for part, r in down[:MOST_PLACES])
         return Finding(check, "fail", evidence, "tools-fail", down[0][1].step, places)
+    if spoke is not None and not (found := [result for result in found if result[0] in spoke]):
+        return None
     texts = Counter(part.text for _, _, part, _ in found)
     text, count = texts.most_common(1)[0]
     different = len({(name, arguments) for name, arguments, part, _ in found if part.text == text})

@@ -83,12 +83,15 @@ def schedule(h: History) -> Outcome:
     last = [row for row in h.recent if number(row, "optimizer/updates")]
     for before, row in itertools.pairwise(last):
         actual = number(row, "optimizer/learning_rate")
-        # No schedule goes above --learning-rate. Steps before a run was resumed may have had a higher one; but only a
-        # fault makes the rate jump to another value than the last setting.
+        # No schedule goes above --learning-rate. Steps before a run was resumed may have had a higher one; a jump to it
+        # is a fault, or a resumption with a higher rate before the last one.
         if actual > 1.5 * c.learning_rate and actual > 3 * number(before, "optimizer/learning_rate"):
             wanted = _rate(c, row, c.max_steps)
             step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
-            return "schedule-hides-rate", f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g}"
+            return "schedule-hides-rate", (
+                f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g} (no fault if the run was resumed "
+                "there with a higher --learning-rate, and later with the present one)"
+            )
     rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
     # A gradient that clipping has taken below Adam's epsilon does not move weights either; `movement` names that.
     moving = [
@@ -121,10 +124,13 @@ def decay(h: History) -> Outcome:
     if not c.weight_decay or c.learning_rate is None or c.max_steps < 1:
         return None
     left = left_by_decay(c)
+    # Over thousands of updates the gradient makes up for what decay takes; what goes in a hundred, it cannot.
+    fast = left ** (1 / max(c.max_steps * c.num_iterations * c.num_minibatches / 100, 1))
     evidence = (
         f"--weight-decay {c.weight_decay:g} alone leaves {left:.1%} of each trained weight after {c.max_steps} steps"
     )
-    return ("weight-decay-too-high" if left < thresholds.DECAYED else None), evidence
+    bad = fast < thresholds.DECAYED or left < thresholds.DECAYED_BY_THE_END
+    return ("weight-decay-too-high" if bad else None), evidence
 
 
 def left_by_decay(c: TrainConfig) -> float:
@@ -156,8 +162,11 @@ def cleared(h: History) -> Outcome:
         f"of the last {len(norms)} gradient norms of steps with a signal, {falls} are smaller than the one before: "
         f"{norms[0]:.2g} -> {norms[-1]:.2g}"
     )
+    # Gradients are longer where more groups have a signal, as while a reward that was rare is learned.
+    signals = [mean(rows, "advantage/mean_abs") for rows in (h.first, h.recent)]
+    grown = max(signals[1] / signals[0], 1.0) if signals[0] else math.inf
     # A sum of so many gradients of like size is at most so many times as long; what grows faster is a policy that breaks.
-    sum_like = thresholds.NORM_SUM < norms[-1] / norms[0] < 3 * len(norms)
+    sum_like = thresholds.NORM_SUM * grown < norms[-1] / norms[0] < 3 * len(norms)
     rising = falls <= 1 and sum_like
     return ("gradients-not-cleared" if rising else None), evidence
 
@@ -175,7 +184,7 @@ def movement(h: History) -> Outcome:
     if hidden is not None and hidden[0]:  # another --learning-rate would change nothing
         return None
     rate = mean(rows, "optimizer/learning_rate")
-    if c.lr_scheduler_type != "constant" and h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
+    if h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
         evidence = (
             f"step {h.steps} of {c.max_steps}: learning rate {rate:.2g} of {c.learning_rate:g}, "
             f"--warmup-steps {c.warmup_steps}"
@@ -275,6 +284,46 @@ def clipping(h: History) -> Outcome:
     low, high = h.config.clip_bounds()
     evidence = f"the importance ratio of {clipped:.0%} of the tokens is outside 1 - {low:g} to 1 + {high:g}"
     return ("ratio-clipped" if clipped > limit and not h.gained(0.05) and not h.solved else None), evidence
+
+
+def on_policy(h: History) -> Outcome:
+    """Is the importance ratio 1 where each batch has one update, which starts from the policy of the ratio's denominator?"""
+    c = h.config
+    if h.steps < WINDOW or c.num_iterations * c.num_minibatches > 1 or c.lora_dropout:
+        return None
+    clipped = [number(row, "policy/clip_fraction") for row in h.recent]
+    low, high = c.clip_bounds()
+    evidence = (
+        f"with one update per batch, the importance ratio of up to {max(clipped):.1%} of a step's tokens is outside 1 - "
+        f"{low:g} to 1 + {high:g}"
+    )
+    return ("ratio-to-reference" if sum(share > 0 for share in clipped) > WINDOW / 2 else None), evidence
+
+
+def state_kept(h: History) -> Outcome:
+    """Does the optimizer remember earlier gradients?
+
+    Adam's first update moves each weight by the learning rate, because it divides a gradient by its own size. Later ones
+    are smaller, as far as gradients of different steps have different signs (Kingma & Ba, arXiv:1412.6980, sec. 2.1).
+    """
+    c = h.config
+    if h.steps < 2 * WINDOW or c.num_iterations * c.num_minibatches > 1:
+        return None
+    early, late = (
+        [
+            number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate")
+            for row in rows
+            if number(row, "optimizer/updates") and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
+        ]
+        for rows in (h.first, h.recent)
+    )
+    if len(late) < 3 or not early or max(early) < 0.1:
+        return None
+    evidence = (
+        f"an update changes the weights by {min(late):.2g} to {max(late):.2g} learning rates (root mean square), and by up "
+        f"to {max(early):.2g} in the first {WINDOW} steps"
+    )
+    return ("optimizer-state-lost" if min(late) > thresholds.FIRST_UPDATES * max(early) else None), evidence
 
 
 def entropy(h: History) -> Outcome:

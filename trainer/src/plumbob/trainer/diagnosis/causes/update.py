@@ -121,9 +121,27 @@ CAUSES = (
     Cause(
         "weight-decay-too-high",
         "Weight decay takes a large part of all trained weights away in the course of the run, whatever the gradient is.",
-        "Lower --weight-decay: its product with the learning rate and the number of steps should be below 0.1.",
+        "Lower --weight-decay: its product with the learning rate and a hundred updates should be below 0.1.",
         (),
         "modelscope/ms-swift#3931; Loshchilov & Hutter, arXiv:1711.05101, algorithm 2",
+    ),
+    Cause(
+        "ratio-to-reference",
+        "The importance ratio compares the policy with another one than that with which the step began, such as the reference "
+        "policy: the clip removes more and more tokens as the policy learns.",
+        "Take the ratio's denominator from the weights before the step's first update: with one update per batch it is "
+        "exp(new - new.detach()), which is 1.",
+        (),
+        "huggingface/trl#2837",
+    ),
+    Cause(
+        "optimizer-state-lost",
+        "The optimizer begins anew in every step, without moments: each update is as large as Adam's first one, in the "
+        "direction of the signs of one noisy gradient.",
+        "Create the optimizer once, and keep it and its state between steps, also where weights are offloaded, synced or "
+        "wrapped again.",
+        (),
+        "OpenPipe/ART#72, NVIDIA-NeMo/RL#3171; arXiv:1412.6980, sec. 2.1",
     ),
     Cause(
         "gradients-not-cleared",

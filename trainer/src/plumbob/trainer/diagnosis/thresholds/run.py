@@ -269,8 +269,8 @@ KL_PULL = Threshold(
     1.0, "largest strength of the KL term's gradient, as a multiple of that of the advantages", "kl-too-large"
 )
 KL_SETTLED = Threshold(
-    1e-4, "KL divergence from the reference policy, in nats per token, at which the first update's pulls are equal and below "
-    "which nothing can be learned: MuSiQue learned with 7e-4, and moved to 0.01",
+    1e-4, "smallest KL divergence from the reference policy, in nats per token, at which reward and KL term may pull "
+    "equally after the first update. With 7e-4, the bundled policy learned MuSiQue, at a divergence that rose to 0.01",
     "kl-too-large",
 )  # fmt: skip
 CLIPPED = Threshold(
@@ -289,7 +289,11 @@ SAME_GRADIENT = Threshold(
     "policy-term-missing",
 )  # fmt: skip
 DECAYED = Threshold(
-    0.9, "smallest share of every weight that decay may leave at the end of a run, without any gradient: in 12 steps of the "
-    "bundled policy .82 destroys it",
+    0.9, "smallest share of every weight that decay may leave of it in a hundred updates (or in the run, if it has fewer), "
+    "without any gradient: .82 after 12 steps destroys the bundled policy",
+    "weight-decay-too-high",
+)  # fmt: skip
+DECAYED_BY_THE_END = Threshold(
+    0.5, "smallest share of every weight that decay may leave at the end of a run, however long it is",
     "weight-decay-too-high",
 )  # fmt: skip

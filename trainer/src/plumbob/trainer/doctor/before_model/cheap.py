@@ -167,6 +167,7 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
         "another task's answer": lambda i: _of_another(environment, i),
         "several answers joined by or": lambda i: _hedged(environment, i),
         "the first tool result quoted": lambda i: _quoted(environment, i),
+        "the oracle's calls with another task's answer": lambda i: _looked_up_in_vain(environment, i),
     }
     yield EMPTY, [p for p in silent if p.trace.ok]
     for name, make in kinds.items():
@@ -227,6 +228,20 @@ def _of_another(environment: Environment, number: int) -> tuple[ChatReply, ...] 
         if own and _apart(environment.gold(environment.sample[other]), own):
             return (final,)
     return None
+
+
+def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
+    """The oracle's turns up to the last, and then the last turn of another task's: what was read is not answered.
+
+    Not where an earlier turn names the answer, as in tasks that are solved by calls.
+    """
+    turns, other = environment.replies[number] if environment.has_oracle else None, _of_another(environment, number)
+    if other is None or not isinstance(turns, list) or len(turns) < 2:
+        return None
+    gold = environment.gold(environment.sample[number])
+    if any(gold in said(turn) for turn in turns[:-1]):
+        return None
+    return (*turns[:-1], *other)
 
 
 def _apart(a: str, b: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -26,6 +27,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     yield _deterministic(environment)
     yield from _oracles(environment)
+    if environment.has_oracle and (finding := _working(environment)) is not None:
+        yield finding
     if environment.tasks.held_out:
         yield _scored_alike(environment)
 
@@ -109,10 +112,56 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
     few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
     if nothing or raised:
         cause = "grader-swallows-errors" if nothing and few and not raised else "oracle-fails"
+        bare = [] if few or raised else _bare_answers(environment, nothing)
+        right = [p for p in bare if p.reward > silent[id(p.task)] + _TOLERANCE]
+        if bare and len(right) > len(bare) / 2:
+            cause = "answers-not-parsed"
+            earned = _range([p.reward for p in right])
+            evidence += f"; but in {len(right)} of {len(bare)} tasks the answer alone earns {earned}"
         command = f"evaluate {environment.config.env} --oracle"
         yield Finding(check, "fail", evidence, cause, command=command)
         return
     yield Finding(check, "pass", evidence)
+
+
+WORKING = ("That takes a few steps.\n", "That takes 2 or 3 steps.\n")
+"""What is put before an oracle's last turn: working without numbers, and with some."""
+
+
+def _working(environment: Environment) -> Finding | None:
+    """Numbers before the answer must not change what a perfect transcript earns; None if no text may stand there."""
+    turns = environment.turns
+    plain, numbered = [], []
+    for p in _some([p for p in environment.oracles if p.trace.ok]):
+        *before, last = turns[id(p.task)]
+        if last.calls or set(re.findall(r"\d+", last.content)) & {"2", "3"}:
+            continue
+        first, second = (
+            environment.play(p.task, ScriptedChat([*before, ChatReply(text + last.content)])).reward for text in WORKING
+        )
+        if abs(first - p.reward) <= _TOLERANCE:
+            plain.append(first)
+            numbered.append(second)
+    if len(plain) < TWICE / 2:
+        return None
+    lost = sum(second < first - _TOLERANCE for first, second in zip(plain, numbered, strict=True))
+    evidence = (
+        f"the oracles of {len(plain)} tasks earn {_range(plain)} with {WORKING[0].strip()!r} before the answer, and "
+        f"{_range(numbered)} with {WORKING[1].strip()!r}"
+    )
+    bad = lost > len(plain) / 2
+    check = "numbers in the working are not taken for the answer"
+    return Finding(check, "fail" if bad else "pass", evidence, "answers-not-parsed" if bad else None)
+
+
+def _bare_answers(environment: Environment, played: Sequence[Played]) -> list[Played]:
+    """Some of these tasks, with the answer alone in place of the oracle's last turn; [] if answers are unknown."""
+    turns = environment.turns
+    return [
+        environment.play(p.task, ScriptedChat([*turns[id(p.task)][:-1], ChatReply(environment.gold(p.task))]))
+        for p in _some(played)
+        if environment.gold(p.task) and turns.get(id(p.task))
+    ]
 
 
 def silent_reward(environment: Environment, task: vf.Task) -> float:

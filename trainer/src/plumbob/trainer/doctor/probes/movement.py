@@ -145,10 +145,11 @@ def _rate(subject: Subject, near: float, far: float) -> Finding:
     `near`: divergence on the rows of the update, in nats per token; `far`: divergence on other rows.
     """
     config = subject.run.config
-    low, high = 100 * near, 100**2 * near
+    steps = max(config.max_steps, 100)  # as many as the watch projects to
+    low, high = steps * near, steps**2 * near
     evidence = (
         f"one update at learning rate {_rate_of(subject):.2g}{' (LoRA)' if config.peft else ''} changes the policy by "
-        f"{near:.2g} nats per token, and by {far:.2g} on other tasks; a hundred updates change it by {low:.2g} in "
+        f"{near:.2g} nats per token, and by {far:.2g} on other tasks; {steps} updates change it by {low:.2g} in "
         f"random directions and by {high:.2g} in the same direction"
     )
     check = RATE

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import verifiers.v1 as vf
 from plumbob.rollout.scripted import ScriptedChat
+from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
@@ -96,10 +97,6 @@ def _apart(a: Sequence[float], b: Sequence[float]) -> float:
     return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
 
 
-UNREADABLE = "Error: this tool call could not be read"
-"""How the rollout answers a call that no tool ever saw."""
-
-
 def _tool_results(subject: Subject) -> Finding:
     """The same calls, made again by one rollout at a time, must get the results that the rollout got."""
     check, drawn = "tool results are those of the rollout's own calls", subject.drawn
@@ -134,7 +131,7 @@ def _results(trace: vf.Trace) -> list[str]:
     """
     messages = (node.message for node in trace.nodes if not node.sampled)
     texts = [str(m.content) for m in messages if getattr(m, "role", "") == "tool"]
-    return [text for text in texts if not text.startswith(UNREADABLE)]
+    return [text for text in texts if not text.startswith(NOT_READ)]
 
 
 def _replayed(subject: Subject, i: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -57,6 +58,13 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
         f"the gradients of {len(rows)} rollouts with an advantage of +1 and of -1 differ by {apart:.2g}; their norms add up to "
         f"{size:.2g}"
     )
+    config = subject.run.config
+    cut = config.overlong == "mask" and all(row.truncated for row in rows)
+    masked = cut or config.correction()[0].endswith("mask")
+    if not math.isfinite(size) or (size == 0 and masked):
+        return Finding(
+            check, "unsure", evidence + ("; the settings take these rollouts out of the loss" if not size else "")
+        )
     if size == 0:  # at the start a KL term has no gradient either, because the policy is the reference
         certain = all((scores > CERTAIN).all() for scores in subject.score(rows))
         return Finding(check, "unsure" if certain else "fail", evidence, None if certain else "no-gradient")

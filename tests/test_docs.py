@@ -57,6 +57,7 @@ def test_the_reference_pages_are_what_the_code_says():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_every_metric_of_a_run_has_a_meaning(tmp_path):
     """Two runs with most of what adds metrics."""
     for name, options in (

@@ -22,6 +22,7 @@ TASKS = {
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 600, "vocab_size": 5000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "tied"), [("tiny", False), ("tiny-gsm8k", False), ("tiny-musique", True)])
 def test_a_grown_policy_keeps_its_distribution_and_every_part_can_learn(policy, tied):
     small = load_model(policy)

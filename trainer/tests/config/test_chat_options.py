@@ -31,6 +31,7 @@ def test_explaining_unread_calls_can_be_turned_off(config):
     assert limits_of(dataclasses.replace(config, explain_unread_calls=False)).max_explanations == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_option_reaches_every_chat(tmp_path, keep):
     settings = {"keep_control_tokens": True, "tool_format": "qwen-xml"} if keep else {}

@@ -121,6 +121,7 @@ def opened(config: TrainConfig, resume_from=None):
     return made.engine, saved
 
 
+@pytest.mark.slow
 def test_a_run_records_the_engine_that_was_chosen_and_is_resumed_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "choose", lambda *situation: Choice("paged"))
     assert run(config_of(tmp_path)) == 0
@@ -132,6 +133,7 @@ def test_a_run_records_the_engine_that_was_chosen_and_is_resumed_with_it(tmp_pat
     assert isinstance(engine, TransformersEngine) and saved.engine == "transformers"
 
 
+@pytest.mark.slow
 def test_a_recorded_engine_that_this_machine_has_no_memory_for_is_one_sentence(tmp_path, monkeypatch):
     assert run(config_of(tmp_path, engine="paged")) == 0
     monkeypatch.setattr(opening, "memory_of", lambda device: Memory(2 * 10**6, 10**9))

@@ -115,6 +115,7 @@ def test_sft_teaches_a_form_that_the_model_can_write_and_evaluations_of_the_run_
     assert all("<tools>" in prompt and not any(mark in prompt for mark in MARKS) for prompt in prompts)
 
 
+@pytest.mark.slow
 def test_the_doctor_names_tokens_that_a_run_insists_on(tmp_path):
     model, tokenizer = broken()
     folder = str(tmp_path / "model")

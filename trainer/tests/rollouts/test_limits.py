@@ -89,6 +89,7 @@ def test_a_run_goes_on_when_its_environment_hangs_or_exits_at_random(tmp_path, m
         assert f"left out of their groups: `{name}` raised {hanging.SYNC[fault][1]}" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf")])
 def test_a_reward_that_is_not_finite_is_named(tmp_path, monkeypatch, capsys, value, shown):
     sometimes(monkeypatch, *REWARD, lambda: value)
@@ -117,6 +118,7 @@ def test_prompts_that_fill_the_context_are_called_that(tmp_path, capsys):
     assert "same reward" not in out + err and "stale" not in out + err
 
 
+@pytest.mark.slow
 def test_finished_steps_are_saved_when_no_rollout_of_a_step_can_be_used(tmp_path, monkeypatch, capsys):
     original, calls = vf_lookup.taskset.LookupTask.correct, []
 
@@ -168,6 +170,7 @@ def test_a_group_with_one_old_rollout_is_discarded_whole_and_its_length_reported
     assert (row["rollout/stale_seconds"], row["rollout/kept_seconds"]) == (10, 1)
 
 
+@pytest.mark.slow
 def test_a_run_all_of_whose_rollouts_are_too_old_three_times_ends(tmp_path, monkeypatch, capsys):
     original = TransformersEngine.generate
 
@@ -202,6 +205,7 @@ def test_rewards_of_any_finite_size_give_finite_scaled_advantages(scale, aggrega
         assert found.values == pytest.approx(same.values)
 
 
+@pytest.mark.slow
 def test_a_run_with_rewards_of_1e300_and_scaling_trains(tmp_path, monkeypatch):
     sometimes(monkeypatch, *REWARD, lambda: 1e300)
     code, rows = train(tmp_path, scale_rewards="group")

@@ -14,6 +14,8 @@ from plumbob.trainer.run_files.trace_files import read, stored_steps
 from plumbob.trainer.training.train import run
 from plumbob.trainer.watch.watch import examine
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "max_steps": 3,
     "eval_examples": 0, "threads": 1,
@@ -45,7 +47,6 @@ def command(capsys):
     return call
 
 
-@pytest.mark.slow
 def test_what_is_kept_changes_nothing_else(runs):
     def metrics(name: str) -> list[dict]:
         rows = map(json.loads, (runs[name] / "metrics.jsonl").read_text().splitlines())

@@ -159,6 +159,7 @@ def test_the_best_checkpoint_is_kept_and_is_the_final_model(best_of_five):
     assert model_path(str(best_of_five)) == str(best_of_five / "model")
 
 
+@pytest.mark.slow
 def test_evaluations_have_pass_at_k_of_all_rollouts(best_of_five):
     evaluations = summary_of(best_of_five)["evaluations"]
     assert set(evaluations["after"]) == {"greedy", "sampled", "pass@1", "pass@2", "pass@3"}
@@ -172,6 +173,7 @@ def test_evaluations_have_pass_at_k_of_all_rollouts(best_of_five):
     assert {row["eval/count"] for row in rows} == {4}
 
 
+@pytest.mark.slow
 def test_without_these_options_nothing_is_added(tmp_path):
     assert run(config_of(tmp_path, "one", max_steps=1)) == 0
     summary = summary_of(tmp_path / "one")

@@ -144,6 +144,7 @@ def test_refilling_replaces_groups_without_signal(tmp_path):
     assert state(tmp_path / "r")["cursor"] == 3 * 4 + replaced
 
 
+@pytest.mark.slow
 def test_refilling_ends_where_there_is_no_signal_to_be_had(tmp_path):
     """So cold that the rollouts of a task are all equal: the bound holds, and the step has its size all the same."""
     (row,) = train(tmp_path, max_steps=1, zero_signal="refill", max_refills=2, temperature=1e-4)

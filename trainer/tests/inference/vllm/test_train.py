@@ -46,6 +46,7 @@ def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
         assert rows[0]["sync/bound_modules"] == rows[0]["sync/weights"] / 2
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
     double = Double()
     with serving(double) as url:

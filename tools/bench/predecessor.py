@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--eval-examples", type=int, default=64, help="held-out tasks")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--env", choices=ENVS, action="append", help="only this environment")
-    parser.add_argument("--only", help="only arms whose name has this part")
+    parser.add_argument("--only", default="", help="only arms whose name has a match of this regular expression")
     parser.add_argument(
         "--examine", action="store_true", help="ask the doctor again, of runs that are finished as well"
     )
@@ -223,7 +224,7 @@ def main() -> None:
             for seed in range(args.seeds)
             for arm in ARMS
             for env in args.env or ENVS
-            if env in arm.only and (args.only or "") in arm.name
+            if env in arm.only and re.search(args.only, arm.name)
         ]
         with ThreadPoolExecutor(args.jobs) as pool:
             results = []

@@ -1,6 +1,6 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
-With `--set 2` those of the second set, field2_seen.py and field2_unseen.py.
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, and with `--set 3` those of the third.
 
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
@@ -8,11 +8,12 @@ With `--set 2` those of the second set, field2_seen.py and field2_unseen.py.
     uv run python tools/bench/field.py --set 2 --half seen
 
 Kinds: `probes` (doctor ENV), `watch` (train, then doctor RUN_DIR), `healthy` (settings without a fault, both ways),
-`pairs` (two faults in one run, doctor ENV --all). Each result is appended to OUT/HALF.jsonl (OUT/set2-HALF.jsonl), and what is
-there is not run again; `--table` only prints the table. A fault is named rightly if the first cause is one of those that its entry
-accepts, and a pair if the first cause is one of either fault's. The last columns list the metrics that TRL logs, and
-those that verifiers reports, of the same run, that leave the range of plain healthy runs of that environment (from the
-lowest value / 1.5 to the highest x 1.5). Exit code 1 if anything was named wrongly or a healthy run gave an alarm.
+`pairs` (two faults in one run, doctor ENV --all). Each result is appended to OUT/HALF.jsonl (OUT/set2-HALF.jsonl and so
+on), and what is there is not run again; `--table` only prints the table. A fault is named rightly if the first cause is
+one of those that its entry accepts, and a pair if the first cause is one of either fault's. The last columns list the
+metrics that TRL logs, and those that verifiers reports, of the same run, that leave the range of plain healthy runs of
+that environment (from the lowest value / 1.5 to the highest x 1.5). Exit code 1 if anything was named wrongly or a
+healthy run gave an alarm.
 """
 
 from __future__ import annotations
@@ -55,16 +56,27 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", "2": "set2-"}
+SETS = {"1": "", "2": "set2-", "3": "set3-"}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
+
+
+def modules_of(half: str) -> tuple[str, str]:
+    """(what follows "field" and "healthy" in the names of a half's modules, seen or unseen).
+
+    Examples: modules_of("seen") -> ("", "seen"); modules_of("set3-unseen") -> ("3", "unseen")
+    """
+    for number, prefix in SETS.items():
+        if prefix and half.startswith(prefix):
+            return number, half.removeprefix(prefix)
+    return "", half
 
 
 def items_of(half: str, all_envs: bool) -> list[Item]:
     """Every run of this half. `all_envs`: faults in each environment where they can happen, not in the first alone."""
     from plumbob.testing.faults.field import pairs
 
-    number, half = ("2" if half.startswith(SETS["2"]) else "", half.removeprefix(SETS["2"]))
+    number, half = modules_of(half)
     faults = getattr(importlib.import_module(f"plumbob.testing.faults.field{number}_{half}"), half.upper())
     settings = getattr(importlib.import_module(f"plumbob.testing.faults.healthy{number}_{half}"), half.upper())
     items = []

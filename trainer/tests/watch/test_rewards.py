@@ -15,7 +15,8 @@ from plumbob.trainer.watch.watch import Watch, evaluation_before, examine
 
 def test_held_out_reward_against_training() -> None:
     watch = Watch(TrainConfig(eval_examples=256, eval_steps=5))
-    row = rows_of(FIRST)[0]
+    # The first step again and again; only Adam's first update is as large as this one's.
+    row = {name: value for name, value in rows_of(FIRST)[0].items() if name != "optimizer/update_rms"}
     before = {"eval/greedy": 0.4, "eval/sampled": row["reward/mean"] + 0.1, "eval/count": 256}
     assert watch.evaluated(0, before) == []
     told = []

@@ -164,12 +164,12 @@ def test_a_ratio_that_is_clipped_in_the_only_update_is_that_of_another_policy():
     assert "ratio-to-reference" not in causes(rows, twice)
 
 
-@pytest.mark.parametrize("size", [0.93, 0.7, 0.1])
-def test_an_optimizer_without_memory_moves_all_weights_by_the_learning_rate(size):
+@pytest.mark.parametrize(("size", "lost"), [(0.93, True), (0.65, True), (0.3, False)])
+def test_an_optimizer_without_memory_moves_all_weights_by_the_learning_rate(size, lost):
     rows = rows_of(FIRST)
     for row in rows:
         row["optimizer/update_rms"] = size * row["optimizer/learning_rate"]
-    assert causes(rows) & {"optimizer-state-lost"} == {"optimizer-state-lost"}
+    assert ("optimizer-state-lost" in causes(rows)) == lost
 
 
 def test_the_memory_of_adam_shows_in_the_size_of_its_updates():

@@ -317,7 +317,8 @@ def state_kept(h: History) -> Outcome:
         ]
         for rows in (h.first, h.recent)
     )
-    if len(late) < 3 or not early or max(early) < 0.1:
+    # Far smaller first updates are those of gradients below Adam's epsilon, which do not shrink.
+    if len(late) < 3 or not early or max(early) < 0.5:
         return None
     evidence = (
         f"an update changes the weights by {min(late):.2g} to {max(late):.2g} learning rates (root mean square), and by up "

@@ -1,4 +1,4 @@
-"""The unseen half of the second set of the field's faults: run only to measure. Rule writers must not read this file."""
+"""The other half of the second set of the field's faults: measured once unseen, and read by rule writers since 2026-11-24."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doubles of field2_unseen.py, in the unseen half: authors of the doctor's rules must not read this file."""
+"""The doubles of field2_unseen.py, which authors of the doctor's rules have read since 2026-11-24."""
 
 from __future__ import annotations
 

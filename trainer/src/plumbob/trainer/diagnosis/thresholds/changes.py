@@ -110,6 +110,7 @@ CUT_APART = Threshold(
 )  # fmt: skip
 FIRST_UPDATES = Threshold(
     0.9, "smallest size of an update from the tenth step on, in learning rates, as a share of the largest of the first five "
-    "steps, at which Adam has no memory; in healthy runs of the bundled policies it is 0.3 to 0.8",
+    "steps, at which Adam has no memory (first updates below .5 are not judged); healthy runs of the bundled policies have .3 "
+    "to .8",
     "optimizer-state-lost",
 )  # fmt: skip

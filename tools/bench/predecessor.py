@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 from plumbob.testing.faults import doubles
 from plumbob.testing.faults import field_seen_environment as environment
-from plumbob.testing.faults.doubles import Inject, put
+from plumbob.testing.faults.doubles import Inject, after_set_up
 from plumbob.testing.faults.field import BASE, Start
 from plumbob.testing.faults.field_parts import chat_method, decoded_as
 
@@ -43,22 +42,12 @@ class Arm:
 
     name: str
     options: str = ""
-    inject: Inject | None = None
+    injects: tuple[Inject, ...] = ()
     """Put into a run that is set up."""
     start: Start | None = None
     """Put there before a run is set up."""
     only: tuple[str, ...] = ENVS
     """Environments in which it can change anything."""
-
-
-def together(*injects: Inject) -> Inject:
-    """All of these in one run."""
-
-    def inject(stack: ExitStack, run: Any) -> None:
-        for one in injects:
-            one(stack, run)
-
-    return inject
 
 
 BLIND = doubles.scored(doubles.blind)
@@ -69,12 +58,12 @@ ARMS = (
     Arm("nothing changed"),
     Arm("nothing changed, LoRA", LORA),
     # What was found by reading verifiers' GRPOTrainer of July to October 2025
-    Arm("loss mask given as the attention mask", inject=BLIND),
-    Arm("loss mask given as the attention mask, LoRA", LORA, inject=BLIND),
-    Arm("assistant header missing from the trained row", inject=HEADERS, only=MULTI_TURN),
-    Arm("tool descriptions missing from the trained row", inject=TOOLS, only=MULTI_TURN),
-    Arm("all three of these", inject=together(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
-    Arm("all three of these, LoRA", LORA, inject=together(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm("loss mask given as the attention mask", injects=(BLIND,)),
+    Arm("loss mask given as the attention mask, LoRA", LORA, injects=(BLIND,)),
+    Arm("assistant header missing from the trained row", injects=(HEADERS,), only=MULTI_TURN),
+    Arm("tool descriptions missing from the trained row", injects=(TOOLS,), only=MULTI_TURN),
+    Arm("all three of these", injects=(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm("all three of these, LoRA", LORA, injects=(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
     Arm(
         "tool descriptions missing from every prompt",
         start=chat_method("prompt", environment.toolless),
@@ -87,7 +76,7 @@ ARMS = (
     Arm("advantages divided by the group's standard deviation", "--scale-rewards group"),
     Arm("KL coefficient of 0.04", "--kl-beta 0.04"),
     Arm("context of 400 tokens", "--max-context 400"),
-    Arm("adapter never reaches the engine", LORA, inject=doubles.adapter_unbound),
+    Arm("adapter never reaches the engine", LORA, injects=(doubles.adapter_unbound,)),
     # A control: rewards by lot teach nothing, so a lift that this arm also shows is none.
     Arm("rewards drawn by lot", "--random-rewards"),
 )
@@ -105,19 +94,9 @@ def one(arm: Arm, command: str, arguments: list[str]) -> None:
     with ExitStack() as stack:
         if arm.start is not None:
             arm.start(stack, env)
-        module = subject if command == "doctor" else loop
-        set_up = module.set_up
-
-        def faulty(*args: Any, **given: Any) -> Any:
-            run = set_up(*args, **given)
-            if arm.inject is not None:
-                if command == "train":  # the predecessor had no check of its syncs, so that none ends a run here
-                    check = run.engine.check_parity
-                    put(stack, run.engine, "check_parity", lambda *given: check(*given[:-1], math.inf))
-                arm.inject(stack, run)
-            return run
-
-        put(stack, module, "set_up", faulty)
+        # The predecessor had no check of its syncs, so that none ends a run here.
+        unjudged = (doubles.syncs_unjudged,) if arm.injects and command == "train" else ()
+        after_set_up(stack, subject if command == "doctor" else loop, *unjudged, *arm.injects)
         app = doctor_command.app if command == "doctor" else train_command.app
         run_app(command, app, arguments)
 

@@ -8,7 +8,6 @@ The doubles come from plumbob.testing.faults; this file adds the faults that onl
 
 from __future__ import annotations
 
-import math
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.console.app import run_app
 from plumbob.testing.faults import doubles, rewards
-from plumbob.testing.faults.doubles import Inject, put
+from plumbob.testing.faults.doubles import Inject, after_set_up, put
 from plumbob.trainer.cli.train import app
 from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.training import train as loop
@@ -28,8 +27,7 @@ def unchecked(inject: Inject) -> Inject:
     """The fault, without the parity check of a weight sync, which would end the run."""
 
     def both(stack: ExitStack, run: Run) -> None:
-        check = run.engine.check_parity
-        put(stack, run.engine, "check_parity", lambda *given: check(*given[:-1], math.inf))
+        doubles.syncs_unjudged(stack, run)
         inject(stack, run)
 
     return both
@@ -80,14 +78,7 @@ DOUBLES: dict[str, Inject] = {
 def main() -> None:
     name, arguments = sys.argv[1], sys.argv[2:]
     with ExitStack() as stack:
-        set_up = loop.set_up
-
-        def faulty(*args: Any) -> Run:
-            run = set_up(*args)
-            DOUBLES[name](stack, run)
-            return run
-
-        put(stack, loop, "set_up", faulty)
+        after_set_up(stack, loop, DOUBLES[name])
         run_app("train", app, arguments)
 
 

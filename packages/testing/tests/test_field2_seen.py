@@ -14,7 +14,15 @@ from plumbob.rollout import Completion, Sample, Sampling
 from plumbob.testing.faults import field2_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import Clock, graded_since, since
 from plumbob.testing.faults.field2_seen import SEEN
-from plumbob.testing.faults.field_trial import begin_step, config_of, gap, texts, tried
+from plumbob.testing.faults.field_trial import (
+    begin_step,
+    config_of,
+    gap,
+    sampler_of_evaluation,
+    saved_and_trained,
+    texts,
+    tried,
+)
 from plumbob.testing.faults.healthy2_seen import SEEN as HEALTHY
 from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
 from plumbob.trainer.rollouts import collect
@@ -215,32 +223,14 @@ def test_tools_return_nothing_from_the_sixth_step_on(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["final model rounded to bfloat16", "adapter merged twice in the final model"])
 def test_saved_model_differs(name, tmp_path):
-    from plumbob.trainer.policy import merged_weights
-    from safetensors.torch import load_file
-
     with tried(FAULTS[name], tmp_path, groups=1) as subject:
-        with torch.no_grad():
-            for parameter in subject.run.policy.trainable.values():
-                parameter.add_(0.01 * torch.randn_like(parameter))
-        right = merged_weights.merged_state(subject.run.policy.model)
-        subject.run.policy.save_final(tmp_path / "model")
-        saved = load_file(tmp_path / "model/model.safetensors")
+        saved, right = saved_and_trained(subject, tmp_path)
         assert any(not torch.allclose(t, right[n], rtol=1e-4, atol=1e-6) for n, t in saved.items())
 
 
 def test_evaluations_are_cut_at_eight_tokens():
-    from plumbob.trainer.rollouts.collect import Sampler
-    from plumbob.trainer.training import train
-
-    async def seen(sampler: Sampler, *rest: object) -> int:
-        return sampler.sampling.max_tokens
-
-    # The patch goes in first and comes out last: the double puts back what it found there.
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(train, "evaluate", seen)
-        doubles.short_evaluations(stack, SimpleNamespace())
-        sampler = Sampler(*[None] * 4, sampling=Sampling(max_tokens=99), limits=None, groups_per_step=1)
-        assert asyncio.run(train.evaluate(sampler, None, "reward")) == 8
+    sampler = sampler_of_evaluation(doubles.short_evaluations, sampling=Sampling(max_tokens=99))
+    assert sampler.sampling.max_tokens == 8
 
 
 pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI

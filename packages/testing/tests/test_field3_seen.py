@@ -3,7 +3,6 @@
 Each test compares the fault with the plain code, and none runs the doctor.
 """
 
-import asyncio
 import sys
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from plumbob.rollout import Limits, Sample
 from plumbob.testing.faults import field3_seen_doubles as doubles
 from plumbob.testing.faults.field3_parts import everywhere
 from plumbob.testing.faults.field3_seen import SEEN
-from plumbob.testing.faults.field_trial import begin_step, config_of, gap, texts, tried
+from plumbob.testing.faults.field_trial import begin_step, config_of, gap, sampler_of_evaluation, texts, tried
 from plumbob.testing.faults.healthy3_seen import easier_held_out
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.distributed.world import World
@@ -121,17 +120,7 @@ def test_rollouts_are_cut_and_left_out(tmp_path):
 
 
 def test_evaluations_have_one_turn():
-    from plumbob.trainer.rollouts.collect import Sampler
-    from plumbob.trainer.training import train
-
-    async def seen(sampler: Sampler, *rest: object) -> int:
-        return sampler.limits.max_turns
-
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(train, "evaluate", seen)
-        doubles.one_turn(stack, SimpleNamespace())
-        sampler = Sampler(*[None] * 4, sampling=None, limits=Limits(), groups_per_step=1)
-        assert asyncio.run(train.evaluate(sampler, None, "reward")) == 1
+    assert sampler_of_evaluation(doubles.one_turn, limits=Limits()).limits.max_turns == 1
 
 
 pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI

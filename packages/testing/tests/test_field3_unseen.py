@@ -11,7 +11,7 @@ import torch
 from plumbob.rollout import Sampling
 from plumbob.testing.faults import field3_unseen_doubles as doubles
 from plumbob.testing.faults.field3_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import begin_step, config_of, gap, texts, tried
+from plumbob.testing.faults.field_trial import begin_step, config_of, gap, saved_and_trained, texts, tried
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 
@@ -151,16 +151,8 @@ def test_requests_are_greedy_after_an_evaluation(tmp_path, monkeypatch):
 
 
 def test_the_final_model_has_its_first_embeddings(tmp_path):
-    from plumbob.trainer.policy import merged_weights
-    from safetensors.torch import load_file
-
     with tried(FAULTS["final model has its first embeddings"], tmp_path, groups=1) as subject:
-        with torch.no_grad():
-            for parameter in subject.run.policy.trainable.values():
-                parameter.add_(0.01 * torch.randn_like(parameter))
-        right = merged_weights.merged_state(subject.run.policy.model)
-        subject.run.policy.save_final(tmp_path / "model")
-        saved = load_file(tmp_path / "model/model.safetensors")
+        saved, right = saved_and_trained(subject, tmp_path)
         differing = {n for n, t in saved.items() if not torch.allclose(t, right[n])}
         assert differing
         assert all("embed_tokens" in name or "lm_head" in name for name in differing)

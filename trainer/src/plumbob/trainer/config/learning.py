@@ -290,6 +290,11 @@ class LearningConfig:
     def kl_in_reward(self) -> bool:
         return self.kl_beta > 0 and self.kl_placement == "reward"
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per training step."""
+        return self.num_iterations * self.num_minibatches
+
     def clip_bounds(self) -> tuple[float, float]:
         """(epsilon, epsilon_high): the clip bounds, with the defaults of the loss type."""
         loss = LOSSES[self.loss_type]

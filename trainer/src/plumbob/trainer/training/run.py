@@ -98,4 +98,4 @@ class Run:
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps per training step."""
-        return self.config.num_iterations * self.config.num_minibatches
+        return self.config.updates_per_step

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.environment_rules import tool_errors, tools_fail
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, is_exact, largest_gap, mean, number, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, fails, is_exact, largest_gap, mean, number, total
 
 LEAST_GAIN = 0.05
 """Rise of the reward, as a share of its scale, that justifies a change of the rollouts."""
@@ -46,8 +46,7 @@ def abandoned(h: History) -> Outcome:
         f"{WINDOW}; the reward changed by {h.gain * h.scale:+.3f}"
     )
     # A policy whose calls do not work is right to stop calling.
-    broken = tool_errors(h)
-    failing = tools_fail(h) or (broken is not None and broken[0] is not None)
+    failing = tools_fail(h) or fails(tool_errors(h))
     if not _changes_can_be_judged(h) or failing:
         return None, evidence
     # A price on calls makes the reward rise without them. Whoever drops needless calls gives more right answers, not
@@ -77,8 +76,7 @@ def length(h: History) -> Outcome:
     )
     if followed:
         evidence += f" and correlates {sum(followed) / len(followed):+.2f} with the length within groups"
-    others = abandoned(h)
-    if not _changes_can_be_judged(h) or h.gained(LEAST_GAIN) or (others is not None and others[0]):
+    if not _changes_can_be_judged(h) or h.gained(LEAST_GAIN) or fails(abandoned(h)):
         return None, evidence
     if max(ratios) < thresholds.SHORTEST:
         return "length-collapse", evidence

@@ -259,6 +259,11 @@ Outcome = tuple[str | None, str] | None
 """Verdict of a rule: (id of a cause or None if all is well, evidence); None while there is too little evidence."""
 
 
+def fails(outcome: Outcome) -> bool:
+    """Whether a rule has named a cause."""
+    return outcome is not None and outcome[0] is not None
+
+
 @dataclass(frozen=True)
 class Rule:
     """A check of a run's metrics, with the function that judges it."""

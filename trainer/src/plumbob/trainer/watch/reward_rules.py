@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.environment_rules import malformed_calls, tools_fail, truncation, unknown, unread_calls
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, mean, number, share, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, number, share, total
 from plumbob.trainer.watch.sampling_rules import sampling
 
 
@@ -72,7 +72,7 @@ def live_groups(h: History) -> Outcome:
         or (h.steps >= 2 * WINDOW and (live < 1 or (rare and live < thresholds.LIVE_GROUPS)))
     )
     # What is solved in the course of a run has no signal left, which is no fault; so only the first steps count.
-    silent = h.rises or h.solved or (other is not None and other[0] is not None) or _explained(h)
+    silent = h.rises or h.solved or fails(other) or _explained(h)
     return ("too-little-signal" if few and not silent else None), evidence
 
 
@@ -91,7 +91,7 @@ def _explained(h: History) -> bool:
     # With top-p, few tokens are left to differ by; rollouts that are cut off or whose calls cannot be parsed fail.
     others = (sampling(h), truncation(h), malformed_calls(h), unread_calls(h))
     return (
-        any(outcome is not None and outcome[0] is not None for outcome in others)
+        any(map(fails, others))
         # Rollouts are not lost at random: if, for example, all wrong answers raise an error, only right ones are left.
         or share(h.first, "rollout/errored", "rollout/count") > thresholds.FAILED_ROLLOUTS
         or share(h.first, "rollout/not_finite", "rollout/count") > thresholds.NOT_FINITE
@@ -192,10 +192,10 @@ def prompted(h: History) -> Outcome:
         f"at the same temperature, held-out tasks earn {value:.3f} after step {step} and the training tasks of the last "
         f"{WINDOW} steps {training:.3f} (three standard errors are {3 * error:.2f})"
     )
-    before = held_out(h)
-    known = before is not None and before[0] is not None
     apart = abs(training - value) > max(thresholds.HELD_OUT_APART * h.scale, 3 * error)
-    return ("evaluation-prompted-differently" if apart and _comparable(h) and not known else None), evidence
+    return (
+        "evaluation-prompted-differently" if apart and _comparable(h) and not fails(held_out(h)) else None
+    ), evidence
 
 
 def hacking(h: History) -> Outcome:

@@ -275,12 +275,11 @@ def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = N
     if len({(name, arguments) for name, arguments, _, _ in found}) < FEWEST_RESULTS:
         return None
     check = "tool results say something"
+    judged = [result for result in found if spoke is None or result[0] in spoke]
     by_tool: dict[str, list[tuple[Part, Rollout]]] = defaultdict(list)
-    for name, _, part, rollout in found:
+    for name, _, part, rollout in judged:
         by_tool[name].append((part, rollout))
     for name, results in by_tool.items():
-        if spoke is not None and name not in spoke:
-            continue
         empty = [(part, r) for part, r in results if part.text.strip().lower() in EMPTY]
         if len(results) >= FEWEST_RESULTS and len(empty) > thresholds.EMPTY_IN_A_RUN * len(results):
             evidence = f"{len(empty)} of {len(results)} results of the tool {name!r} are empty"
@@ -291,18 +290,18 @@ def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = N
         evidence = f"{len(down)} of {len(found)} tool results are errors of a server, as {down[0][0].text[:60]!r}"
         places = tuple(r.place(part) for part, r in down[:MOST_PLACES])
         return Finding(check, "fail", evidence, "tools-fail", down[0][1].step, places)
-    if spoke is not None and not (found := [result for result in found if result[0] in spoke]):
+    if not judged:
         return None
-    texts = Counter(part.text for _, _, part, _ in found)
+    texts = Counter(part.text for _, _, part, _ in judged)
     text, count = texts.most_common(1)[0]
-    different = len({(name, arguments) for name, arguments, part, _ in found if part.text == text})
+    different = len({(name, arguments) for name, arguments, part, _ in judged if part.text == text})
     quoted = text if len(text) <= 60 else f"{text[:60]}..."
-    evidence = f"{len(found)} results of {len(by_tool)} tools have {len(texts)} different texts"
+    evidence = f"{len(judged)} results of {len(by_tool)} tools have {len(texts)} different texts"
     # The policy's mistakes get other texts, so that not all results of a broken tool are equal.
-    if different >= FEWEST_RESULTS and count > thresholds.EMPTY_IN_A_RUN * len(found):
+    if different >= FEWEST_RESULTS and count > thresholds.EMPTY_IN_A_RUN * len(judged):
         evidence += f"; {count} are {quoted!r}, to {different} different calls"
-        places = tuple(r.place(part) for _, _, part, r in found if part.text == text)[:MOST_PLACES]
-        return Finding(check, "fail", evidence, "tools-return-nothing", found[0][3].step, places)
+        places = tuple(r.place(part) for _, _, part, r in judged if part.text == text)[:MOST_PLACES]
+        return Finding(check, "fail", evidence, "tools-return-nothing", judged[0][3].step, places)
     told = [r for r in rollouts if r.gold and r.results]
     if told:
         right = sum(any(_stands_in(gold, part.text) for gold in r.gold for _, _, part in r.results) for r in told)

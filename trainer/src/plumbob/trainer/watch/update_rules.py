@@ -16,6 +16,7 @@ from plumbob.trainer.watch.history import (
     History,
     Outcome,
     Row,
+    fails,
     is_exact,
     mean,
     number,
@@ -102,13 +103,18 @@ def schedule(h: History) -> Outcome:
         and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
         and number(row, "optimizer/moved_share") > 0
     ]
-    moves = [number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate") for row in moving]
+    moves = [_size(row) for row in moving]
     if len(moves) == WINDOW and max(moves) < thresholds.STILL:
         return (
             "schedule-hides-rate",
             f"{rates}; but a step changes the weights by {max(moves):.1e} learning rates at most",
         )
     return None, rates
+
+
+def _size(row: Row) -> float:
+    """The size of a step's update, in learning rates. The row must have a learning rate above 0."""
+    return number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate")
 
 
 def _rate(c: TrainConfig, row: Row, total: int, behind: int = 0) -> float:
@@ -125,7 +131,7 @@ def decay(h: History) -> Outcome:
         return None
     left = left_by_decay(c)
     # Over thousands of updates the gradient makes up for what decay takes; what goes in a hundred, it cannot.
-    fast = left ** (1 / max(c.max_steps * c.num_iterations * c.num_minibatches / 100, 1))
+    fast = left ** (1 / max(c.max_steps * c.updates_per_step / 100, 1))
     evidence = (
         f"--weight-decay {c.weight_decay:g} alone leaves {left:.1%} of each trained weight after {c.max_steps} steps"
     )
@@ -139,8 +145,8 @@ def left_by_decay(c: TrainConfig) -> float:
     Each update multiplies it by 1 - rate x decay (Loshchilov & Hutter, arXiv:1711.05101, algorithm 2).
     """
     assert c.learning_rate is not None
-    updates = c.num_iterations * c.num_minibatches
-    return _left(c.lr_scheduler_type, c.learning_rate, c.warmup_steps, c.max_steps, c.weight_decay) ** updates
+    left = _left(c.lr_scheduler_type, c.learning_rate, c.warmup_steps, c.max_steps, c.weight_decay)
+    return left**c.updates_per_step
 
 
 @functools.cache
@@ -174,14 +180,13 @@ def cleared(h: History) -> Outcome:
 def movement(h: History) -> Outcome:
     """Do updates change the weights and the policy?
 
-    The change is projected to max(--max-steps, 100) steps in the same direction.
+    The change is projected to `projected_steps` in the same direction.
     """
     c = h.config
     rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/update_rms" in row]
     if len(rows) < WINDOW - 1 or h.updates < WINDOW or c.learning_rate is None:
         return None
-    hidden = schedule(h)
-    if hidden is not None and hidden[0]:  # another --learning-rate would change nothing
+    if fails(schedule(h)):  # another --learning-rate would change nothing
         return None
     rate = mean(rows, "optimizer/learning_rate")
     if h.steps < c.warmup_steps + WINDOW and c.warmup_steps > WINDOW:
@@ -207,7 +212,7 @@ def movement(h: History) -> Outcome:
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:
         cause = "weights-in-bf16" if moved else "optimizer-moves-nothing"
         return cause, f"only {moved:.0%} of the weights changed, at learning rate {rate:.2g}; {evidence}"
-    steps, change = max(c.max_steps, 100), h.largest_change
+    steps, change = projected_steps(c), h.largest_change
     reach, exact = 0.0, is_exact(c)
     if change is not None:
         reach = min(steps**2 * change, 1e9)
@@ -226,6 +231,11 @@ def movement(h: History) -> Outcome:
         drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
         low = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW and not h.gained(0.02)
     return ("learning-rate-too-low" if low else None), f"learning rate {rate:.1e}: {evidence}"
+
+
+def projected_steps(c: TrainConfig) -> int:
+    """Number of steps in the same direction to which the change of a step is projected."""
+    return max(c.max_steps, 100)
 
 
 FLOAT32_QUANTUM = 1e-7
@@ -276,7 +286,7 @@ def kl_penalty(h: History) -> Outcome:
 def clipping(h: History) -> Outcome:
     """Does the ratio clip leave a gradient?"""
     # cispo is left out: its cap bounds a token's weight but does not remove its gradient.
-    if h.steps < WINDOW or h.config.num_iterations * h.config.num_minibatches == 1 or h.config.loss_type == "cispo":
+    if h.steps < WINDOW or h.config.updates_per_step == 1 or h.config.loss_type == "cispo":
         return None
     clipped = mean(h.recent, "policy/clip_fraction")
     # gspo clips whole rows at once, and its bounds are narrow by design.
@@ -289,7 +299,7 @@ def clipping(h: History) -> Outcome:
 def on_policy(h: History) -> Outcome:
     """Is the importance ratio 1 where each batch has one update, which starts from the policy of the ratio's denominator?"""
     c = h.config
-    if h.steps < WINDOW or c.num_iterations * c.num_minibatches > 1 or c.lora_dropout:
+    if h.steps < WINDOW or c.updates_per_step > 1 or c.lora_dropout:
         return None
     clipped = [number(row, "policy/clip_fraction") for row in h.recent]
     low, high = c.clip_bounds()
@@ -307,11 +317,11 @@ def state_kept(h: History) -> Outcome:
     are smaller, as far as gradients of different steps have different signs (Kingma & Ba, arXiv:1412.6980, sec. 2.1).
     """
     c = h.config
-    if h.steps < 2 * WINDOW or c.num_iterations * c.num_minibatches > 1:
+    if h.steps < 2 * WINDOW or c.updates_per_step > 1:
         return None
     early, late = (
         [
-            number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate")
+            _size(row)
             for row in rows
             if number(row, "optimizer/updates") and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
         ]

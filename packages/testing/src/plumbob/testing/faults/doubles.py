@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -33,6 +34,25 @@ def put(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
     else:
         stack.enter_context(mock.patch.object(owner, name, value, create=not hasattr(owner, name)))
+
+
+def after_set_up(stack: ExitStack, module: Any, *injects: Inject) -> None:
+    """A run that `set_up`, as this module calls it, returns has these faults in it."""
+    set_up = module.set_up
+
+    def faulty(*args: Any, **kwargs: Any) -> Run:
+        run = set_up(*args, **kwargs)
+        for inject in injects:
+            inject(stack, run)
+        return run
+
+    put(stack, module, "set_up", faulty)
+
+
+def syncs_unjudged(stack: ExitStack, run: Run) -> None:
+    """The check of a weight sync measures the difference of engine and trainer, and ends no run."""
+    check = run.engine.check_parity
+    put(stack, run.engine, "check_parity", lambda token_ids, logprobs, limit: check(token_ids, logprobs, math.inf))
 
 
 # Faults of the trained row

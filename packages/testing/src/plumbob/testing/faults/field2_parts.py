@@ -28,13 +28,21 @@ class Clock:
 
     def __init__(self, stack: ExitStack) -> None:
         self.step = 0
-        original = collect._add_round
+        before_rounds(stack, self._begin)
 
-        async def add_round(sampler: Any, world: Any, step: int, *rest: Any) -> None:
-            self.step = step
-            await original(sampler, world, step, *rest)
+    def _begin(self, step: int) -> None:
+        self.step = step
 
-        put(stack, collect, "_add_round", add_round)
+
+def before_rounds(stack: ExitStack, begin: Callable[[int], None]) -> None:
+    """`begin(step)` is called before each round of sampling, with the number of the training step from 0."""
+    original = collect._add_round
+
+    async def add_round(sampler: Any, world: Any, step: int, *rest: Any) -> None:
+        begin(step)
+        await original(sampler, world, step, *rest)
+
+    put(stack, collect, "_add_round", add_round)
 
 
 def since(step: int, make: Callable[[Callable[[], bool]], Start]) -> Start:

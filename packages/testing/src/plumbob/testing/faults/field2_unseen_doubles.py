@@ -14,9 +14,8 @@ from plumbob.rollout import Completion, Sample, Sampling
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
 from plumbob.testing.faults.field2_parts import evaluations, runs_of, since, without
-from plumbob.testing.faults.field_parts import MEASURING, by_group, engine_updates, tools_answer
+from plumbob.testing.faults.field_parts import by_group, engine_updates, sampling_now, tools_answer
 from plumbob.trainer.algorithm import advantages
-from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from plumbob.trainer.training.run import Run
 
@@ -73,21 +72,15 @@ def windowed(size: int) -> Start:
     """While it samples, the engine sees the last `size` tokens only."""
 
     def start(stack: ExitStack, env: str) -> None:
-        forward, begin = TransformersEngine._forward, SlotCache.begin
-        sampling = [False]
-
-        def _forward(self: Any, *args: Any) -> Any:
-            sampling[0] = self.max_length != MEASURING
-            return forward(self, *args)
+        begin, sampling = SlotCache.begin, sampling_now(stack)
 
         def mask(self: Any, rows: Any, positions: torch.Tensor, kv_length: int) -> torch.Tensor:
             seen = begin(self, rows, positions, kv_length)
-            if not sampling[0]:
+            if not sampling():
                 return seen
             keys = torch.arange(kv_length, device=positions.device)
             return seen & (keys > positions[:, None, :, None] - size)
 
-        put(stack, TransformersEngine, "_forward", _forward)
         put(stack, SlotCache, "begin", mask)
 
     return start

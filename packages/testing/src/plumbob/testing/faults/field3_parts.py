@@ -1,4 +1,4 @@
-"""More places where faults of the field are injected, for the third set: names that many modules import, tools, clocks."""
+"""More places where faults of the field are injected, for the third set: names that many modules import, tools."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
-from plumbob.testing.faults.field_parts import task_class
-from plumbob.testing.faults.rewards import reward_name
-from plumbob.trainer.rollouts import collect
 
 
 def everywhere(stack: ExitStack, original: Any, value: Any) -> None:
@@ -45,35 +42,5 @@ def tools_called(change: Callable[[Callable[[], Any], str, dict[str, Any]], tupl
             return await original(dataclasses.replace(self, fn=fn), changed, caller)
 
         put(stack, adapter.BoundTool, "call", call)
-
-    return start
-
-
-def before_rounds(stack: ExitStack, begin: Callable[[int], None]) -> None:
-    """`begin(step)` is called before each round of sampling, with the number of the training step from 0."""
-    original = collect._add_round
-
-    async def add_round(sampler: Any, world: Any, step: int, *rest: Any) -> None:
-        begin(step)
-        await original(sampler, world, step, *rest)
-
-    put(stack, collect, "_add_round", add_round)
-
-
-def scoring(change: Callable[[Any, Any], None]) -> Start:
-    """`change(task, trace)` is called before each rollout's reward is computed, and may raise."""
-
-    def start(stack: ExitStack, env: str) -> None:
-        cls = task_class(env)
-        name = reward_name(cls)
-        original = getattr(cls, name)
-
-        async def score(self: Any, trace: Any) -> float:
-            change(self, trace)
-            return await original(self, trace)
-
-        score.__dict__.update(original.__dict__)
-        score.__name__ = name
-        put(stack, cls, name, score)
 
     return start

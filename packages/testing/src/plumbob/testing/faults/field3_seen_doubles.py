@@ -14,9 +14,9 @@ import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
-from plumbob.testing.faults.field2_parts import evaluations, runs_of
-from plumbob.testing.faults.field3_parts import before_rounds, everywhere, tools_called
-from plumbob.testing.faults.field_parts import MEASURING, with_data
+from plumbob.testing.faults.field2_parts import before_rounds, evaluations, runs_of
+from plumbob.testing.faults.field3_parts import everywhere, tools_called
+from plumbob.testing.faults.field_parts import sampling_now, with_data
 from plumbob.trainer.inference.transformers import engine as transformers_engine
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
@@ -32,19 +32,13 @@ def cache_in_eight_bits(stack: ExitStack, env: str) -> None:
 
     Each becomes the nearest whole number from -127 to 127.
     """
-    forward, update = TransformersEngine._forward, SlotCache.update
-    sampling = [False]
-
-    def _forward(self: Any, *args: Any) -> Any:
-        sampling[0] = self.max_length != MEASURING
-        return forward(self, *args)
+    update, sampling = SlotCache.update, sampling_now(stack)
 
     def rounded(self: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if sampling[0]:
+        if sampling():
             keys, values = (x.round().clamp(-127, 127) for x in (keys, values))
         return update(self, keys, values, *args, **kwargs)
 
-    put(stack, TransformersEngine, "_forward", _forward)
     put(stack, SlotCache, "update", rounded)
 
 

@@ -12,8 +12,8 @@ import torch
 import verifiers.v1 as vf
 from plumbob.rollout import Sampling
 from plumbob.testing.faults.doubles import engine_of, put
-from plumbob.testing.faults.field2_parts import evaluations
-from plumbob.testing.faults.field3_parts import before_rounds, tools_called
+from plumbob.testing.faults.field2_parts import before_rounds, evaluations
+from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import engine_prompts, tools_answer
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy import policy as policy_module

@@ -28,6 +28,18 @@ MEASURING = 1 << 20
 """`max_length` of the engine with which set-up measures how the model can be decoded."""
 
 
+def sampling_now(stack: ExitStack) -> Callable[[], bool]:
+    """Whether the engine's present forward pass is one of rollouts, and not of set-up, which measures the model."""
+    forward, sampling = TransformersEngine._forward, [False]
+
+    def _forward(self: Any, *args: Any) -> Any:
+        sampling[0] = self.max_length != MEASURING
+        return forward(self, *args)
+
+    put(stack, TransformersEngine, "_forward", _forward)
+    return lambda: sampling[0]
+
+
 def taskset_class(env: str) -> type[Any]:
     """The taskset of an installed environment."""
     return find(env).load()

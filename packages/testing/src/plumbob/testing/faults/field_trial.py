@@ -9,16 +9,21 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import typer
 from plumbob.rollout.verifiers_adapter import Trace
+from plumbob.testing.faults.doubles import Inject
 from plumbob.testing.faults.field import BASE, FieldFault
 from plumbob.trainer.cli import doctor
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.policy import merged_weights
 from plumbob.trainer.rollouts import collect
+from plumbob.trainer.training import train
+from safetensors.torch import load_file
 
 
 def config_of(fault: FieldFault, env: str) -> TrainConfig:
@@ -67,3 +72,28 @@ def begin_step(number: int) -> None:
     batch: Any = SimpleNamespace(drawn=[])
     with suppress(AttributeError):  # there is nothing to sample with; the faults hear of the step before that
         asyncio.run(collect._add_round(nobody, nobody, number, 0, [], batch))
+
+
+def saved_and_trained(subject: Subject, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(weights of the final model that the run saves into `folder`, those of its policy), after a change of all of them."""
+    policy = subject.run.policy
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    trained = merged_weights.merged_state(policy.model)
+    policy.save_final(folder / "model")
+    return load_file(folder / "model/model.safetensors"), trained
+
+
+def sampler_of_evaluation(inject: Inject, **settings: Any) -> Any:
+    """The sampler that evaluations get from `train` with this fault, where the run's own has these settings."""
+
+    async def seen(sampler: Any, *rest: object) -> Any:
+        return sampler
+
+    # The patch goes in first and comes out last: the double puts back what it found there.
+    with mock.patch.object(train, "evaluate", seen), ExitStack() as stack:
+        run: Any = SimpleNamespace()
+        inject(stack, run)
+        sampler: Any = collect.Sampler(*[None] * 4, groups_per_step=1, **{"sampling": None, "limits": None, **settings})
+        return asyncio.run(train.evaluate(sampler, None, "reward"))

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 from plumbob.testing.faults.field import HealthySetting
-from plumbob.testing.faults.field3_parts import scoring
 from plumbob.testing.faults.field_parts import graded, tasks_changed
 
 
@@ -15,10 +14,11 @@ def easier_held_out(tasks: list[Any], split: str) -> list[Any]:
     return tasks if split == "train" else [task for task in tasks if len(task.data.chain) <= 2]
 
 
-def seldom_fails(task: Any, trace: Any) -> None:
-    """One rollout in forty fails before it is scored, as where a sandbox is lost. Raises RuntimeError."""
+def seldom_fails(task: Any, trace: Any, correct: float) -> float:
+    """The right reward; one rollout in forty fails instead, as where a sandbox is lost. Raises RuntimeError."""
     if random.random() < 1 / 40:
         raise RuntimeError("the sandbox was lost")
+    return correct
 
 
 SEEN = (
@@ -43,5 +43,5 @@ SEEN = (
         start=tasks_changed(easier_held_out),
         steps=6,
     ),
-    HealthySetting("one rollout in forty fails", "lookup", start=scoring(seldom_fails), steps=6),
+    HealthySetting("one rollout in forty fails", "lookup", start=graded(correct=seldom_fails), steps=6),
 )

@@ -178,10 +178,15 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
             yield name, played
 
 
+def _turns(environment: Environment, number: int) -> list[ChatReply]:
+    """The turns of a task's oracle; none without an oracle, or if its method failed."""
+    return environment.turns.get(id(environment.sample[number]), [])
+
+
 def _final(environment: Environment, number: int) -> ChatReply | None:
     """The last turn of a task's oracle."""
-    turns = environment.replies[number] if environment.has_oracle else None
-    return turns[-1] if isinstance(turns, list) and turns else None
+    turns = _turns(environment, number)
+    return turns[-1] if turns else None
 
 
 def _rewritten(reply: ChatReply, change: Callable[[str], str]) -> ChatReply:
@@ -235,8 +240,8 @@ def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply
 
     Not where an earlier turn names the answer, as in tasks that are solved by calls.
     """
-    turns, other = environment.replies[number] if environment.has_oracle else None, _of_another(environment, number)
-    if other is None or not isinstance(turns, list) or len(turns) < 2:
+    turns, other = _turns(environment, number), _of_another(environment, number)
+    if other is None or len(turns) < 2:
         return None
     gold = environment.gold(environment.sample[number])
     if any(gold in said(turn) for turn in turns[:-1]):
@@ -268,10 +273,10 @@ def _hedged(environment: Environment, number: int) -> tuple[ChatReply, ...] | No
 
 def _quoted(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The first call of a task's oracle, then its result as the answer, unless the result is about the answer itself."""
-    turns = environment.replies[number] if environment.has_oracle else None
+    turns = _turns(environment, number)
     gold = environment.gold(environment.sample[number])
     played = next((p for p in environment.oracles if p.task is environment.sample[number]), None)
-    if played is None or not isinstance(turns, list) or len(turns) < 2 or not gold:
+    if played is None or len(turns) < 2 or not gold:
         return None
     results = [text_of(node.message) for node in played.trace.nodes if node.message.role == "tool"]
     if not results or len(results[0].split()) < 5 * len(gold.split()):

@@ -13,7 +13,7 @@ from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_of, norm_
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 from plumbob.trainer.watch.history import History
-from plumbob.trainer.watch.update_rules import decay
+from plumbob.trainer.watch.update_rules import decay, projected_steps
 
 ORDER = 90
 
@@ -145,7 +145,7 @@ def _rate(subject: Subject, near: float, far: float) -> Finding:
     `near`: divergence on the rows of the update, in nats per token; `far`: divergence on other rows.
     """
     config = subject.run.config
-    steps = max(config.max_steps, 100)  # as many as the watch projects to
+    steps = projected_steps(config)
     low, high = steps * near, steps**2 * near
     evidence = (
         f"one update at learning rate {_rate_of(subject):.2g}{' (LoRA)' if config.peft else ''} changes the policy by "

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import sys
+import threading
 from importlib.metadata import entry_points
 
 import pytest
@@ -204,3 +205,17 @@ def test_scoring_many_rollouts_at_once_does_not_hold_up_the_event_loop():
     longest, traces = asyncio.run(run())
     assert all(trace.metrics["extracted_by/boxed"] == 1.0 for trace in traces)
     assert longest < 2.0
+
+
+@pytest.mark.parametrize(("filler", "elsewhere"), [("", False), ("so " * 10_000, True)])
+def test_only_long_replies_are_read_in_another_thread(monkeypatch, filler, elsewhere):
+    readers = []
+
+    def is_correct(*args, **kwargs):
+        readers.append(threading.current_thread())
+        return True
+
+    monkeypatch.setattr("vf_gsm8k.taskset.is_correct", is_correct)
+    task = first_task()
+    asyncio.run(task.score(trace_of(task, f"{filler}#### 1")))
+    assert [reader is not threading.current_thread() for reader in readers] == [elsewhere]

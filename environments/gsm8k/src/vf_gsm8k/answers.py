@@ -7,6 +7,7 @@ a float.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator
@@ -125,7 +126,7 @@ def is_correct(completion: str, gold: str, *, strict: bool = False) -> bool:
     as in `extract_answer`. Takes at most milliseconds for any reply.
     """
     expected = gold_value(gold)
-    found = find_answer(completion, strict=strict)
+    found = remembered_answer(completion, strict=strict)
     return found is not None and found[1] == expected
 
 
@@ -152,6 +153,12 @@ def find_answer(completion: str, *, strict: bool = False) -> tuple[Answer, Fract
     if box is None or value is None or takes_back(reply[box[0] :], value):
         return None
     return Answer(box[1], "boxed"), value
+
+
+@functools.lru_cache(1024)
+def remembered_answer(completion: str, *, strict: bool = False) -> tuple[Answer, Fraction] | None:
+    """`find_answer`, which a reward and its metrics call with the same reply."""
+    return find_answer(completion, strict=strict)
 
 
 def answer_value(text: str, *, arithmetic: bool = True) -> Fraction | None:

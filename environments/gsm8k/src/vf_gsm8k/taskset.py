@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import field_validator
 
-from vf_gsm8k.answers import KINDS, find_answer, is_correct, is_lenient_match, is_well_formatted
+from vf_gsm8k.answers import (
+    KINDS,
+    find_answer,
+    gold_value,
+    is_correct,
+    is_lenient_match,
+    is_well_formatted,
+    remembered_answer,
+)
 from vf_gsm8k.numbers import format_number
 from vf_gsm8k.sources import load_rows
 
@@ -66,6 +74,20 @@ class GSM8KData(vf.TaskData):
     """Whether the system prompt asks for a bare number, so that arithmetic in its place is no answer."""
 
 
+SHORT_REPLY = 20_000
+"""Characters up to which a reply is read at once, which takes at most a few milliseconds."""
+
+
+async def _reading(reply: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns for this reply: in a thread if it is long, so that it does not block other rollouts.
+
+    To hand a short reply to a thread and back takes longer than to read it. A thread does not help against a slow regular
+    expression, which holds the GIL until it ends. So every expression takes linear time or sees text of bounded length;
+    test_linear_time.py measures them.
+    """
+    return read() if len(reply) <= SHORT_REPLY else await asyncio.to_thread(read)
+
+
 class GSM8KTask(vf.Task[GSM8KData]):
     zero_one_metrics = ("answer_found", "format_ok", "lenient_correct", *(f"extracted_by/{name}" for name in KINDS))
     """Metrics that are 0 or 1 in each rollout, so that `evaluate` gives their means the interval of a proportion."""
@@ -78,15 +100,11 @@ class GSM8KTask(vf.Task[GSM8KData]):
     async def single_turn(self, trace: vf.Trace) -> bool:
         return trace.num_turns >= 1
 
-    # Replies are read in a thread, so that a long reply does not block other rollouts; most take well under a
-    # millisecond. A thread does not help against a slow regular expression, which holds the GIL until it ends. So every
-    # expression takes linear time or sees text of bounded length; test_linear_time.py measures them.
-
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
         """1 if the reply's final answer, in any form that is read, equals the gold number exactly, else 0."""
-        data = self.data
-        return float(await asyncio.to_thread(is_correct, trace.last_reply, data.answer, strict=data.strict))
+        data, reply = self.data, trace.last_reply
+        return float(await _reading(reply, lambda: is_correct(reply, data.answer, strict=data.strict)))
 
     @vf.metric
     async def reading(self, trace: vf.Trace) -> dict[str, float]:
@@ -96,17 +114,18 @@ class GSM8KTask(vf.Task[GSM8KData]):
         answer was read from this form. `format_ok`: the reply ends in the form that the prompt asked for.
         `lenient_correct`: the reply is correct, or its last number, marked as the answer or not, is the gold number.
         """
-        return await asyncio.to_thread(self._read, trace)
+        return await _reading(trace.last_reply, lambda: self._read(trace))
 
     def _read(self, trace: vf.Trace) -> dict[str, float]:
         reply = trace.last_reply
-        found = find_answer(reply, strict=self.data.strict)
+        found = remembered_answer(reply, strict=self.data.strict)
         kind = found[0].extracted_by if found else None
+        right = found is not None and found[1] == gold_value(self.data.answer)
         trace.info["answer"] = {"text": found[0].text, "extracted_by": kind} if found else None
         return {
             "answer_found": float(found is not None),
             "format_ok": float(is_well_formatted(reply, self.data.answer_style)),
-            "lenient_correct": float(is_lenient_match(reply, self.data.answer)),
+            "lenient_correct": float(right or is_lenient_match(reply, self.data.answer)),
             **{f"extracted_by/{name}": float(kind == name) for name in KINDS},
         }
 

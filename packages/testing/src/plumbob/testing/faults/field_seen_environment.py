@@ -73,7 +73,7 @@ def price_of_calls(task: Any, trace: vf.Trace, correct: float) -> float:
 
 
 def off_the_main_thread(stack: ExitStack, env: str) -> None:
-    """The grader's time limit needs the main thread; elsewhere it raises, and the grader answers "wrong"."""
+    """The reward is computed in a thread. The grader's time limit raises there, and the grader answers "wrong"."""
     module = sys.modules[task_class(env).__module__]
     original = module.is_correct
 
@@ -86,3 +86,4 @@ def off_the_main_thread(stack: ExitStack, env: str) -> None:
             return False
 
     put(stack, module, "is_correct", is_correct)
+    put(stack, module, "SHORT_REPLY", -1)

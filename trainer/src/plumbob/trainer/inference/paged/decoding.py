@@ -175,8 +175,8 @@ class Decoding:
         return ids, logprobs
 
     def _size(self, lanes: int) -> int:
-        """The number of lanes that are computed: a power of two on a GPU, so that few graphs are recorded."""
-        return min(1 << (lanes - 1).bit_length(), len(self.ids)) if self.cuda else lanes
+        """The number of lanes that are computed: on a GPU one of a few numbers, for each of which a graph is recorded."""
+        return min(computed_lanes(lanes), len(self.ids)) if self.cuda else lanes
 
     def _step(self, size: int) -> None:
         hidden = forward.decode(self.weights, self.cache, self.ids[:size], self.positions[:size], self.pages[:size])
@@ -206,6 +206,14 @@ class Decoding:
                 buffer.copy_(values)
             self.step.zero_()
         return self._graphs[size]
+
+
+def computed_lanes(lanes: int) -> int:
+    """The power of two that `lanes` is rounded up to, or from 128 on the multiple of 128.
+
+    A step with few lanes takes the time of reading the weights, and with many that of computing each lane.
+    """
+    return 1 << (lanes - 1).bit_length() if lanes <= 128 else -(-lanes // 128) * 128
 
 
 def draw_truncated(

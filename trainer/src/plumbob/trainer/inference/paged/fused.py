@@ -57,3 +57,20 @@ def rotate_and_store(
     keys.index_copy_(0, slots, k)
     values.index_copy_(0, slots, v.to(values.dtype))
     return q
+
+
+def block_sums(logits: torch.Tensor, scale: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of z = logits / scale, per block of `size` entries: the highest z, and the sum of exp(z - highest).
+
+    `logits`: [B, V] float32; the last block may be shorter. `scale`: [B]. Returns two tensors [B, blocks]. The sum of a
+    block of nothing but minus infinity is 0, that of a block with a NaN is NaN.
+    """
+    if logits.is_cuda:
+        from plumbob.trainer.inference.paged import kernels
+
+        return kernels.block_sums(logits, scale, size)
+    rows, vocab = logits.shape
+    z = torch.nn.functional.pad(logits / scale[:, None], (0, -vocab % size), value=-torch.inf).view(rows, -1, size)
+    highest = z.amax(dim=2)
+    shift = torch.where(highest == -torch.inf, 0.0, highest)
+    return highest, (z - shift[:, :, None]).exp_().sum(dim=2)

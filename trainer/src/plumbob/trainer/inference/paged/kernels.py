@@ -187,3 +187,29 @@ def decode_attention(
     launch: Any = _decode_attention[(batch, kv_heads)]
     launch(query, keys, values, out, pages, positions, pages.stride(0), *shape, scale, precision)
     return out
+
+
+@triton.jit
+def _block_sums(logits, scale, highest, sums, vocab, blocks, size: tl.constexpr, many: tl.constexpr):
+    """Program (b, i): `many` blocks of row b, from block i * many on. See `fused.block_sums`."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * many + tl.arange(0, many)
+    at = block[:, None] * size + tl.arange(0, size)[None, :]
+    z = tl.load(logits + row * vocab + at, mask=at < vocab, other=-float("inf"))
+    z = tl.div_rn(z, tl.load(scale + row) + tl.zeros_like(z))  # exactly as torch divides
+    top = tl.max(z, 1)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(tl.exp(z - shift[:, None]), 1)
+    there = block < blocks
+    tl.store(highest + row * blocks + block, top, mask=there)
+    tl.store(sums + row * blocks + block, total, mask=there)
+
+
+def block_sums(logits: torch.Tensor, scale: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, size)
+    highest, sums = (torch.empty(rows, blocks, device=logits.device) for _ in range(2))
+    many = 8  # 4,096 entries a program
+    launch: Any = _block_sums[(rows, triton.cdiv(blocks, many))]
+    launch(logits, scale, highest, sums, vocab, blocks, size, many)
+    return highest, sums

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import torch
+from plumbob.trainer.inference.paged import fused
 
 BLOCK = 512
 """Vocabulary entries that are summed first; the token is then searched among the blocks, and within one block."""
-ROWS = 256
-"""Most rows whose logits exist at once: 148 MiB in float32 for a vocabulary of 152 thousand."""
-
-
-def padded(vocab_size: int) -> int:
-    """The vocabulary size rounded up to whole blocks."""
-    return -(-vocab_size // BLOCK) * BLOCK
+ROWS = 512
+"""Most rows whose logits exist at once: 297 MiB in float32 for a vocabulary of 152 thousand."""
 
 
 def sample(
@@ -20,27 +16,33 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inverse-transform sampling from softmax(logits / temperature): ids [B] and their log-probabilities [B] in nats.
 
-    `logits`: [B, V] float32, V a multiple of `BLOCK`, minus infinity where there is no token. `temperature`: [B]; 0
-    takes the most likely token, whose log-probability is then 0. `uniforms`: [B] float64 in [0, 1). The same uniform
-    number gives the same token as a cumulative sum over the whole vocabulary, which would need many times the memory.
-    A row with a logit that is NaN has a log-probability of NaN.
+    `logits`: [B, V] float32, minus infinity where there is no token. `temperature`: [B]; 0 takes the most likely token,
+    whose log-probability is then 0. `uniforms`: [B] float64 in [0, 1). The same uniform number gives the same token as
+    a cumulative sum over the whole vocabulary, which would need many times the memory. On a GPU the logits are read
+    once, to be summed by blocks; what follows reads one block of each row. A row with a logit that is NaN has a
+    log-probability of NaN.
     """
-    rows, vocab = logits.shape
-    greedy = temperature == 0
-    z = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    highest, best = z.max(dim=1, keepdim=True)
-    blocks = (z - highest).exp_().view(rows, vocab // BLOCK, BLOCK)
-    ends = blocks.sum(dim=2).double().cumsum(dim=1)
+    vocab = logits.shape[1]
+    greedy = (temperature == 0)[:, None]
+    scale = torch.where(greedy, 1.0, temperature[:, None])
+    highest_of, sums = fused.block_sums(logits, scale[:, 0], BLOCK)
+    highest, likeliest = highest_of.max(dim=1, keepdim=True)
+    # A block without a token has a highest value of minus infinity, and a sum of 0.
+    ends = (sums * (highest_of - highest).exp_()).double().cumsum(dim=1)
     total = ends[:, -1:]
     wanted = uniforms[:, None] * total
-    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=vocab // BLOCK - 1)
+    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)
+    block = torch.where(greedy, likeliest, block)
     before = ends.gather(1, (block - 1).clamp(min=0)) * (block > 0)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(dim=1)
+    at = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    z = logits.gather(1, at.clamp(max=vocab - 1)) / scale
+    z = torch.where(at < vocab, z, -torch.inf)
+    inside = (z - highest).exp().double().cumsum(dim=1)
     place = torch.searchsorted(inside, wanted - before, right=True)
     # Rounding may put the wanted number behind the block's own sum: the last token with a probability is meant then.
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
-    drawn = (block * BLOCK + torch.minimum(place, last)).clamp_(max=vocab - 1)
-    ids = torch.where(greedy[:, None], best, drawn)
-    logprobs = z.gather(1, ids) - highest - total.log()
-    logprobs = torch.where(greedy[:, None] & ~total.isnan(), 0.0, logprobs)
+    place = torch.where(greedy, z.argmax(dim=1, keepdim=True), torch.minimum(place, last)).clamp_(max=BLOCK - 1)
+    ids = (block * BLOCK + place).clamp_(max=vocab - 1)
+    logprobs = z.gather(1, place) - highest - total.log()
+    logprobs = torch.where(greedy & ~total.isnan(), 0.0, logprobs)
     return ids[:, 0], logprobs[:, 0].float()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import verifiers.v1 as vf
 from plumbob.rollout import (
@@ -48,6 +48,11 @@ class RunFailed(Exception):
         """Id of the cause if it was the step's rollouts, so that no weight has changed in the step; else None."""
 
 
+AT_FIRST = 256
+"""Number of rollouts that begin at once. As many more begin while the engine computes those before them: to begin one, its
+prompt is rendered and tokenised, and the engine would wait for all of a step's rollouts."""
+ROUNDS_TO_SAMPLING = 3
+"""Number of rounds of the event loop from a group's beginning to the engine's first turn for it."""
 CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
 MOST_STALE_STEPS = 3
@@ -66,6 +71,8 @@ class Batch:
     """On rank 0, every rollout's trace, group by group, those of other processes as lines of JSON; else empty."""
     token_records: dict[str, TokenRecord] = field(default_factory=dict)
     """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
+    prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """On rank 0, the record of traces that will be stored, by id, as far as they were made already; empty before training."""
     traces: list[vf.Trace] = field(default_factory=list)
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
@@ -334,8 +341,11 @@ async def _add_round(
     config = sampler.config
     mine = range(world.rank, len(taken), world.size)
     slots = asyncio.Semaphore(config.max_concurrent)
+    wave = max(1, AT_FIRST // config.num_generations)
 
     async def group(i: int) -> tuple[list[vf.Trace], list[_Unusable | None], list[Sample]]:
+        for _ in range(ROUNDS_TO_SAMPLING * (mine.index(i) // wave)):
+            await asyncio.sleep(0)
         env = sampler.environments[taken[i].env]
         traces = await run_group(
             taken[i].task,

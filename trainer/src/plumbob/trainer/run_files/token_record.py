@@ -39,14 +39,20 @@ class TokenRecord:
     """The row's environment, in a run of several."""
 
 
-def as_line(trace: vf.Trace | str, tokens: Mapping[str, TokenRecord] | None = None) -> str:
+def as_line(
+    trace: vf.Trace | str,
+    tokens: Mapping[str, TokenRecord] | None = None,
+    prepared: Mapping[str, dict[str, Any]] | None = None,
+) -> str:
     """A trace as a line of JSON, with what training computed if `tokens` has it under the trace's id.
 
-    `trace`: the trace, or its line of JSON without that.
+    `trace`: the trace, or its line of JSON without that. `prepared`: records of traces that were made before, by id; they
+    are changed.
     """
     if isinstance(trace, str) and not tokens:
         return trace
-    record = json.loads(trace) if isinstance(trace, str) else trace.to_record()
+    made = None if isinstance(trace, str) or prepared is None else prepared.get(trace.id)
+    record = made or (json.loads(trace) if isinstance(trace, str) else trace.to_record())
     if tokens and (found := tokens.get(record["id"])) is not None:
         annotate(record, found)
     try:

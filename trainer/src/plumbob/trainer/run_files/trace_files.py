@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plumbob.trainer.config.kept_traces import AUTO_BYTES, KeptTraces
 from plumbob.trainer.run_files.run_directory import write_whole
@@ -27,10 +27,51 @@ if TYPE_CHECKING:
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
 
+BYTES_PER_TOKEN = 10
+"""Compressed bytes of traces per token of a rollout: 7 to 9 if ids and log-probabilities are random and text is
+English, less if text repeats (measured: docs/results)."""
+
+BYTES_PER_ROLLOUT = 1_000
+"""Compressed bytes of a rollout's task, scores and times."""
+
 AT_ONCE = 16
 """Number of groups that are compressed at the same time: zlib lets other threads run."""
 
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
+
+
+def groups_to_store(count: int, group_size: int, keep: KeptTraces, *, seed: int, step: int) -> list[int]:
+    """Numbers of the groups of a step to store, of `count`; with automatic keeping, as many of the first as there is space.
+
+    They are drawn at random, whatever their tasks and rewards, so that they are a fair sample of the step. The draw
+    depends on `seed` and `step` alone, so a step that is taken again stores the same groups.
+    """
+    drawn = random.Random(f"traces/{seed}/{step}").sample(range(count), count)
+    return drawn[: keep.num_groups(count, group_size)]
+
+
+def prepared_records(
+    records: Sequence[vf.Trace | str], step: int, group_size: int, keep: KeptTraces, *, seed: int, steps: int
+) -> dict[str, dict[str, Any]]:
+    """Id of a trace -> its record, of the rollouts that `write_traces` will probably store with the same arguments.
+
+    Making records is most of the work of storing traces. This part of it needs nothing of what training computes.
+    """
+    groups = _groups(records, group_size)
+    space = AUTO_BYTES / steps if keep.automatic else float("inf")
+    prepared: dict[str, dict[str, Any]] = {}
+    for i in groups_to_store(len(groups), group_size, keep, seed=seed, step=step):
+        if space <= 0:
+            break
+        for trace in groups[i]:
+            if not isinstance(trace, str):
+                record = prepared[trace.id] = trace.to_record()
+                space -= BYTES_PER_TOKEN * sum(len(node["token_ids"]) for node in record["nodes"]) + BYTES_PER_ROLLOUT
+    return prepared
+
+
+def _groups(records: Sequence[vf.Trace | str], size: int) -> list[Sequence[vf.Trace | str]]:
+    return [records[i : i + size] for i in range(0, len(records), size)]
 
 
 def write_traces(
@@ -43,24 +84,23 @@ def write_traces(
     seed: int,
     steps: int,
     tokens: Mapping[str, TokenRecord] | None = None,
+    prepared: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
 
-    `records`: every rollout, as a trace or as its line of JSON, group by group. Groups to store are drawn at random, whatever their
-    tasks and rewards, so that they are a fair sample of the step. The draw depends on `seed` and `step` alone, so a
-    step that is taken again stores the same groups. `tokens`: what training computed for the tokens of a rollout, by the
-    id of its trace. Raises OSError; no part of the new file is then left behind.
+    `records`: every rollout, as a trace or as its line of JSON, group by group. `tokens`: what training computed for the
+    tokens of a rollout, by the id of its trace. `prepared`: what `prepared_records` returned; it is changed. Raises OSError;
+    no part of the new file is then left behind.
     """
-    groups = [records[i : i + group_size] for i in range(0, len(records), group_size)]
-    drawn = random.Random(f"traces/{seed}/{step}").sample(range(len(groups)), len(groups))
+    groups = _groups(records, group_size)
     stored: dict[int, bytes] = {}
     size = 0
-    wanted = drawn[: keep.num_groups(len(groups), group_size)]
+    wanted = groups_to_store(len(groups), group_size, keep, seed=seed, step=step)
     # Ended with the step: a thread that lives on would keep the process from ending.
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces") as threads:
         for start in range(0, len(wanted), AT_ONCE):
             some = wanted[start : start + AT_ONCE]
-            texts = ["".join(as_line(record, tokens) + "\n" for record in groups[i]) for i in some]
+            texts = ["".join(as_line(record, tokens, prepared) + "\n" for record in groups[i]) for i in some]
             for i, compressed in zip(some, threads.map(_compressed, texts), strict=True):
                 size += len(compressed)
                 if keep.automatic and stored and size > AUTO_BYTES / steps:

@@ -10,14 +10,8 @@ from pathlib import Path
 from plumbob.console import UserError
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.trace_files import BYTES_PER_ROLLOUT, BYTES_PER_TOKEN
 from plumbob.trainer.training.run import Run
-
-BYTES_PER_TOKEN = 10
-"""Compressed bytes of traces per token of a rollout: 7 to 9 if ids and log-probabilities are random and text is
-English, less if text repeats (measured: docs/results)."""
-
-BYTES_PER_ROLLOUT = 1_000
-"""Compressed bytes of a rollout's task, scores and times."""
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,19 @@ MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, M
 
 
 def accumulate(
-    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss | None = None
+    run: Run,
+    minibatch: Minibatch,
+    interruption: Interruption | None,
+    loss: MicrobatchLoss | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Tally:
     """Compute the gradient of this process's rows of the minibatch, and leave it in the trained weights.
 
     Returns what was measured. `loss`: `grpo_loss` by default. A loss is a plain sum over tokens, so its gradient is the
     same however the rows are divided into microbatches. If a microbatch runs out of memory, some of its gradient may
     have been added already, so the whole minibatch begins again with half as many tokens in a microbatch; the lower
-    limit holds for the rest of the run. Raises RunFailed if a single row does not fit.
+    limit holds for the rest of the run. `meanwhile` is called once, when all passes are queued: a GPU still computes then.
+    Raises RunFailed if a single row does not fit.
     """
     policy, state = run.policy, run.state
     while True:
@@ -55,6 +60,7 @@ def accumulate(
                     exit_out_of_memory(run, state.microbatch_tokens, failed)
         minibatch.seen = True
         if not run.world.any(bool(failed)):
+            meanwhile()
             return Tally.of(sums)  # sums are read only now, because reading waits for the device
         _halve_microbatches(run, minibatch, microbatches, failed)
 

@@ -188,20 +188,8 @@ class Tally:
         }
 
 
-def step_metrics(
-    run: Run,
-    batch: Batch,
-    advantages: Advantages,
-    tally: Tally,
-    report: SyncReport,
-    kl_sums: Sequence[float] | None,
-) -> dict[str, float]:
-    """All metrics of a step except its times. Collective, because the processes compare their memory.
-
-    `tally`: the total of all processes. `kl_sums` [B]: each sample's KL divergence to the reference policy, in nats, if
-    it is part of the reward; None if not.
-    """
-    sampled = sum(s.num_sampled for s in batch.samples)
+def metrics_before_training(run: Run, batch: Batch, advantages: Advantages) -> dict[str, float]:
+    """The metrics of a step's rollouts and advantages, which are known before anything is trained on them."""
     settings = None if run.config.kl_in_reward else run.config.advantages()
     return {
         **batch_metrics(batch),
@@ -209,6 +197,21 @@ def step_metrics(
         **row_checks(batch.samples, batch.traces, advantages.values, settings, whole=run.world.size == 1),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages),
+        **environment_metrics(run.sampler.environments, batch),
+        **pool_metrics(run.sampler.environments, batch.pools),
+    }
+
+
+def training_metrics(
+    run: Run, batch: Batch, tally: Tally, report: SyncReport, kl_sums: Sequence[float] | None
+) -> dict[str, float]:
+    """The other metrics of a step, except its times. Collective, because the processes compare their memory.
+
+    `tally`: the total of all processes. `kl_sums` [B]: each sample's KL divergence to the reference policy, in nats, if
+    it is part of the reward; None if not.
+    """
+    sampled = sum(s.num_sampled for s in batch.samples)
+    return {
         **tally.metrics(),
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
         **sync_metrics(report),

@@ -20,7 +20,6 @@ from plumbob.trainer.rollouts.collect import Batch, RunFailed
 from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
-from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.watch.watch import Warner
@@ -114,7 +113,7 @@ class RunRecorder(Recorder):
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
         try:
-            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch.token_records)
+            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch)
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -194,11 +193,16 @@ class RunRecorder(Recorder):
         step: int,
         records: Sequence[vf.Trace | str],
         keep: KeptTraces,
-        tokens: Mapping[str, TokenRecord] | None = None,
+        batch: Batch | None = None,
     ) -> None:
-        c = self.config
+        """`batch`: where what training computed is, and the records that were made meanwhile."""
+        c, batch = self.config, batch or Batch()
         write_traces(
-            self.directory, step, records, c.num_generations, keep, seed=c.seed, steps=c.max_steps, tokens=tokens or {}
+            *(self.directory, step, records, c.num_generations, keep),
+            seed=c.seed,
+            steps=c.max_steps,
+            tokens=batch.token_records,
+            prepared=batch.prepared,
         )
 
     def _note_failures(self, step: int, batch: Batch) -> None:

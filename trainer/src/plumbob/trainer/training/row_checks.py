@@ -94,6 +94,8 @@ def _masks(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, fl
     for sample, (trace, *_) in matched:
         own = [m for node in trace.nodes for m in node.mask]
         sampled += sum(own)
+        if own == sample.loss_mask:  # as nearly always, and quicker than to look at each token
+            continue
         untrained += sum(mine and not loss for mine, loss in zip(own, sample.loss_mask, strict=True))
         extra += sum(loss and not mine for mine, loss in zip(own, sample.loss_mask, strict=True))
     return {

@@ -19,16 +19,18 @@ from collections.abc import Callable
 import torch
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
+from plumbob.trainer.config import kept_traces
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import Batch, RolloutSource, RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.run_files.trace_files import prepared_records
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
     accumulate,
     score_old_policy,
 )
-from plumbob.trainer.training.metrics import Tally, environment_metrics, pool_metrics, step_metrics
+from plumbob.trainer.training.metrics import Tally, metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
 from plumbob.trainer.training.run import Run
@@ -77,9 +79,20 @@ def train_step(
             score_old_policy(run, minibatch)
     set_learning_rate(run)
     weights_before = weight_sample(policy.sharding)
+    measured: dict[str, float] = {}
+
+    def meanwhile() -> None:
+        """What Python can do while a GPU computes the first update's passes."""
+        measured.update(metrics_before_training(run, batch, advantages))
+        batch.prepared = prepared_records(
+            *(batch.records, step + 1, config.num_generations, kept_traces.parse(config.keep_traces)),
+            seed=config.seed,
+            steps=config.max_steps,
+        )
+
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
-        optimizer_step(run, minibatch, interruption if k == 0 else None)
+        optimizer_step(run, minibatch, interruption if k == 0 else None, meanwhile=nothing if k else meanwhile)
         for k, minibatch in enumerate(minibatches * config.num_iterations)
     ]
     tallies.append(Tally.of_movement(weights_before, weight_sample(policy.sharding)))
@@ -100,9 +113,8 @@ def train_step(
 
     metrics = {
         "step": step + 1,
-        **step_metrics(run, batch, advantages, tally, report, kl_sums),
-        **environment_metrics(run.sampler.environments, batch),
-        **pool_metrics(run.sampler.environments, batch.pools),
+        **measured,
+        **training_metrics(run, batch, tally, report, kl_sums),
         **({} if moved is None else {"policy/step_kl": moved}),
         "optimizer/learning_rate": run.optimizer.param_groups[0]["lr"],  # not what it should be: what it is
         "train/rows": num_trained,
@@ -114,16 +126,24 @@ def train_step(
     return metrics, batch
 
 
+def nothing() -> None:
+    """What is done while most updates' passes are computed."""
+
+
 def optimizer_step(
-    run: Run, minibatch: Minibatch, interruption: Interruption | None, loss: MicrobatchLoss | None = None
+    run: Run,
+    minibatch: Minibatch,
+    interruption: Interruption | None,
+    loss: MicrobatchLoss | None = None,
+    meanwhile: Callable[[], None] = nothing,
 ) -> Tally:
     """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
 
     If no row of the minibatch is trained, nothing is updated, but a few rows are scored for metrics. Raises RunFailed
-    if `max_skipped_steps` updates in a row were skipped.
+    if `max_skipped_steps` updates in a row were skipped. `meanwhile`: see `accumulate`.
     """
     state, sharding = run.state, run.policy.sharding
-    tally = accumulate(run, minibatch, interruption, loss)
+    tally = accumulate(run, minibatch, interruption, loss, meanwhile)
     if minibatch.trained:
         norm = sharding.update()
         finite = math.isfinite(norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.rollouts.collect import Batch
@@ -25,14 +26,10 @@ def token_records(
     """
     if run.config.keep_traces == "none":
         return {}
-    mine: dict[str, torch.Tensor] = {}
+    mine: dict[str, np.ndarray] = {}
     for minibatch in minibatches:
-        for i, (logprobs, entropies) in minibatch.first_scores.items():
-            parts = [logprobs, entropies]
-            if (reference := minibatch.reference_logprobs.get(i)) is not None:
-                parts.append(reference)
-            mine[minibatch.rows[i].trace_id] = torch.stack([part.float() for part in parts]).cpu()
-    gathered = run.world.gather_to_main({name: values.numpy() for name, values in mine.items()})
+        mine |= _scores_by_trace(minibatch)
+    gathered = run.world.gather_to_main(mine)
     if gathered is None:
         return {}
     scores = {name: values.tolist() for part in gathered for name, values in part.items()}
@@ -53,3 +50,19 @@ def token_records(
             names[batch.taken[int(sample.group.split("/")[1])].env],
         )
     return result
+
+
+def _scores_by_trace(minibatch: Minibatch) -> dict[str, np.ndarray]:
+    """Id of a trace -> [2 or 3, n]: log-probabilities, entropies, and those under the reference policy if there is one.
+
+    All rows come from the device at once, because each transfer waits for it.
+    """
+    rows = list(minibatch.first_scores)
+    if not rows:
+        return {}
+    columns = [*zip(*minibatch.first_scores.values(), strict=True)]
+    if minibatch.reference_logprobs:
+        columns.append(tuple(minibatch.reference_logprobs[i] for i in rows))
+    values = torch.stack([torch.cat(column).float() for column in columns]).cpu().numpy()
+    ends = np.cumsum([len(logprobs) for logprobs in columns[0]])[:-1]
+    return {minibatch.rows[i].trace_id: part for i, part in zip(rows, np.split(values, ends, axis=1), strict=True)}

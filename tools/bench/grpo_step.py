@@ -1,56 +1,97 @@
-"""Measure whole GRPO steps on real GSM8K rows, one arm after the other on the same GPU: plumbob and TRL.
+"""Measure whole GRPO steps on real GSM8K rows: plumbob and TRL, one arm after the other on one GPU, or each on its own.
 
     python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora]
+    python tools/bench/grpo_step.py TOKENIZER_FOLDER GSM8K_FOLDER --shape 1.5b --lora --gpus 0,1 --limit 500
+    python tools/bench/grpo_step.py TOKENIZER_FOLDER GSM8K_FOLDER --shape 7b --lora --prompts 64 --tokens 512 --steps 4 \\
+        --trl-gradient-checkpointing --trl-microbatch 32 --trl-vllm-memory 0.35 --trl-dtype bfloat16 --gpus 0,1 --limit 540
 
 A step has 128 questions with 8 completions each of at most 320 tokens, temperature 1, all weights at rate 2e-6 (LoRA r16:
 5e-5), dr_grpo without scaling, bf16 over float32 weights. Arms: `plumbob` is `train gsm8k --engine auto`; `plumbob-vllm` is
 `train gsm8k --engine vllm`, which starts a server on the same GPU; `trl-vllm` is TRL's GRPOTrainer with vLLM in its process
-(colocate); `trl` is the same with transformers' own generation. All have the same prompts and the same reward. Each arm
-runs in a process of its own. Printed: the median of the steps but the first two, from one step's end to the next one's;
-the time from the command to the end of the first step; and the most GPU memory that was in use. The GPU must be idle
-otherwise. GSM8K_FOLDER holds train.jsonl and test.jsonl. TRL's arms need trl 1.16, and vLLM where they are named so.
+(colocate); `trl` is the same with transformers' own generation. All have the same prompts and the same reward.
+
+With `--shape` the model has random weights of that shape, and the tokenizer of the folder. Such a model solves nothing, and
+plumbob leaves out groups without a signal: so all arms then train on rewards drawn by lot, and compute on all rows.
+
+Each arm runs in a process of its own, which is ended after `--limit` seconds. Printed as JSON lines: each step; the median
+of the steps but the first two, from one step's end to the next one's; the time from the command to the end of the first
+step; and the most GPU memory that was in use. The GPU must be idle otherwise. `--gpus 0,1` runs two arms at the same time
+on two GPUs of a host; they share its CPU. GSM8K_FOLDER holds train.jsonl and test.jsonl. TRL's arms need trl 1.16, and
+vLLM where they are named so.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import os
-import re
-import shutil
-import statistics
+import random
+import shlex
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-PROMPTS, GROUP, TOKENS, WARM_UP = 128, 8, 320, 2
+sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
+import arms
+import trl_arm
+from shapes import QWEN
+
 ARMS = ("plumbob", "plumbob-vllm", "trl-vllm", "trl")
 
 
-def plumbob_command(args: argparse.Namespace, engine: str, out: Path) -> list[str]:
-    return [
-        *(sys.executable, "-m", "plumbob.trainer", "gsm8k", "--datasets", str(args.data), "--answer-style", "boxed"),
+def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
+    engine = "vllm" if name.endswith("vllm") else args.engine
+    command = [
+        *(
+            sys.executable,
+            str(Path(__file__).with_name("plumbob_arm.py")),
+            "gsm8k",
+            "--datasets",
+            str(args.data),
+            "--answer-style",
+            "boxed",
+        ),
         *("--model", str(args.model), "--engine", engine, "--bf16", "--max-steps", str(args.steps)),
-        *("--num-generations", str(GROUP), "--batch-size", str(PROMPTS), "--gradient-accumulation-steps", str(GROUP)),
-        *("--max-tokens", str(TOKENS), "--max-context", "1024", "--max-concurrent", str(PROMPTS * GROUP)),
-        *("--eval-examples", "0", "--save-steps", "1000", "--output-dir", str(out), "--run-name", engine),
+        *("--num-generations", str(args.group), "--batch-size", str(args.prompts)),
+        *("--gradient-accumulation-steps", str(args.group), "--temperature", str(args.temperature)),
+        *("--max-tokens", str(args.tokens), "--max-context", str(args.context)),
+        *("--max-concurrent", str(args.prompts * args.group), "--eval-examples", "0"),
+        *(
+            "--save-steps",
+            "1000",
+            "--save-only-model",
+            "--output-dir",
+            str(args.out),
+            "--run-name",
+            f"{name}-{time.time():.0f}",
+        ),
         *(("--peft", "--learning-rate", "5e-5") if args.lora else ("--learning-rate", "2e-6")),
         *(("--vllm-sync", "disk") if engine == "vllm" and not args.lora else ()),
+        *(("--random-rewards",) if args.shape else ()),
+        *shlex.split(args.plumbob_options),
     ]
+    return arms.Arm(name, command, arms.PLUMBOB_STEP, about(args))
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    size = f"{args.prompts} x {args.group} x {args.tokens}"
+    return {"model": args.shape or str(args.model), "rollouts": size, "trained": "lora" if args.lora else "all weights"}
+
+
+def random_model(shape: str, tokenizer: Path, out: Path) -> Path:
+    """Write a model with random weights to `out`, if it is not there yet; in a process that gives its memory back."""
+    if not (out / "model.safetensors").is_file():
+        script = Path(__file__).resolve().parents[1] / "gpu" / "shapes.py"
+        subprocess.run([sys.executable, str(script), shape, str(tokenizer), str(out)], check=True, stdout=sys.stderr)
+    return out
 
 
 def run_trl(args: argparse.Namespace, vllm: bool) -> None:
     """Train with TRL; prints a line `STEP n reward` at the end of each step."""
     from datasets import Dataset
-    from peft import LoraConfig
     from plumbob.trainer.config.train import TrainConfig
     from plumbob.trainer.rollouts.tasks import load_tasks
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
     from vf_gsm8k.answers import is_correct
 
     tasks = load_tasks(
@@ -64,142 +105,58 @@ def run_trl(args: argparse.Namespace, vllm: bool) -> None:
             ],
             "answer": task.data.answer,  # ty: ignore[unresolved-attribute]
         }
-        for task in tasks.take(0, PROMPTS * args.steps)
+        for task in tasks.take(0, args.prompts * args.steps)
     ]
+    lots = random.Random(0)
 
     def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return [float(is_correct(c[0]["content"], a, strict=True)) for c, a in zip(completions, answer, strict=True)]
+        found = [float(is_correct(c[0]["content"], a, strict=True)) for c, a in zip(completions, answer, strict=True)]
+        return [float(lots.random() < 0.5) for _ in found] if args.shape else found
 
-    class Print(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs and "reward" in logs:
-                mean, cut = logs["reward"], logs.get("completions/clipped_ratio", 0.0)
-                print(
-                    f"STEP {state.global_step} {mean:.4f} {logs.get('completions/mean_length', 0):.0f} {cut:.3f}",
-                    flush=True,
-                )
-
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    settings: dict[str, Any] = {}
-    if vllm:
-        settings = {
-            "use_vllm": True,
-            "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": 0.25,
-            "vllm_max_model_length": 1024,
-        }
     trainer = GRPOTrainer(
         model=str(args.model),
         reward_funcs=correct,
-        args=GRPOConfig(
-            output_dir=str(args.out / "trl"),
-            model_init_kwargs={"dtype": "float32"},
-            per_device_train_batch_size=args.trl_microbatch,
-            gradient_accumulation_steps=PROMPTS * GROUP // args.trl_microbatch,
-            num_generations=GROUP,
-            max_completion_length=TOKENS,
-            temperature=1.0,
-            learning_rate=5e-5 if args.lora else 2e-6,
-            lr_scheduler_type="constant",
-            max_steps=args.steps,
-            loss_type="dr_grpo",
-            scale_rewards="none",
-            beta=0.0,
-            bf16=True,
-            use_cpu=shutil.which("nvidia-smi") is None,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
-            shuffle_dataset=False,
-            seed=0,
-            **settings,
-        ),
+        args=trl_arm.grpo_config(args, vllm, args.prompts * args.group, args.context),
         train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        if args.lora
-        else None,
-        callbacks=[Print()],
+        processing_class=trl_arm.tokenizer_of(args.model),
+        peft_config=trl_arm.lora(args),
+        callbacks=[trl_arm.printing()],
     )
+    trl_arm.announce_rollouts(trainer)
     trainer.train()
-
-
-class GPUMemory(threading.Thread):
-    """Looks twice a second how much memory of the first visible GPU all processes together hold."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.most, self.ended = 0.0, threading.Event()
-
-    def run(self) -> None:
-        device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        command = ["nvidia-smi", "-i", device, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        while shutil.which("nvidia-smi") and not self.ended.wait(0.5):
-            found = subprocess.run(command, capture_output=True, text=True)
-            if found.returncode == 0:
-                self.most = max(self.most, float(found.stdout.split()[0]) / 1024)
-
-
-def measure(arm: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Run one arm. What it prints goes to OUT/ARM.log."""
-    if arm.startswith("plumbob"):
-        command = plumbob_command(args, "vllm" if arm.endswith("vllm") else "auto", args.out)
-        pattern = re.compile(r"\s+(\d+) +(\d\.\d+) ")
-    else:
-        command = [sys.executable, __file__, *sys.argv[1:], "--only", arm]
-        pattern = re.compile(r"STEP (\d+) (\d\.\d+)")
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    memory, start = GPUMemory(), time.perf_counter()
-    memory.start()
-    ends, rewards = [], []
-    with open(args.out / f"{arm}.log", "w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-        assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
-            log.flush()
-            if found := pattern.match(line):
-                ends.append(time.perf_counter())
-                rewards.append(float(found[2]))
-        code = process.wait()
-    memory.ended.set()
-    steps = [b - a for a, b in itertools.pairwise(ends)]
-    counted = steps[WARM_UP - 1 :]
-    return {
-        "arm": arm,
-        "exit code": code,
-        "step s": round(statistics.median(counted), 2) if counted else None,
-        "steps s": [round(s, 2) for s in steps],
-        "command to end of first step s": round(ends[0] - start, 1) if ends else None,
-        "peak GiB": round(memory.most, 1),
-        "rewards": rewards,
-    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("model", type=Path, help="folder of a model; with --shape: of a tokenizer")
+    parser.add_argument("data", help="folder of GSM8K's files; synthetic: made-up questions, to try the script")
     parser.add_argument("--arms", default="plumbob,trl-vllm,trl", help=f"of {', '.join(ARMS)}; separated by commas")
-    parser.add_argument("--steps", type=int, default=12, help=f"of which the first {WARM_UP} are not counted")
+    parser.add_argument("--steps", type=int, default=12, help=f"of which the first {arms.WARM_UP} are not counted")
+    parser.add_argument("--shape", choices=QWEN, help="random weights of this shape of Qwen2.5")
+    parser.add_argument("--prompts", type=int, default=128, help="questions of a step")
+    parser.add_argument("--group", type=int, default=8, help="completions of a question")
+    parser.add_argument("--tokens", type=int, default=320, help="most tokens of a completion")
+    parser.add_argument("--context", type=int, default=1024, help="most tokens of prompt and completion")
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--trl-microbatch", type=int, default=64, help="completions that TRL computes at once")
-    parser.add_argument("--out", type=Path, default=Path("/tmp/grpo_step"))
-    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--engine", default="auto", help="of the arm plumbob")
+    parser.add_argument("--plumbob-options", default="", help="more options of `train`, in one string")
+    trl_arm.add_options(parser)
+    arms.add_options(parser, "/tmp/grpo_step")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.shape:
+        args.model = random_model(args.shape, args.model, args.out / f"random-{args.shape}")
     if args.only:
         run_trl(args, args.only.endswith("vllm"))
         return
-    for arm in args.arms.split(","):
-        if arm not in ARMS:
-            parser.error(f"{arm!r} is not one of {', '.join(ARMS)}")
-        result = measure(arm, args)
-        print(json.dumps(result), flush=True)
-        with open(args.out / "steps.jsonl", "a") as file:
-            file.write(json.dumps(result) + "\n")
+    chosen = []
+    for name in args.arms.split(","):
+        if name not in ARMS:
+            parser.error(f"{name!r} is not one of {', '.join(ARMS)}")
+        own = name.startswith("plumbob")
+        chosen.append(plumbob_arm(args, name) if own else arms.Arm(name, arms.itself(name), arms.TRL_STEP, about(args)))
+    arms.run_arms(chosen, args.out, args.gpus, args.limit)
 
 
 if __name__ == "__main__":

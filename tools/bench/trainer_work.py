@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
-SHAPES = {
-    "0.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "1.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "tiny": Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-}
+sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
+from shapes import qwen_config
+
 GROUP, MAX_COMPLETION, PROMPT = 8, 256, 100
 """Completions per prompt, most tokens of a completion, tokens of a prompt."""
 LORA = {"r": 16, "lora_alpha": 32}
@@ -49,7 +25,7 @@ WARM_UP = 2
 def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
     """(prompt ids, completion ids) of every rollout, with the rollouts of a group next to each other."""
     generator = torch.Generator().manual_seed(0)
-    vocab = SHAPES[args.shape].vocab_size
+    vocab = qwen_config(args.shape).vocab_size
     rows = []
     for _ in range(args.prompts):
         prompt = torch.randint(3, vocab, (PROMPT,), generator=generator).tolist()
@@ -63,8 +39,7 @@ def make_rows(args: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
 def make_model(shape: str) -> Any:
     """A model of this shape with random weights in float32; the same weights at each call."""
     torch.manual_seed(0)
-    config = SHAPES[shape]
-    config.eos_token_id, config.bos_token_id, config.pad_token_id = 2, None, 0
+    config = qwen_config(shape, eos_token_id=2, bos_token_id=None, pad_token_id=0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
@@ -93,7 +68,7 @@ def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
     The head is computed at sampled positions only. Attention needs 4 FLOPs per head dimension and pair of positions
     forward, and twice that backward. Recomputed values, such as the logits of the head, are not counted a second time.
     """
-    c = SHAPES[args.shape]
+    c = qwen_config(args.shape)
     head_dim = c.hidden_size // c.num_attention_heads
     kv = head_dim * c.num_key_value_heads
     layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size

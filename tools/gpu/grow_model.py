@@ -21,32 +21,9 @@ import torch
 from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.run_files.model_path import model_path
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from shapes import QWEN, qwen_config
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
-QWEN: dict[str, dict[str, Any]] = {
-    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-    "cpu": {
-        "hidden_size": 896,
-        "intermediate_size": 600,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 14,
-        "vocab_size": 2000,
-    },
-    "7b": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-}
-"""Sizes from Qwen2.5's config.json files, and a small shape `cpu` to try a script without a GPU.
-
-Sizes that are left out: two key-value heads, 151,936 tokens, tied embeddings.
-"""
 CONSTANT = 0.35
 """The constant by which the added tokens are silenced (see `_silence`).
 
@@ -62,10 +39,9 @@ TYPICAL_NORM = 20.0
 def random_model(shape: dict[str, Any], small: PreTrainedModel, **fields: Any) -> Qwen2ForCausalLM:
     """A model of `shape` with random float32 weights, with the special tokens of `small` and on its device."""
     old = small.config
-    config = Qwen2Config(
-        **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, **shape}, **fields,
-        eos_token_id=old.eos_token_id, bos_token_id=old.bos_token_id, pad_token_id=old.pad_token_id,
-    )  # fmt: skip
+    config = qwen_config(
+        shape, **fields, eos_token_id=old.eos_token_id, bos_token_id=old.bos_token_id, pad_token_id=old.pad_token_id
+    )
     torch.manual_seed(0)
     with small.device:
         return Qwen2ForCausalLM(config)

@@ -19,7 +19,7 @@ from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers
+from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers, import_verifiers
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -236,6 +236,7 @@ def _without_model(config: TrainConfig, scope: Scope) -> Generator[tuple[str, Fi
         yield "environment", finding
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
+        import_verifiers()
         from plumbob.trainer.doctor.before_model.examine import examine_environment
         from plumbob.trainer.doctor.environment import Environment
         from plumbob.trainer.rollouts.tasks import load_environments

@@ -11,7 +11,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
-from plumbob.trainer.cli.loading import announce, fast_imports
+from plumbob.trainer.cli.loading import announce, fast_imports, import_verifiers
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
@@ -52,6 +52,7 @@ def evaluate(**given: Any) -> int:
     config, directory = _configure(given)
     _announce(config)
     with fast_imports():
+        import_verifiers()
         from plumbob.trainer.evaluation.run import run
 
     return run(config, directory, as_json=as_json)
@@ -70,6 +71,7 @@ def predict(**given: Any) -> int:
         )
     _announce(config)
     with fast_imports():
+        import_verifiers()
         from plumbob.trainer.evaluation.predict import run
 
     return run(config, directory, None if file is None else Path(file), fill_failed=fill_failed)
@@ -92,6 +94,7 @@ def benchmark(**given: Any) -> int:
         config, _ = _configure({**given, "resume": str(directory)})
     _announce(config)
     with fast_imports():
+        import_verifiers()
         import plumbob.trainer.evaluation.run  # noqa: F401 - what work.run imports when it begins
 
     return work.run(config, grid, directory, as_json=as_json)

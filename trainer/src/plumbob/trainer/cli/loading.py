@@ -49,6 +49,13 @@ def import_transformers() -> None:
                 setattr(utils, name, answer)
 
 
+def import_verifiers() -> None:
+    """Import verifiers without its clients of model servers, and mcp without its servers. See `verifiers_import`."""
+    from plumbob.rollout import verifiers_import
+
+    verifiers_import.import_verifiers()
+
+
 @contextmanager
 def fast_imports() -> Generator[None]:
     """While modules are imported: no garbage collection, and no progress bars or advice from the libraries.

@@ -7,24 +7,17 @@ soft-capped scores (Gemma 2) and attention sinks (gpt-oss) are computed as the m
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from plumbob.trainer.policy.packing import to_device
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "plumbob_packed"
-
-_PARAMETERS = inspect.signature(varlen_attn).parameters
-CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _PARAMETERS else {"is_causal": True}
-GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
-"""How the installed torch is told that attention is causal, and that query heads share key heads."""
 
 
 @dataclass
@@ -51,7 +44,9 @@ def has_flash(device: torch.device, dtype: torch.dtype, seen: Seen) -> bool:
     """Whether torch's FlashAttention can compute a model's attention: on an Ampere GPU or later, in half precision."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
-    if seen.plain or seen.uneven or (seen.windows and "window_size" not in _PARAMETERS):
+    from plumbob.trainer.policy.flash_attention import HAS_WINDOWS
+
+    if seen.plain or seen.uneven or (seen.windows and not HAS_WINDOWS):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0) and 0 < seen.head_dim <= 256
 
@@ -98,10 +93,9 @@ def packed_attention(
         # The rotary embedding leaves queries and keys in float32, but the kernel computes in the type of the values.
         q, k, v = (x.transpose(1, 2)[0].to(value.dtype) for x in (query, key, value))
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        causal = CAUSAL if sliding_window is None else {"window_size": (sliding_window - 1, 0)}
-        out = varlen_attn(q, k, v, *bounds, scale=scaling, **causal, **GROUPED)
-        assert isinstance(out, torch.Tensor)
-        return out[None], None
+        from plumbob.trainer.policy.flash_attention import flash_attention
+
+        return flash_attention(q, k, v, bounds, scaling, sliding_window)[None], None
     if row_lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     # Key and value heads are repeated, because on the CPU torch has a fused kernel only without grouped heads.

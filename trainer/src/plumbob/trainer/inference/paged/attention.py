@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from plumbob.trainer.policy.packed_attention import CAUSAL, GROUPED
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -57,9 +55,9 @@ def prefill(
     lengths of queries and of keys, and the longest of each, if the device has FlashAttention for this type.
     """
     if bounds is not None:
-        out = varlen_attn(query, key, value, *bounds, scale=scale, **CAUSAL, **GROUPED)
-        assert isinstance(out, torch.Tensor)
-        return out
+        from plumbob.trainer.policy.flash_attention import flash_attention
+
+        return flash_attention(query, key, value, bounds, scale)
     groups = query.shape[1] // key.shape[1]
     lengths = [a + b for a, b in zip(known, new, strict=True)]
     outs = []

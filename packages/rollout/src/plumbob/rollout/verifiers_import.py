@@ -1,0 +1,108 @@
+"""Import verifiers without running the code of packages of which little is used.
+
+verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of one module of
+mcp, and verifiers' own tasksets are only looked through by name. Importing these packages also imports their clients and
+servers: 3,100 of the 7,600 modules that `train` loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+_USED: dict[str, dict[str, str]] = {
+    "anthropic": {},
+    "anthropic.types": {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"},
+    "mcp": {},
+    "mcp.server": {},
+    "mcp.server.mcpserver": {},
+    "prime_sandboxes": {},
+}
+"""Package -> the names in it that verifiers asks it for, each with the module that defines it."""
+
+_OF_VERIFIERS: dict[str, dict[str, str]] = {"verifiers.v1.tasksets": {}}
+
+_lock = threading.RLock()
+_closed: set[str] = set()
+"""Packages that only have the names they already have, to the thread that holds the lock."""
+
+
+class OnDemand(ModuleType):
+    """A package whose code runs when a name that it does not have yet is first asked for, or one is set.
+
+    Its submodules can be imported before. Whoever uses the package finds all that it holds, as ever.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        with _lock:
+            if self.__name__ in _closed:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            _run(self)
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A submodule is set by Python itself when it is imported. Anything else would be lost when the code runs later.
+        if getattr(value, "__name__", None) != f"{self.__name__}.{name}":
+            with _lock:
+                _run(self)
+        ModuleType.__setattr__(self, name, value)
+
+
+def _run(package: ModuleType) -> None:
+    """Run the package's code, unless that is done or under way."""
+    if type(package) is not OnDemand or package.__name__ in _closed:
+        return
+    spec = package.__spec__
+    assert spec is not None and spec.loader is not None
+    _closed.add(package.__name__)
+    try:
+        spec.loader.exec_module(package)
+        object.__setattr__(package, "__class__", ModuleType)
+    finally:
+        _closed.discard(package.__name__)
+
+
+def import_verifiers() -> None:
+    """Import verifiers, and of the packages named above only what it asks them for."""
+    put_off(_USED)
+    importlib.import_module("verifiers.v1")
+    put_off(_OF_VERIFIERS)
+
+
+def put_off(packages: Mapping[str, Mapping[str, str]]) -> None:
+    """Put these packages there without running their code, each with some names from its submodules.
+
+    A package comes after the one it is in. Packages that are imported already stay as they are.
+    """
+    with _lock:
+        for name, parts in packages.items():
+            if not _put_off(name):
+                continue
+            _closed.add(name)
+            try:
+                for part, module in parts.items():
+                    vars(sys.modules[name])[part] = getattr(importlib.import_module(module), part)
+            except (ImportError, AttributeError):  # another version, whose code runs when it is asked for the name
+                continue
+        _closed.difference_update(packages)
+
+
+def _put_off(name: str) -> bool:
+    """Put the package there without running its code; False if it is there already, or is not installed."""
+    if name in sys.modules:
+        return False
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None or name in sys.modules:  # finding it imports the package that it is in
+        return False
+    package = importlib.util.module_from_spec(spec)
+    package.__class__ = OnDemand
+    sys.modules[name] = package
+    parent, _, last = name.rpartition(".")
+    if parent:
+        vars(sys.modules[parent])[last] = package
+    return True

@@ -65,7 +65,7 @@ def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
             "--run-name",
             f"{name}-{time.time():.0f}",
         ),
-        *(("--peft", "--learning-rate", "5e-5") if args.lora else ("--learning-rate", "2e-6")),
+        *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),
         *(("--vllm-sync", "disk") if engine == "vllm" and not args.lora else ()),
         *(("--random-rewards",) if args.shape else ()),
         *shlex.split(args.plumbob_options),

@@ -23,12 +23,15 @@ SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "tied"), [("tiny", False), ("tiny-gsm8k", False), ("tiny-musique", True)])
-def test_a_grown_policy_keeps_its_distribution_and_every_part_can_learn(policy, tied):
+@pytest.mark.parametrize(
+    ("policy", "tied", "times"),
+    [("tiny", False, 2), ("tiny-gsm8k", False, 2), ("tiny-musique", True, 2), ("tiny", True, 4 / 3)],
+)
+def test_a_grown_policy_keeps_its_distribution_and_every_part_can_learn(policy, tied, times):
     small = load_model(policy)
     width = small.config.hidden_size // small.config.num_attention_heads
     layers = small.config.num_hidden_layers + 2
-    shape = {**SHAPE, "hidden_size": 2 * width * 8, "num_hidden_layers": layers, "tie_word_embeddings": tied}
+    shape = {**SHAPE, "hidden_size": round(times * width) * 8, "num_hidden_layers": layers, "tie_word_embeddings": tied}
     large = grow(small, shape)
 
     random = torch.randint(small.config.vocab_size, (4, 96), generator=torch.Generator().manual_seed(1))

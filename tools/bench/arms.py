@@ -7,6 +7,7 @@ it has. An arm prints what it does; a line of it that matches a pattern is the e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -99,8 +100,9 @@ def measure(arm: Arm, out: Path, gpu: str | None, limit: float) -> dict[str, Any
     watched.start()
     with open(out / f"{arm.name}.log", "w") as log:
         process = subprocess.Popen(
-            arm.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
-        )
+            arm.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )  # fmt: skip
         late = _Limit(limit, process)
         seen = _read(arm, process, log, start, out)
         code = process.wait()
@@ -167,6 +169,14 @@ def _read(arm: Arm, process: subprocess.Popen[str], log: Any, start: float, out:
             say({**about, "reward": float(found[2]), **notes}, out)
             notes = {}
     return seen
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when the script is killed: an arm left behind would keep the GPU busy."""
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def stop(process: subprocess.Popen[Any]) -> None:

@@ -3,7 +3,7 @@
     python tools/bench/grpo_step.py MODEL_FOLDER GSM8K_FOLDER [--arms plumbob,trl-vllm,trl] [--steps 12] [--lora]
     python tools/bench/grpo_step.py TOKENIZER_FOLDER GSM8K_FOLDER --shape 1.5b --lora --gpus 0,1 --limit 500
     python tools/bench/grpo_step.py TOKENIZER_FOLDER GSM8K_FOLDER --shape 7b --lora --prompts 64 --tokens 512 --steps 4 \\
-        --trl-gradient-checkpointing --trl-microbatch 32 --trl-vllm-memory 0.35 --trl-dtype bfloat16 --gpus 0,1 --limit 540
+        --trl-gradient-checkpointing --trl-microbatch 16 --trl-vllm-memory 0.35 --trl-dtype bfloat16 --gpus 0,1 --limit 540
 
 A step has 128 questions with 8 completions each of at most 320 tokens, temperature 1, all weights at rate 2e-6 (LoRA r16:
 5e-5), dr_grpo without scaling, bf16 over float32 weights. Arms: `plumbob` is `train gsm8k --engine auto`; `plumbob-vllm` is
@@ -65,7 +65,7 @@ def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
             "--run-name",
             f"{name}-{time.time():.0f}",
         ),
-        *(("--peft", "--learning-rate", "5e-5") if args.lora else ("--learning-rate", "2e-6")),
+        *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),
         *(("--vllm-sync", "disk") if engine == "vllm" and not args.lora else ()),
         *(("--random-rewards",) if args.shape else ()),
         *shlex.split(args.plumbob_options),
@@ -80,9 +80,13 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
 
 def random_model(shape: str, tokenizer: Path, out: Path) -> Path:
     """Write a model with random weights to `out`, if it is not there yet; in a process that gives its memory back."""
-    if not (out / "model.safetensors").is_file():
+    if not out.is_dir():
         script = Path(__file__).resolve().parents[1] / "gpu" / "shapes.py"
-        subprocess.run([sys.executable, str(script), shape, str(tokenizer), str(out)], check=True, stdout=sys.stderr)
+        part = out.with_name(
+            f"{out.name}-{time.time():.0f}"
+        )  # a run that was cut off must not leave half a model there
+        subprocess.run([sys.executable, str(script), shape, str(tokenizer), str(part)], check=True, stdout=sys.stderr)
+        part.rename(out)
     return out
 
 

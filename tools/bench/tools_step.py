@@ -9,7 +9,8 @@ The task is the environment lookup with two hops, so that a rollout is two calls
 answer. The policy is the bundled one in a shape of Qwen2.5 (tools/gpu/grow_model.py), which makes both calls in nearly every
 rollout: pretrained models of this size do not. A step has 64 prompts x 8 rollouts of at most three turns, temperature 1. The
 tool takes 200 ms (`--tool-ms`), and blocks its thread. Because nearly all rollouts are right, all arms train on rewards of 0 or
-1 drawn by lot: plumbob would otherwise leave out most groups, and TRL compute on all of them.
+1 drawn by lot: plumbob would otherwise leave out most groups, and TRL compute on all of them. The learning rate is so small
+(1e-8) that the policy stays what it is, so that every step of every arm has rollouts of the same length.
 
 Arms: `plumbob` is `train lookup --engine auto`. `trl-tools` is TRL's own loop: GRPOTrainer with `environment_factory`, its
 form of `tools` for tools with state, and vLLM in its process; the same with transformers' generation is
@@ -65,7 +66,7 @@ def plumbob_arm(args: argparse.Namespace) -> arms.Arm:
         *("--max-concurrent", str(rollouts), "--eval-examples", "0", "--random-rewards"),
         *("--save-steps", "1000", "--save-only-model", "--output-dir", str(args.out)),
         *("--run-name", f"plumbob-{time.time():.0f}", "--slow-tool", str(args.tool_ms / 1e3)),
-        *(("--peft", "--learning-rate", "5e-5") if args.lora else ("--learning-rate", "2e-6")),
+        *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),
     ]
     return arms.Arm("plumbob", command, arms.PLUMBOB_STEP, about(args))
 
@@ -263,6 +264,7 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--engine", default="auto", help="of the arm plumbob")
     trl_arm.add_options(parser)
+    parser.set_defaults(rate=1e-8)
     arms.add_options(parser, "/tmp/tools_step")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def grpo_config(args: argparse.Namespace, vllm: bool, rollouts: int, length: int
         num_generations=args.group,
         max_completion_length=args.tokens,
         temperature=args.temperature,
-        learning_rate=5e-5 if args.lora else 2e-6,
+        learning_rate=rate(args),
         lr_scheduler_type="constant",
         max_steps=args.steps,
         loss_type="dr_grpo",
@@ -56,6 +56,11 @@ def grpo_config(args: argparse.Namespace, vllm: bool, rollouts: int, length: int
             "vllm_importance_sampling_correction", "max_tool_calling_iterations", "model_init_kwargs")  # fmt: skip
     print("SETTINGS " + json.dumps({name: getattr(config, name, None) for name in told}, default=str), flush=True)
     return config
+
+
+def rate(args: argparse.Namespace) -> float:
+    """The learning rate of all arms."""
+    return args.rate or (5e-5 if args.lora else 2e-6)
 
 
 def lora(args: argparse.Namespace) -> Any:
@@ -106,7 +111,8 @@ def announce_rollouts(trainer: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How TRL may use the GPU."""
+    """The learning rate, and how TRL may use the GPU."""
+    parser.add_argument("--rate", type=float, help="learning rate of all arms; default: 2e-6, with --lora 5e-5")
     parser.add_argument("--trl-microbatch", type=int, default=64, help="completions that TRL computes at once")
     parser.add_argument(
         "--trl-gradient-checkpointing", action="store_true", help="recompute activations, in TRL's arms"

@@ -63,11 +63,14 @@ def write(policy: str, shape: str, out: Path) -> Qwen2ForCausalLM:
 def grow(small: PreTrainedModel, shape: dict[str, Any]) -> Qwen2ForCausalLM:
     """A float32 model of `shape` that computes what `small` does. `small`: a Qwen2 model with tied embeddings.
 
-    `shape` must have more layers than `small`, and heads whose width is a multiple of its heads' width.
+    `shape` must have more layers than `small`, and heads at least as wide.
     """
     old = small.config
+    # Rotary pair i of a head of width n has frequency theta^(-2i/n). With this theta it is the same in both widths.
+    times = shape["hidden_size"] // shape["num_attention_heads"] / (old.hidden_size // old.num_attention_heads)
+    rotary = {**old.rope_parameters, "rope_theta": old.rope_parameters["rope_theta"] ** times}
     large = random_model(
-        shape, small, rope_parameters=old.rope_parameters, max_position_embeddings=old.max_position_embeddings,
+        shape, small, rope_parameters=rotary, max_position_embeddings=old.max_position_embeddings,
         rms_norm_eps=old.rms_norm_eps * old.hidden_size / shape["hidden_size"],
     )  # fmt: skip
     config = large.config
@@ -109,13 +112,9 @@ def _norm(large: torch.nn.Module, small: torch.nn.Module, scale: float) -> None:
 def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
     """Copy the small model's heads into heads of the large one. `old`, `new`: the configurations of the two models."""
     narrow, wide = old.hidden_size // old.num_attention_heads, new.hidden_size // new.num_attention_heads
-    times = wide // narrow
-    if wide % narrow:
-        raise ValueError(f"heads of width {wide} cannot hold heads of width {narrow}: it must be a multiple")
-    # Rotary pair i of a head of width n has frequency theta^(-2i/n), so pair i of the narrow head is pair i * times of
-    # the wide one.
-    rotations = [i * times for i in range(narrow // 2)]
-    within = torch.tensor(rotations + [wide // 2 + i for i in rotations])
+    if wide < narrow:
+        raise ValueError(f"heads of width {wide} cannot hold heads of width {narrow}")
+    within = torch.tensor([*range(narrow // 2), *(wide // 2 + i for i in range(narrow // 2))])
     group, new_group = (
         old.num_attention_heads // old.num_key_value_heads,
         new.num_attention_heads // new.num_key_value_heads,
@@ -125,7 +124,7 @@ def _attention(large: Any, small: Any, old: Any, new: Any) -> None:
     for name, places in own:
         source, target = getattr(small, name), getattr(large, name)
         # Attention scores are divided by the square root of the head's width, which the scale of the queries undoes.
-        scale = math.sqrt(times) if name == "q_proj" else 1.0
+        scale = math.sqrt(wide / narrow) if name == "q_proj" else 1.0
         for j, place in enumerate(places):
             rows, block = within + place * wide, slice(j * narrow, (j + 1) * narrow)
             for entry in (target.weight, target.bias):

@@ -8,7 +8,7 @@ import gc
 import time
 
 import pytest
-from vf_gsm8k.answers import find_answer, is_lenient_match, is_well_formatted, remembered_answer
+from vf_gsm8k.answers import _markers, find_answer, is_lenient_match, is_well_formatted, remembered_answer
 
 PIECES = [
     r"\boxed{", r"\boxed{}", r"\boxed{1 or 2}", r"\boxed{a}", r"\boxed 1 ", "{", "}", "<answer>", "</answer>",
@@ -43,7 +43,8 @@ def assert_linear(reply_of):
 
 
 def seconds(read, reply):
-    remembered_answer.cache_clear()
+    for remembered in (remembered_answer, _markers):
+        remembered.cache_clear()
     gc.disable()  # garbage of other tests is not the reader's
     start = time.thread_time()
     try:

@@ -121,3 +121,24 @@ def test_layers_are_compiled_once_and_without_numbers_that_only_the_processor_ca
     torch._dynamo.reset()
     assert len(graphs) == 1, "the layers differ in weights only"
     assert [node for graph in graphs for node in graph.graph.nodes if node.target == "item"] == []
+
+
+def test_a_pass_of_a_few_rows_without_gradients_compiles_nothing(qwen2):
+    """With gradients and without are two compilations, and each takes seconds in the first step on a GPU."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    ids = torch.arange(7)[None]
+    with torch.no_grad():
+        expected = qwen2(ids, use_cache=False).logits
+    with torch._dynamo.config.patch(suppress_errors=False):
+        policy._compile_layers(qwen2, "replicated", keep)
+        with torch.no_grad(), policy.uncompiled():
+            assert qwen2(ids, use_cache=False).logits.equal(expected)
+        assert not graphs
+        qwen2(ids, use_cache=False).logits.sum().backward()
+    torch._dynamo.reset()
+    assert len(graphs) == 1

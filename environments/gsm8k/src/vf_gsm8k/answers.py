@@ -133,9 +133,8 @@ def is_correct(completion: str, gold: str, *, strict: bool = False) -> bool:
 def find_answer(completion: str, *, strict: bool = False) -> tuple[Answer, Fraction] | None:
     """Like `extract_answer`, but also return the answer's value."""
     reply = final_reply(completion)
-    markers = [*_hash_markers(reply), *_box_markers(reply), *_tag_markers(reply), *_phrase_markers(reply)]
     several_in_prose = False
-    for _, end, kind, text in sorted(markers, reverse=True):
+    for _, end, kind, text in _markers(reply):
         if kind == "phrase" and several_in_prose:
             continue
         text = text.strip(" \t\r\n*_`")
@@ -250,6 +249,7 @@ def gold_answer(solution: str) -> str | None:
     return (match[1] + match[2] + match[3]).replace(",", "")
 
 
+@functools.lru_cache(1024)
 def gold_value(gold: str) -> Fraction:
     """Parse the gold number, given alone or at the end of a worked solution. Raises ValueError if there is none."""
     value = parse_number(gold)
@@ -273,6 +273,13 @@ def final_reply(completion: str) -> str:
 
 _Marker = tuple[int, int, Kind, str]
 """A marked answer: where it starts and ends in the reply, its kind, and the marked text."""
+
+
+@functools.lru_cache(64)
+def _markers(reply: str) -> tuple[_Marker, ...]:
+    """All marked answers, the last one first. Strict and lenient reading of a reply look at the same ones."""
+    markers = (*_hash_markers(reply), *_box_markers(reply), *_tag_markers(reply), *_phrase_markers(reply))
+    return tuple(sorted(markers, reverse=True))
 
 
 def _hash_markers(reply: str) -> Iterator[_Marker]:

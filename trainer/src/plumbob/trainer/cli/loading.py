@@ -7,8 +7,9 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def announce(what: str) -> None:
@@ -54,6 +55,27 @@ def import_verifiers() -> None:
     from plumbob.rollout import verifiers_import
 
     verifiers_import.import_verifiers()
+
+
+def wake_gpu() -> None:
+    """Start, in a thread, what a GPU does once for a process: its context and its library of matrix products.
+
+    That takes a second or two and no Python, so that it costs nothing beside imports. Errors are left to whoever uses
+    the GPU first.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+
+    def wake() -> None:
+        with suppress(Exception):
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            for dtype in (torch.float32, torch.bfloat16):
+                square = torch.ones(16, 16, device=device, dtype=dtype)
+                torch.mm(square, square)
+
+    threading.Thread(target=wake, name="plumbob-wake-gpu", daemon=True).start()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers, import_verifiers
+from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers, import_verifiers, wake_gpu
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
@@ -54,6 +54,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
     with fast_imports():
         import_transformers()
+        wake_gpu()
         import_verifiers()
         from plumbob.trainer.training.train import run
 

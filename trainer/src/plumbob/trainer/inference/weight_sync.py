@@ -11,7 +11,7 @@ from plumbob.rollout import EngineError, Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.inference.engine import TrainingEngine, WeightUpdate
 from plumbob.trainer.inference.errors import SyncError
-from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.policy.policy import Policy, uncompiled
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def sync_weights(
     `checked`: whether a difference of log-probabilities beyond the limit is an error. The doctor sets it to False,
     because it looks for the reason of the difference.
     """
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled():
         trained = policy.score([row], temperature=1.0).logprobs.tolist()
     limit = policy.config.parity_limit or thresholds.SYNC_PARITY[engine.dtype == torch.bfloat16]
     limit = limit if checked else math.inf

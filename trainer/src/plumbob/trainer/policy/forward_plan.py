@@ -105,15 +105,19 @@ def plan_forward(model: PreTrainedModel, max_context: int) -> ForwardPlan:
 
 
 @contextmanager
-def moved(model: PreTrainedModel, device: torch.device) -> Generator[None]:
-    """In this context the whole model is on `device`, if that is a GPU with room for it: it is measured faster there."""
+def moved(model: PreTrainedModel, device: torch.device, *, back: bool = True) -> Generator[None]:
+    """In this context the whole model is on `device`, if that is a GPU with room for it: it is measured faster there.
+
+    `back`: afterwards it returns to where it was, which takes seconds for each few billion parameters.
+    """
     home, size = model.device, sum(p.numel() * p.element_size() for p in model.parameters())
     if device.type == "cuda" and home.type == "cpu" and 1.1 * size < torch.cuda.mem_get_info(device)[0]:
         model.to(device)
     try:
         yield
     finally:
-        model.to(home)
+        if back:
+            model.to(home)
 
 
 @contextmanager

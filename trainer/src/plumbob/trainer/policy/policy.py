@@ -33,6 +33,17 @@ NO_ROW = Sample([0, 0], [False, True], [0.0, 0.0], 0.0, "", "", False)
 """The row that a process computes in an empty microbatch, to take part in collective passes of the other processes."""
 
 
+@contextmanager
+def uncompiled() -> Generator[None]:
+    """In this context compiled layers run as they are written.
+
+    For passes of a few rows without gradients: to compile the layers for these, beside those with gradients, takes seconds,
+    which they never make up for.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @dataclass(frozen=True)
 class TokenScores:
     """Scores of the sampled tokens of some rows, concatenated in row order: [N] each, float32."""

@@ -10,7 +10,7 @@ from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.kl import estimate_kl
 from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.distributed.world import balanced_shares
-from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.policy.policy import Policy, uncompiled
 from plumbob.trainer.training.run import Run
 
 WEIGHTS_PER_TENSOR = 1024
@@ -64,7 +64,8 @@ def step_kl(
     """
     if not rows:
         return None
-    by_row = policy.score_rows(rows, temperature, microbatch_tokens)
+    with uncompiled():
+        by_row = policy.score_rows(rows, temperature, microbatch_tokens)
     if scored is not None:
         scored.update(zip((row.trace_id for row in rows), by_row, strict=True))
     now = torch.cat(by_row)

@@ -8,6 +8,7 @@ import psutil
 import torch
 from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.loading import load_model
+from plumbob.trainer.policy.policy import uncompiled
 from plumbob.trainer.training.run import Run
 
 
@@ -48,7 +49,8 @@ def saved_gap(run: Run, folder: Path) -> float:
     Temperature 1, in the precision of the run. The policy's weights must be whole in this process.
     """
     row, device = run.parity_row, run.policy.device
-    trained = run.policy.score([row], 1.0).logprobs.cpu()
+    with uncompiled():
+        trained = run.policy.score([row], 1.0).logprobs.cpu()
     model = load_model(str(folder)).to(device).eval()
     model.set_attn_implementation(run.policy.plan.own_attention)
     with torch.autocast(device.type, torch.bfloat16, enabled=run.config.bf16):

@@ -124,7 +124,8 @@ def _set_up(
     torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
     torch.manual_seed(config.seed)
     divided = request.divides(world)
-    plan, measured = world.from_main(_measured(model, config, world) if world.is_main else None)
+    # A model that is divided begins on the CPU, on every process.
+    plan, measured = world.from_main(_measured(model, config, world, back=divided) if world.is_main else None)
     policy = Policy(model, config, world.device, whole=not divided, plan=plan)
     chosen = _chosen_engine(measured, policy, config, world)
     config = dataclasses.replace(config, engine=chosen.engine)
@@ -189,9 +190,14 @@ def _positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _measured(model: PreTrainedModel, config: TrainConfig, world: World) -> tuple[ForwardPlan, choice.Measured]:
-    """How trainer and engine must compute this model, measured and printed. One process does it for all."""
-    with moved(model, world.device):
+def _measured(
+    model: PreTrainedModel, config: TrainConfig, world: World, *, back: bool
+) -> tuple[ForwardPlan, choice.Measured]:
+    """How trainer and engine must compute this model, measured and printed. One process does it for all.
+
+    `back`: if the model is moved to the GPU for this, it is moved back.
+    """
+    with moved(model, world.device, back=back):
         plan = plan_forward(model, config.max_context)
         found = choice.measure(config.engine, model, plan, config.max_context, world.device, world.size)
     for line in plan.lines():

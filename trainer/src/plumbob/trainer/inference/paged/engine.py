@@ -34,6 +34,8 @@ TOKENS_PER_RUN = 8
 """Tokens that each active rollout samples before new ones may join and finished ones leave."""
 POLL_SECONDS = 2e-4
 """How often the event loop asks whether a run has ended, if it has nothing else to do."""
+SCORED_SINGLY = 2
+"""Tokens at the end of the ids of a weight sync's check that are computed one by one: each is a pass over the model."""
 PREFILL_TOKENS = 1 << 14
 """Most new tokens of one prefill pass, unless a single prompt has more."""
 
@@ -85,7 +87,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         """Log-probabilities of ids, computed as a rollout is: a prompt, a later turn, and single tokens."""
         ids = np.asarray(token_ids, dtype=np.int64)
         first = len(ids) // 3
-        second = max(len(ids) - 8, first)
+        second = max(len(ids) - SCORED_SINGLY, first)
         pages = self.pool.take(-(-len(ids) // PAGE))
         try:
             hidden = []

@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def measure(arm: Arm, out: Path, gpu: str | None, limit: float) -> dict[str, Any
         "PYTHONUNBUFFERED": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # vLLM takes this sampler for granted, also where flashinfer is not installed.
+        **({} if find_spec("flashinfer") else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}),
         # One GPU for each arm: with several visible ones transformers' trainer would copy the model to all of them.
         **({"CUDA_VISIBLE_DEVICES": device} if shutil.which("nvidia-smi") else {}),
     }

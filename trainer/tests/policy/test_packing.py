@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.trainer.policy.packing import pack
+from plumbob.trainer.policy.packing import pack, pack_evenly
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=60)
 
@@ -64,3 +64,22 @@ def test_the_longest_rows_come_first_and_equal_input_gives_equal_passes():
 
 def test_a_row_that_is_longer_than_a_pass_goes_alone():
     assert pack([10, 100, 10], 50) == [[1], [0, 2]]
+
+
+@given(LENGTHS, st.integers(1, 100))
+@settings(max_examples=200, deadline=None)
+def test_even_passes_are_as_many_and_the_fullest_is_no_fuller(lengths, max_tokens):
+    fewest, even = pack(lengths, max_tokens), pack_evenly(lengths, max_tokens)
+    assert sorted(i for rows in even for i in rows) == list(range(len(lengths)))
+    assert len(even) == len(fewest)
+
+    def fullest(passes):
+        return max((sum(lengths[i] for i in rows) for rows in passes), default=0)
+
+    assert fullest(even) <= fullest(fewest)
+
+
+def test_no_pass_is_left_with_a_few_rows_only():
+    lengths = [300] * 60  # 54 fit into one pass, and 6 are left
+    assert [len(rows) for rows in pack(lengths, 16_384)] == [54, 6]
+    assert [len(rows) for rows in pack_evenly(lengths, 16_384)] == [30, 30]

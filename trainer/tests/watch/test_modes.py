@@ -18,7 +18,7 @@ from plumbob.testing.recorded_runs import RUNS
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.training.policy_shift import FIRST_STEPS, SCORED_SHARE, rows_to_score_again
-from plumbob.trainer.watch.environment_rules import STOPS
+from plumbob.trainer.watch.environment_rules import STOPS, truncation
 from plumbob.trainer.watch.history import History, policy_change
 from plumbob.trainer.watch.rules import RULES, contradicted
 from plumbob.trainer.watch.watch import WARNINGS, Warner, Watch, read_lines, read_metrics
@@ -393,3 +393,21 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
     (tmp_path / "metrics.jsonl").write_bytes(json.dumps(rows[0]).encode() + b'\n{"step": 2, "\xc3')
     assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("last_cut", "last_reward", "named"), [(0.1, 0.32, False), (0.31, 0.16, True), (0.4, 0.32, True)]
+)
+def test_limits_are_no_cause_where_the_policy_learned_to_be_brief(
+    last_cut: float, last_reward: float, named: bool
+) -> None:
+    """Qwen2.5-Coder-0.5B on GSM8K: 31% of the first rollouts were cut off and 10% of the last, and the reward doubled."""
+    history = History(TrainConfig(learning_rate=2e-6, num_generations=8))
+    for step in range(1, 81):
+        cut = 0.31 + (last_cut - 0.31) * step / 80
+        reward = 0.157 + (last_reward - 0.157) * step / 80
+        groups = {"groups/count": 64, "rollout/count": 512, "reward/group_std": 0.2}
+        history.add(healthy(step) | groups | {"reward/mean": reward, "rollout/stopped/max_turn_tokens": cut})
+    outcome = truncation(history)
+    assert outcome is not None
+    assert (outcome[0] == "truncated-turns") is named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,25 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             microbatches.append([i])
             room.append(max_tokens - lengths[i])
     return microbatches
+
+
+SLACKS = (1.0, 1.02, 1.05, 1.1)
+"""How much larger than their mean the fullest microbatch may be where they are balanced; the first that works is taken."""
+
+
+def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """`pack`, with as many microbatches, but of about equal size where that is possible.
+
+    First fit fills all but the last one, whose few tokens a GPU computes no faster than many, and for whose size
+    torch.compile may compile the layers once more.
+    """
+    fewest = pack(lengths, max_tokens)
+    mean = sum(lengths) / max(len(fewest), 1)
+    for slack in SLACKS:
+        even = pack(lengths, min(math.ceil(mean * slack), max_tokens))
+        if len(even) == len(fewest):
+            return even
+    return fewest
 
 
 def pack_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

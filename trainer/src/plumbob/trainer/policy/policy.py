@@ -20,7 +20,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.forward_plan import ForwardPlan, plan_forward
 from plumbob.trainer.policy.merged_weights import merged_state
 from plumbob.trainer.policy.packed_attention import has_flash
-from plumbob.trainer.policy.packing import pack, pack_padded
+from plumbob.trainer.policy.packing import pack, pack_evenly, pack_padded
 from plumbob.trainer.policy.token_scorer import TokenScorer, make_batch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -170,7 +170,7 @@ class Policy:
         """
         match self.plan.layout:
             case "packed":
-                packed = pack(lengths, max_tokens)
+                packed = pack_evenly(lengths, max_tokens)
             case "padded":
                 packed = pack_padded(lengths, max_tokens)
             case "alone":

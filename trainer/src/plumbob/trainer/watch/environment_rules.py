@@ -127,4 +127,8 @@ def truncation(h: History) -> Outcome:
     # Rollouts that repeat themselves fill any limit: `repetition` names that.
     loops = mean(h.start, "rollout/repetitive_share") > max(thresholds.REPETITIVE, 0.5 * shares[most])
     cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
-    return (cause if cut and not loops else None), evidence
+    # A policy that learns to be brief has no need of a higher limit.
+    learned = h.rises and (now := mean(h.recent, f"rollout/stopped/{most}")) <= thresholds.CUT_SHARE
+    if cut and learned:
+        evidence += f"; {now:.0%} of the last {len(h.recent)}, while the reward rose"
+    return (cause if cut and not loops and not learned else None), evidence

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from plumbob.trainer.watch.drift_rules import LEAST_GAIN, abandoned, growing_gap, harder, length, repetition, spikes
 from plumbob.trainer.watch.environment_rules import (
+    STOPS,
     errors,
     first_turns,
     hangs,
@@ -18,7 +19,7 @@ from plumbob.trainer.watch.environment_rules import (
     unread_calls,
     unused_tools,
 )
-from plumbob.trainer.watch.history import WINDOW, History, Rule
+from plumbob.trainer.watch.history import WINDOW, History, Rule, fails
 from plumbob.trainer.watch.reward_rules import (
     components,
     hacking,
@@ -104,5 +105,7 @@ def contradicted(h: History, cause: str | None) -> bool:
         return False
     if cause == "task-solved":  # the first tasks were easy, and the later ones are not
         return not h.solved and h.gain < -LEAST_GAIN
+    if cause in {named for named, _ in STOPS.values()}:  # the policy learned to be brief
+        return h.rises and not fails(truncation(h))
     # Steps that are too large, and decay, lose what was learned.
     return cause in ("learning-rate-too-high", "weight-decay-too-high") and h.gained(LEAST_GAIN)

@@ -30,9 +30,11 @@ from plumbob.trainer.training.forward_backward import (
 )
 from plumbob.trainer.training.metrics import Tally, environment_metrics, pool_metrics, step_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
-from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
+from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.token_records import token_records
+from plumbob.trainer.training.weight_sample import WeightSample
 
 
 def train_step(
@@ -69,6 +71,7 @@ def train_step(
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
     minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
+    trained_with = advantages_in_minibatches(batch.samples, minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
@@ -76,13 +79,15 @@ def train_step(
         for minibatch in minibatches[1:]:
             score_old_policy(run, minibatch)
     set_learning_rate(run)
-    weights_before = weight_sample(policy.sharding)
+    weights_before = WeightSample.of(policy.sharding)
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
         optimizer_step(run, minibatch, interruption if k == 0 else None)
         for k, minibatch in enumerate(minibatches * config.num_iterations)
     ]
-    tallies.append(Tally.of_movement(weights_before, weight_sample(policy.sharding)))
+    weights_after = WeightSample.of(policy.sharding)
+    tallies.append(Tally.of_movement(weights_before, weights_after, state.weights_after))
+    state.weights_after = weights_after
     tally = Tally.total(world.gather(Tally.total(tallies)))
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
     after: dict[str, torch.Tensor] = {}
@@ -100,7 +105,7 @@ def train_step(
 
     metrics = {
         "step": step + 1,
-        **step_metrics(run, batch, advantages, tally, report, kl_sums),
+        **step_metrics(run, batch, advantages, tally, report, kl_sums, trained_with),
         **environment_metrics(run.sampler.environments, batch),
         **pool_metrics(run.sampler.environments, batch.pools),
         **({} if moved is None else {"policy/step_kl": moved}),

@@ -1,11 +1,13 @@
 """Probes that compute a part of the pipeline a second time name the stage of a fault that they were not written for."""
 
+from types import SimpleNamespace
+
 import pytest
 from plumbob.testing.faults.field3_seen import SEEN as THIRD
 from plumbob.testing.faults.field3_unseen import UNSEEN as THIRD_UNSEEN
 from plumbob.testing.faults.field4_seen import SEEN as FOURTH
 from plumbob.testing.faults.field_trial import tried
-from plumbob.trainer.doctor.probes.movement import _told_apart
+from plumbob.trainer.doctor.probes.movement import _overfits, _told_apart
 from plumbob.trainer.doctor.run_probes import PROBES
 
 FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH)}
@@ -48,3 +50,8 @@ def test_rollouts_with_equal_tokens_are_not_told_apart():
     kept, advantages = _told_apart(rows, [1.0, -1.0, 0.5, -0.5])
     assert [row.token_ids[1] for row in kept] == [2, 3]
     assert advantages == [0.5, -0.5]
+
+
+def test_rewards_drawn_by_lot_are_not_expected_to_be_learned():
+    subject = SimpleNamespace(run=SimpleNamespace(config=SimpleNamespace(random_rewards=True)))
+    assert _overfits(subject, [], []).verdict == "unsure"

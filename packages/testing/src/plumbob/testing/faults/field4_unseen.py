@@ -1,4 +1,4 @@
-"""The unseen half of the fourth set of the field's faults: run only to measure."""
+"""The unseen half of the fourth set of the field's faults: run only to measure, after it was written."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WARM_UP = 2
 WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
     "choice of the rows that are scored again": (step, step.rows_to_score_again),
     "`policy/step_kl`": (step, step.step_kl),
-    "weights before and after": (step, step.weight_sample),
+    "weights before and after": (step.WeightSample, step.WeightSample.of),
     "their movement": (metrics.Tally, metrics.Tally.of_movement),
     "shares of components, tiny spreads": (metrics, metrics.within_groups),
     "group means, lengths, repetitions": (metrics, metrics.shape_metrics),

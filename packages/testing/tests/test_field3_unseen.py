@@ -1,4 +1,4 @@
-"""The unseen half of the third set of faults does what each entry says. Rule writers must not read this file.
+"""The unseen half of the third set of faults does what each entry says. It has been read since 2026-11-24.
 
 Each test compares the fault with the plain code, and none runs the doctor.
 """

@@ -1,5 +1,6 @@
 """Checks of rewards that need no model: an environment's own perfect transcripts, cheap ones, and faults put into its reward."""
 
+import itertools
 import json
 import logging
 import re
@@ -184,3 +185,18 @@ def test_a_reward_that_raises_ends_the_examination(examined, reward):
 def test_a_reward_that_is_no_number_ends_the_examination(examined, reward):
     reward(lambda task, trace, right: float("nan"))
     assert causes(all_findings(examined(env_args=("num_examples=64",)))) == ["reward-not-finite"]
+
+
+def test_a_reward_that_sometimes_fails_is_not_one_that_changes(examined, reward):
+    """A transcript whose scoring failed has no reward, so that it cannot be compared with another scoring of it."""
+    calls = itertools.count()
+
+    def seldom(task, trace, right):
+        if next(calls) % 25 == 24:
+            raise RuntimeError("the sandbox was lost")
+        return right
+
+    reward(seldom)
+    named = set(causes(transcripts.checks(examined(env_args=("num_examples=64",)))))
+    assert not named & {"reward-nondeterministic", "evaluation-parses-differently"}
+    assert next(calls) > 100

@@ -35,6 +35,10 @@ COMPARED = (
     "groups/mixed",
     "reward/misplaced",
     "advantage/wrong",
+    "rollout/run_on",
+    "loss/misweighted",
+    "optimizer/strayed_share",
+    "optimizer/still_tensors",
 )
 
 
@@ -51,6 +55,9 @@ COMPARED = (
         ({"groups/mixed": 0.5}, "groups-mixed"),
         ({"reward/misplaced": 0.5}, "rewards-of-other-rollouts"),
         ({"advantage/wrong": 0.5}, "advantages-wrong"),
+        ({"rollout/run_on": 0.5}, "stop-token-wrong"),
+        ({"loss/misweighted": 0.5}, "advantages-wrong"),
+        ({"optimizer/strayed_share": 0.5}, "weights-lost"),
     ],
 )
 def test_what_is_compared_exactly_is_named_in_its_first_step(values, cause):
@@ -243,3 +250,10 @@ def test_two_tasks_that_are_cut_off_by_chance_show_no_other_limits():
     assert "evaluation-prompted-differently" not in causes(
         rows, dataclasses.replace(config_of(FIRST), eval_examples=32)
     )
+
+
+@pytest.mark.parametrize(("still", "named"), [([0.5] * 5, True), ([0.5] * 4 + [0.0], False), ([0.1] * 5, False)])
+def test_tensors_that_stand_still_in_five_steps_are_named(still, named):
+    rows = rows_of(FIRST)[:8]
+    rows = [*rows[:3], *({**row, "optimizer/still_tensors": s} for row, s in zip(rows[3:], still, strict=True))]
+    assert causes(rows) == ({"optimizer-moves-nothing"} if named else set())

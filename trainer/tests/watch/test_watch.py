@@ -32,7 +32,8 @@ from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.metrics import Tally
-from plumbob.trainer.training.policy_shift import step_kl, weight_sample
+from plumbob.trainer.training.policy_shift import step_kl
+from plumbob.trainer.training.weight_sample import WeightSample
 from plumbob.trainer.watch.history import NORMS
 from plumbob.trainer.watch.rules import RULES
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, read_traces
@@ -333,13 +334,13 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
 
     run = make_run(tmp_path, World(0, 1, torch.device("cpu")), threads=1, env_args=("max_hops=2",))
     batch = asyncio.run(collect(run.sampler, 0, 0, run.world))
-    before = weight_sample(run.policy.sharding)
+    before = WeightSample.of(run.policy.sharding)
     vectors = [p for p in run.policy.trainable.values() if p.ndim == 1]
     assert vectors
     with torch.no_grad():
         for parameter in vectors:  # a norm's entries are so large that a matrix's change would vanish beside them
             parameter.add_(1.0)
-        assert torch.equal(before, weight_sample(run.policy.sharding))
+        assert torch.equal(before.values, WeightSample.of(run.policy.sharding).values)
         for parameter in vectors:
             parameter.sub_(1.0)
     unchanged = step_kl(run.policy, batch.samples, 1.0, 16384)
@@ -348,11 +349,11 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in run.policy.trainable.values():
             parameter.mul_(1.01)
-    tally = Tally.of_movement(before, weight_sample(run.policy.sharding))
+    tally = Tally.of_movement(before, WeightSample.of(run.policy.sharding))
     metrics = tally.metrics()
     assert metrics["optimizer/relative_update"] == pytest.approx(0.01, rel=1e-3)
     assert metrics["optimizer/moved_share"] > 0.99
-    rms = before.double().square().mean().sqrt().item()
+    rms = before.values.double().square().mean().sqrt().item()
     assert metrics["optimizer/update_rms"] == pytest.approx(0.01 * rms, rel=1e-3)
     changed = step_kl(run.policy, batch.samples, 1.0, 16384)
     assert changed is not None and changed > 1000 * abs(unchanged)

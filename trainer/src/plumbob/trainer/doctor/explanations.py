@@ -7,6 +7,7 @@ positions, another temperature, a part of the prompt), until one of them gives w
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ def explain(
     own = [third.scores(row) for row in rows]
     before = apart(wrong, own)
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
+    found += list(elsewhere(third, rows, wrong))
     found += list(_prompts(subject, third, rows, wrong)) if engine else list(_blanked(third, rows, wrong))
     best = min(found, key=lambda e: e.gap)
     # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
@@ -181,6 +183,18 @@ def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) ->
         f"{those} another token of its row",
         apart([a.sort().values for a in own], [b.sort().values for b in wrong]),
     )
+
+
+def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
+    """Are these the log-probabilities of other tokens of the row, as many in a line, sampled or not?"""
+    for where in ("at the row's start", "at the row's end"):
+        pairs = []
+        for row, theirs in zip(rows, wrong, strict=True):
+            every = third.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))]))
+            pairs.append((every[: len(theirs)] if "start" in where else every[-len(theirs) :], theirs))
+        if all(len(a) == len(b) for a, b in pairs):
+            gap = apart([a for a, _ in pairs], [b for _, b in pairs])
+            yield Explanation("logprobs-permuted", f"if tokens are given those of as many tokens {where}", gap)
 
 
 def _blanked(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:

@@ -33,6 +33,10 @@ class Trained:
     """[n] those under the step's first weights."""
     advantages: torch.Tensor
     """[n] advantage of each token."""
+    corrections: torch.Tensor
+    """[n] importance weight of each token."""
+    slopes: list[torch.Tensor]
+    """[n] minus the slope of the loss in each token's log-probability, once the backward pass has run; else empty."""
 
 
 def rehearse(subject: Subject, samples: Sequence[Sample]) -> list[Trained]:
@@ -70,10 +74,13 @@ def _recorded(update: int) -> Generator[list[Trained]]:
 
     def of_tokens(inputs: LossInputs, objective: Any) -> Any:
         counts = [row.num_sampled for row in rows]
-        tensors = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
+        tensors = (inputs.logprobs, inputs.old_logprobs, inputs.advantages, inputs.corrections)
         if all(len(t) == sum(counts) for t in tensors):
             parts = zip(*(t.detach().cpu().split(counts) for t in tensors), strict=True)
-            found.extend(Trained(update, row, *part) for row, part in zip(rows, parts, strict=True))
+            here = [Trained(update, row, *part, slopes=[]) for row, part in zip(rows, parts, strict=True)]
+            found.extend(here)
+            if inputs.logprobs.requires_grad:
+                inputs.logprobs.register_hook(lambda slopes: _keep(here, slopes))
         return policy_loss(inputs, objective)
 
     with (
@@ -81,6 +88,12 @@ def _recorded(update: int) -> Generator[list[Trained]]:
         mock.patch.object(forward_backward, "policy_loss", of_tokens),
     ):
         yield found
+
+
+def _keep(trained: Sequence[Trained], slopes: torch.Tensor) -> None:
+    """Give each row its part of the loss's slopes [N]."""
+    for one, part in zip(trained, (-slopes).detach().cpu().split([t.row.num_sampled for t in trained]), strict=True):
+        one.slopes[:] = [part]
 
 
 def trained_positions(subject: Subject, row: Sample) -> set[int] | None:

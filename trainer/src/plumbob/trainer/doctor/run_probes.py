@@ -56,7 +56,7 @@ def examine(
             return
 
 
-WHY_DIFFERENT = ("tokens", "conditioning", "penalties", "empty_turns", "parity")
+WHY_DIFFERENT = ("tokens", "weights", "conditioning", "penalties", "empty_turns", "parity")
 """Probes that find out why engine and trainer differ."""
 
 

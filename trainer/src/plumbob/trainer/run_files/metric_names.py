@@ -190,6 +190,23 @@ METRICS = (
         "Norm of the step's change of the trained weights, divided by the norm of the weights, on a sample of them.",
     ),
     Metric("optimizer/moved_share", "share", "Share of trained weights that changed in the step, on a sample of them."),
+    Metric(
+        "optimizer/still_tensors",
+        "share",
+        "Share of the trained tensors of which no weight of the sample changed in the step.",
+    ),
+    Metric(
+        "optimizer/strayed_share",
+        "share",
+        "Share of the sampled weights that were others at the step's start than at the end of the step before. 0 in a "
+        "correct run.",
+    ),
+    Metric(
+        "loss/misweighted",
+        "share",
+        "Share of the sampled tokens whose slope in the loss is not what follows from the advantage and the weight of their "
+        "row. 0 in a correct run; only compared with one update per step, no KL term and undivided weights.",
+    ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
     Metric("sync/weights", "tensors", "Number of tensors that the weight sync sent to the engine."),

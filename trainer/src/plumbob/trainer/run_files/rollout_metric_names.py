@@ -122,7 +122,7 @@ ROLLOUTS = (
     Metric(
         "rollout/unmatched",
         "share",
-        "Share of the trained rows that are no rollout of this step. This one and the next six are 0 in a correct run; those "
+        "Share of the trained rows that are no rollout of this step. This one and the next seven are 0 in a correct run; those "
         "that need every rollout are absent with several processes.",
     ),
     Metric(
@@ -142,6 +142,7 @@ ROLLOUTS = (
         "Of up to four of the step's rollouts with tools, the share whose prompt leaves out the name of a tool. 0 in a "
         "correct run.",
     ),
+    Metric("rollout/run_on", "share", "Share of the sampled turns that go on after an end token."),
     Metric("groups/mixed", "share", "Share of the groups whose rollouts are of more than one task."),
     Metric(
         "advantage/wrong",

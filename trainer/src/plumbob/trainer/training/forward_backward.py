@@ -15,6 +15,7 @@ from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
 from plumbob.trainer.training.metrics import MicrobatchSums, Tally
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.step_checks import misweighted
 
 MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
 """(run, minibatch, indices of a microbatch's rows) -> (the microbatch's loss, what it adds to the step's measurements)."""
@@ -130,19 +131,22 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     # Two ratios multiply. The importance weight is the trainer's probability under the step's first weights over the
     # engine's. The importance ratio, inside the loss, is that under the current weights over that under the first ones.
     corrections = importance_corrections(old_N, sampling_N, rows_N, *config.correction())
-    outputs = policy_loss(
-        LossInputs(
-            logprobs=scores.logprobs,
-            old_logprobs=old_N,
-            advantages=per_token(minibatch.advantages),
-            weights=per_token(minibatch.weights),
-            rows=rows_N,
-            corrections=corrections.weights,
-            ref_logprobs=reference_N,
-        ),
-        run.objective,
+    inputs = LossInputs(
+        logprobs=scores.logprobs,
+        old_logprobs=old_N,
+        advantages=per_token(minibatch.advantages),
+        weights=per_token(minibatch.weights),
+        rows=rows_N,
+        corrections=corrections.weights,
+        ref_logprobs=reference_N,
     )
-    return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+    outputs = policy_loss(inputs, run.objective)
+    sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+    # Where processes divide weights, a library may multiply the loss before its backward pass.
+    plain = run.updates_per_step == 1 and reference_N is None and policy.sharding.kind == "replicated"
+    if plain and scores.logprobs.requires_grad:
+        sums.on_device["misweighted"] = misweighted(inputs)
+    return outputs.loss, sums
 
 
 def score_old_policy(run: Run, minibatch: Minibatch) -> None:

@@ -22,8 +22,9 @@ from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
-from plumbob.trainer.training.row_checks import row_checks, tools_unshown
+from plumbob.trainer.training.row_checks import end_tokens, row_checks, run_on, tools_unshown
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.weight_sample import WeightSample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +123,21 @@ class Tally:
     """Sum of squares of the sampled weights at the step's start."""
     change_squares: float = 0.0
     """Sum of squares of the sampled weights' changes."""
+    misweighted: float = 0.0
+    """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
+    strayed: int = 0
+    """Number of sampled weights that were not those of the end of the step before."""
+    still: int = 0
+    """Number of trained tensors of which no sampled weight changed."""
+    tensors: int = 0
+    """Number of trained tensors whose weights were sampled."""
 
     @classmethod
     def of(cls, sums: Sequence[MicrobatchSums]) -> Tally:
         """Add up the sums of microbatches, with one transfer from the device."""
         if not sums:
             return cls()
-        names = list(sums[0].on_device)
+        names = [name for name in sums[0].on_device if all(name in s.on_device for s in sums)]
         values = torch.stack([torch.stack([s.on_device[name] for name in names]) for s in sums]).tolist()
         return cls.total(
             cls(**dict(zip(names, row, strict=True)), microbatches=1, tokens=s.tokens, row_tokens=s.row_tokens)
@@ -136,11 +145,21 @@ class Tally:
         )
 
     @classmethod
-    def of_movement(cls, before: torch.Tensor, after: torch.Tensor) -> Tally:
-        """The movement of the sampled weights. `before`, `after` [W]: `weight_sample` at the step's start and end."""
-        change = after.double() - before.double()
-        sums = torch.stack([(change != 0).sum(), before.double().square().sum(), change.square().sum()]).tolist()
-        return cls(watched=len(change), moved=int(sums[0]), weight_squares=sums[1], change_squares=sums[2])
+    def of_movement(cls, before: WeightSample, after: WeightSample, last: WeightSample | None = None) -> Tally:
+        """The movement of the sampled weights from the step's start to its end. `last`: at the end of the step before."""
+        start = before.values.double()
+        change = after.values.double() - start
+        sums = torch.stack([(change != 0).sum(), start.square().sum(), change.square().sum()]).tolist()
+        still, tensors = after.still(before)
+        return cls(
+            watched=len(change),
+            moved=int(sums[0]),
+            weight_squares=sums[1],
+            change_squares=sums[2],
+            strayed=before.strayed(last),
+            still=still,
+            tensors=tensors,
+        )
 
     @classmethod
     def total(cls, tallies: Iterable[Tally]) -> Tally:
@@ -168,6 +187,7 @@ class Tally:
             "sync/sampling_gap": self.gap / n,
             "sync/largest_gap": self.largest_gap,
             "sync/mismatch_kl": self.mismatch_kl / n,
+            "loss/misweighted": self.misweighted / n,
             **self.optimizer_metrics(),
         }
 
@@ -183,18 +203,26 @@ class Tally:
             if self.weight_squares
             else 0.0,
             "optimizer/moved_share": self.moved / max(self.watched, 1),
+            "optimizer/still_tensors": self.still / max(self.tensors, 1),
+            "optimizer/strayed_share": self.strayed / max(self.watched, 1),
             "train/tokens": self.tokens,
             "train/microbatches": self.microbatches,
         }
 
 
-def metrics_before_training(run: Run, batch: Batch, advantages: Advantages) -> dict[str, float]:
-    """The metrics of a step's rollouts and advantages, which are known before anything is trained on them."""
+def metrics_before_training(
+    run: Run, batch: Batch, advantages: Advantages, trained_with: Sequence[float]
+) -> dict[str, float]:
+    """The metrics of a step's rollouts and advantages, which are known before anything is trained on them.
+
+    `trained_with` [B]: the advantage with which each sample is trained.
+    """
     settings = None if run.config.kl_in_reward else run.config.advantages()
     return {
         **batch_metrics(batch),
         **tools_unshown(batch.traces, run.tokenizer.decode),
-        **row_checks(batch.samples, batch.traces, advantages.values, settings, whole=run.world.size == 1),
+        **row_checks(batch.samples, batch.traces, trained_with, settings, whole=run.world.size == 1),
+        **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages),
         **environment_metrics(run.sampler.environments, batch),

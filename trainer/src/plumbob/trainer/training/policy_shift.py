@@ -1,4 +1,4 @@
-"""How far a training step moves the weights and the policy, measured on samples; KL divergence to the reference."""
+"""How far a training step moves the policy, measured on a sample of its rows; KL divergence to the reference."""
 
 from __future__ import annotations
 
@@ -8,31 +8,15 @@ from collections.abc import Sequence
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.kl import estimate_kl
-from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.distributed.world import balanced_shares
 from plumbob.trainer.policy.policy import Policy, uncompiled
 from plumbob.trainer.training.run import Run
-
-WEIGHTS_PER_TENSOR = 1024
-"""About how many entries of each trained tensor are compared before and after a step."""
 
 SCORED_SHARE = 1 / 64
 """Share of a process's rollouts that are scored again for `policy/step_kl`, which takes under 1% of a step's time."""
 
 FIRST_STEPS = 5
 """`policy/step_kl` is measured in each of the first so many steps, because a policy that breaks mostly breaks there."""
-
-
-def weight_sample(sharding: Sharding) -> torch.Tensor:
-    """Copy about 1,024 evenly spaced entries of each trained tensor that this process holds: [W].
-
-    Vectors are left out unless only vectors are trained. The entries of a norm are about 1, fifty times those of a
-    matrix, so the relative change of the matrices would look small beside them.
-    """
-    trainable = sharding.trainable
-    matrices = [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1]
-    parts = [sharding.local(p).reshape(-1) for p in matrices or trainable.values()]
-    return torch.cat([part[:: max(1, len(part) // WEIGHTS_PER_TENSOR)] for part in parts])
 
 
 def rows_to_score_again(samples: Sequence[Sample], step: int, per_process: int) -> list[Sample]:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings
@@ -83,6 +83,25 @@ def tools_unshown(traces: Sequence[vf.Trace], decode: Callable[[list[int]], str]
         text = decode([t for node in prompt for t in node.token_ids])
         unshown += any(tool.name not in text for tool in trace.tools or ())
     return {"rollout/tools_unshown": unshown / len(chosen)} if chosen else {}
+
+
+def end_tokens(tokenizer: Any, stops: Sequence[int]) -> frozenset[int]:
+    """The tokens that end a turn: those at which a run stops, and the tokenizer's own end of text."""
+    own = tokenizer.eos_token_id
+    return frozenset([*stops, *([] if own is None else [own])])
+
+
+def run_on(traces: Sequence[vf.Trace], ends: frozenset[int]) -> dict[str, float]:
+    """`rollout/run_on`: share of the sampled turns that go on after an end token. Empty without a turn."""
+    # What follows a turn in the template, such as a line end after the end token, is in its node but was not sampled.
+    turns = [
+        [token for token, mask in zip(node.token_ids, node.mask, strict=True) if mask]
+        for trace in traces
+        for node in trace.nodes
+        if node.sampled
+    ]
+    beyond = sum(not ends.isdisjoint(ids[:-1]) for ids in turns)
+    return {"rollout/run_on": beyond / len(turns)} if turns else {}
 
 
 def _same(a: float, b: float) -> bool:

@@ -20,6 +20,7 @@ from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training.best import Best, is_flat
+from plumbob.trainer.training.weight_sample import WeightSample
 
 
 @dataclass
@@ -48,6 +49,10 @@ class TrainState:
     """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward; "pass@K" -> pass@K."""
     best: Best | None = None
     """With --keep-best or --stop-when-flat: the best value so far; None before the first one."""
+    weights_after: WeightSample | None = None
+    """A sample of the weights after the last step of this process, with which the next step must begin. No checkpoint
+    holds it.
+    """
 
 
 @dataclass(frozen=True)

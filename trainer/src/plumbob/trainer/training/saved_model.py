@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -46,13 +47,26 @@ def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def saved_gap(run: Run, folder: Path) -> float:
     """Mean |difference| of log-probabilities of the policy and of the model in `folder`, on the run's fixed ids, in nats.
 
+    The larger one of the model's and of the adapter's in `folder`/adapter, where there is one.
+
     Temperature 1, in the precision of the run. The policy's weights must be whole in this process.
     """
-    row, device = run.parity_row, run.policy.device
     with uncompiled():
-        trained = run.policy.score([row], 1.0).logprobs.cpu()
-    model = load_model(str(folder)).to(device).eval()
+        trained = run.policy.score([run.parity_row], 1.0).logprobs.cpu()
+    gaps = [(_logprobs(run, load_model(str(folder))) - trained).abs().mean().item()]
+    if (folder / "adapter").is_dir():
+        from peft import PeftModel
+
+        # Whoever loads the adapter puts it on the model that the run began with.
+        base = load_model(run.config.model)
+        gaps.append((_logprobs(run, PeftModel.from_pretrained(base, folder / "adapter")) - trained).abs().mean().item())
+    return max(gaps)
+
+
+def _logprobs(run: Run, model: Any) -> torch.Tensor:
+    """Log-probabilities of the run's fixed ids by a model that was loaded afresh."""
+    device = run.policy.device
+    model = model.to(device).eval()
     model.set_attn_implementation(run.policy.plan.own_attention)
     with torch.autocast(device.type, torch.bfloat16, enabled=run.config.bf16):
-        saved = own_logprobs(model, row.token_ids).cpu()
-    return (saved - trained).abs().mean().item()
+        return own_logprobs(model, run.parity_row.token_ids).cpu()

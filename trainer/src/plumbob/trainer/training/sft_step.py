@@ -21,9 +21,9 @@ from plumbob.trainer.rollouts.task_order import epoch_order, walk
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.metrics import MicrobatchSums, Tally, memory_metrics
 from plumbob.trainer.training.minibatches import Minibatch
-from plumbob.trainer.training.policy_shift import weight_sample
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step import Stopwatch, optimizer_step, set_learning_rate
+from plumbob.trainer.training.weight_sample import WeightSample
 
 
 class SftSteps:
@@ -63,9 +63,9 @@ def sft_step(run: Run, interruption: Interruption, status: Callable[[str], None]
         status("measuring how many tokens of a microbatch fit into memory")
         fit_microbatch_tokens(run)
     status(f"training on {len(rows)} demonstrations")
-    learning_rate, weights_before = set_learning_rate(run), weight_sample(policy.sharding)
+    learning_rate, weights_before = set_learning_rate(run), WeightSample.of(policy.sharding)
     tally = optimizer_step(run, sft_minibatch(rows, world), interruption, cross_entropy)
-    moved = Tally.of_movement(weights_before, weight_sample(policy.sharding))
+    moved = Tally.of_movement(weights_before, WeightSample.of(policy.sharding))
     tally = Tally.total(world.gather(Tally.total([tally, moved])))
     clock.lap("train")
     return {

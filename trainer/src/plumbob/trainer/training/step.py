@@ -32,9 +32,11 @@ from plumbob.trainer.training.forward_backward import (
 )
 from plumbob.trainer.training.metrics import Tally, metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
-from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl, weight_sample
+from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl
 from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.token_records import token_records
+from plumbob.trainer.training.weight_sample import WeightSample
 
 
 def train_step(
@@ -71,6 +73,7 @@ def train_step(
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
     minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
+    trained_with = advantages_in_minibatches(batch.samples, minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
@@ -78,12 +81,12 @@ def train_step(
         for minibatch in minibatches[1:]:
             score_old_policy(run, minibatch)
     set_learning_rate(run)
-    weights_before = weight_sample(policy.sharding)
+    weights_before = WeightSample.of(policy.sharding)
     measured: dict[str, float] = {}
 
     def meanwhile() -> None:
         """What Python can do while a GPU computes the first update's passes."""
-        measured.update(metrics_before_training(run, batch, advantages))
+        measured.update(metrics_before_training(run, batch, advantages, trained_with))
         batch.prepared = prepared_records(
             *(batch.records, step + 1, config.num_generations, kept_traces.parse(config.keep_traces)),
             seed=config.seed,
@@ -95,7 +98,9 @@ def train_step(
         optimizer_step(run, minibatch, interruption if k == 0 else None, meanwhile=nothing if k else meanwhile)
         for k, minibatch in enumerate(minibatches * config.num_iterations)
     ]
-    tallies.append(Tally.of_movement(weights_before, weight_sample(policy.sharding)))
+    weights_after = WeightSample.of(policy.sharding)
+    tallies.append(Tally.of_movement(weights_before, weights_after, state.weights_after))
+    state.weights_after = weights_after
     tally = Tally.total(world.gather(Tally.total(tallies)))
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
     after: dict[str, torch.Tensor] = {}

@@ -1,11 +1,13 @@
 """The rules of the watch about training rows: are they the step's own rollouts, with their masks, groups and advantages?
 
-What they judge is compared exactly (training/row_checks.py) and is 0 in a correct run, so that one step is enough.
+What they judge is compared exactly (training/row_checks.py, training/step_checks.py) and is 0 in a correct run, so that one
+step is enough.
 """
 
 from __future__ import annotations
 
-from plumbob.trainer.watch.history import History, Outcome, number
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, number
 
 
 def _worst(h: History, name: str) -> float | None:
@@ -76,3 +78,40 @@ def advantages(h: History) -> Outcome:
         return None
     evidence = f"up to {wrong:.0%} of a step's rows have another advantage than follows from the rewards and settings"
     return ("advantages-wrong" if wrong > 0 else None), evidence
+
+
+def weighed(h: History) -> Outcome:
+    """Does the loss weigh each token as its row's advantage and weight say?"""
+    wrong = _worst(h, "loss/misweighted")
+    if wrong is None or not any(number(row, "train/rows") for row in h.recent):
+        return None
+    evidence = f"the loss has another slope than the advantages say at up to {wrong:.1%} of a step's sampled tokens"
+    return ("advantages-wrong" if wrong > thresholds.MISWEIGHTED else None), evidence
+
+
+def ends(h: History) -> Outcome:
+    """Do turns end where the policy ends them?"""
+    beyond = _worst(h, "rollout/run_on")
+    if beyond is None:
+        return None
+    evidence = f"up to {beyond:.0%} of a step's turns go on after an end token"
+    return ("stop-token-wrong" if beyond > thresholds.RUN_ON_SHARE else None), evidence
+
+
+def kept(h: History) -> Outcome:
+    """Does each step begin with the weights with which the step before ended?"""
+    strayed = _worst(h, "optimizer/strayed_share")
+    if strayed is None:
+        return None
+    evidence = f"up to {strayed:.0%} of the weights were others at a step's start than at the end of the step before"
+    return ("weights-lost" if strayed > 0 else None), evidence
+
+
+def all_move(h: History) -> Outcome:
+    """Does an update move every trained tensor?"""
+    rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/still_tensors" in row]
+    if len(rows) < WINDOW or not all(number(row, "optimizer/moved_share") for row in rows):
+        return None
+    still = min(number(row, "optimizer/still_tensors") for row in rows)
+    evidence = f"in each of the last {len(rows)} steps at least {still:.0%} of the trained tensors did not move at all"
+    return ("optimizer-moves-nothing" if still > thresholds.STILL_TENSORS else None), evidence

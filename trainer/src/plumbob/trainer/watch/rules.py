@@ -31,7 +31,18 @@ from plumbob.trainer.watch.reward_rules import (
     seen_again,
     variety,
 )
-from plumbob.trainer.watch.row_rules import advantages, masks, misplaced, one_task, own_rollouts, tools_shown
+from plumbob.trainer.watch.row_rules import (
+    advantages,
+    all_move,
+    ends,
+    kept,
+    masks,
+    misplaced,
+    one_task,
+    own_rollouts,
+    tools_shown,
+    weighed,
+)
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
 from plumbob.trainer.watch.update_rules import (
     breaking,
@@ -54,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule("rows are the step's own rollouts", own_rollouts),
     Rule("the loss mask is on the sampled tokens", masks),
     Rule("the rollouts of a group are of one task", one_task),
+    Rule("turns end where the policy ends them", ends),
     Rule("engine and trainer agree on sampled tokens", gap),
     Rule("engine and trainer stay as close as they were", growing_gap),
     Rule("the importance correction leaves most of the gradient", correction),
@@ -70,6 +82,8 @@ RULES: tuple[Rule, ...] = (
     Rule("rollouts do not end in repetitions", repetition),
     Rule("each rollout is trained with its own reward", misplaced),
     Rule("advantages follow from the rewards", advantages),
+    Rule("the loss weighs tokens by their advantages", weighed),
+    Rule("a step begins with the weights of the step before", kept),
     Rule("groups have a signal", variety),
     Rule("enough groups of a step have a signal", live_groups),
     Rule("there are many tasks", seen_again),
@@ -84,6 +98,7 @@ RULES: tuple[Rule, ...] = (
     Rule("the learning rate is that of the settings", schedule),
     Rule("weight decay leaves the weights", decay),
     Rule("updates change the weights and the policy", movement),
+    Rule("an update moves every trained tensor", all_move),
     Rule("steps are small enough", breaking),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.drift_rules import grows_by_itself
 from plumbob.trainer.watch.history import (
@@ -43,6 +45,12 @@ def gap(h: History) -> Outcome:
     c = h.config
     if c.top_p < 1 or c.top_k or c.min_p or h.steps < WINDOW:
         return None
+    unknown = sum(math.isnan(row.get("sync/sampling_gap", 0.0)) for row in h.recent)
+    if unknown == len(h.recent):
+        return (
+            "engine-trainer-mismatch",
+            "in each of the last steps a log-probability of engine or trainer is no number",
+        )
     at_first, limit = number(h.first[0], "sync/sampling_gap"), largest_gap(h)
     # With --max-staleness, later rollouts come from older weights and rightly differ by what the policy has learned
     # since, so only the first step can be judged.

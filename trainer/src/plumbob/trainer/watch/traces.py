@@ -19,6 +19,7 @@ from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.drift_rules import RIGHT
 from plumbob.trainer.watch.reward_rules import is_format
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
+from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed
 
 STEPS_READ = 3
 """Number of steps whose traces are read at the start and at the end of a run: one step may be many megabytes."""
@@ -48,10 +49,11 @@ def examine_traces(
     usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
     gaps = {int(row["step"]): row["sync/sampling_gap"] for row in rows if "sync/sampling_gap" in row}
     scored = permuted(usable, gaps)
-    checks = (determinism, parsing, dominance, tool_results, distinct_tasks)
+    checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
     return [
         _sample(rollouts, run_dir),
         grouping(rollouts),
+        once(rollouts),
         *([scored] if scored is not None else []),
         *(f for check in checks if (f := check(usable)) is not None),
     ]
@@ -239,14 +241,6 @@ EMPTY = ("", "null", "none", "[]", "{}", '""', "''")
 """Tool results that say nothing, in lower case."""
 
 
-DOWN = re.compile(
-    r"bad gateway|gateway time-?out|service unavailable|internal server error|connection (?:refused|reset|aborted|error)"
-    r"|too many requests|rate limit|(?:http|error|status)\W{0,3}(?:code\W{0,3})?(?:429|50[0234])\b",
-    re.IGNORECASE,
-)
-"""How a server that is down or refuses says so: never the policy's mistake."""
-
-
 def tool_results(rollouts: Sequence[Rollout]) -> Finding | None:
     """Do tool results say anything, in all steps that are read and in the last of them? None if there are few."""
     steps = sorted({r.step for r in rollouts})
@@ -301,7 +295,8 @@ def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = N
     if different >= FEWEST_RESULTS and count > thresholds.EMPTY_IN_A_RUN * len(judged):
         evidence += f"; {count} are {quoted!r}, to {different} different calls"
         places = tuple(r.place(part) for _, _, part, r in judged if part.text == text)[:MOST_PLACES]
-        return Finding(check, "fail", evidence, "tools-return-nothing", judged[0][3].step, places)
+        cause = "tools-fail" if says_failed(text) else "tools-return-nothing"
+        return Finding(check, "fail", evidence, cause, judged[0][3].step, places)
     told = [r for r in rollouts if r.gold and r.results]
     if told:
         right = sum(any(_stands_in(gold, part.text) for gold in r.gold for _, _, part in r.results) for r in told)

@@ -185,6 +185,20 @@ CAUSES = (
         ("H05",),
         "NVIDIA-NeMo/RL#3117",
     ),
+    Cause(
+        "tool-arguments-changed",
+        "Tools get other arguments than the model wrote: numbers in place of texts, or texts with something added.",
+        "Pass the arguments on as they were read, and let the tool's own schema decide about their types.",
+        (),
+        "ml-explore/mlx-lm#1910",
+    ),
+    Cause(
+        "tool-results-too-long",
+        "Tool results fill most of the context, so that rollouts are cut off, or the policy loses its way in them.",
+        "Return less: fewer or shorter documents, a part of a page; or raise --max-context, if the model can use it.",
+        ("H04",),
+        "huggingface/smolagents#2164",
+    ),
 )
 
 

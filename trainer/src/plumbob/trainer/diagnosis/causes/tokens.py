@@ -83,4 +83,12 @@ CAUSES = (
         ("H02",),
         "modelscope/ms-swift#8196",
     ),
+    Cause(
+        "template-applied-twice",
+        "Messages hold tokens of the chat template: texts that were rendered already are rendered again, and the model "
+        "sees several conversations inside one message.",
+        "Give the environment plain messages, and let the chat template render them once.",
+        ("H02",),
+        "google/tunix#1419",
+    ),
 )

@@ -192,4 +192,21 @@ CAUSES = (
         (),
         "huggingface/accelerate#963",
     ),
+    Cause(
+        "weights-lost",
+        "A step begins with other weights than those with which the step before ended: what was learned in between is "
+        "lost or replaced.",
+        "Look for code that loads weights or a checkpoint while the run goes on, such as a resume, an evaluation of "
+        "another model, or a merge that is not undone.",
+        (),
+        "huggingface/lerobot#3459",
+    ),
+    Cause(
+        "reference-is-another-policy",
+        "The reference policy of the KL term is not the policy with which the run begins: the KL term pulls towards "
+        "another model.",
+        "Load the reference from the same weights as the policy, at the run's start, and score both with the same code.",
+        ("H03",),
+        "huggingface/trl#3194",
+    ),
 )

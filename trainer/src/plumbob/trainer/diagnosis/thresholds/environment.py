@@ -107,3 +107,19 @@ UNREAD_REPLIES = Threshold(
     0.1, "largest share of rollouts with a reply that names a tool and its arguments in a form that is not read",
     "calls-in-unread-form",
 )  # fmt: skip
+OTHER_RESULTS = Threshold(
+    0.3, "largest share of tool results that may be others than the tool returns when it is called directly",
+    "tool-results-mixed", "tool-arguments-changed", "tools-fail", "tools-return-nothing",
+)  # fmt: skip
+RESULTS_FILL = Threshold(
+    0.5, "share of --max-context that tool results fill in most of the rollouts that a limit cuts off, above which they "
+    "are too long", "tool-results-too-long",
+)  # fmt: skip
+DOUBLE_TEMPLATE = Threshold(
+    0.5, "largest share of first prompts with a token of the chat template inside a message's text",
+    "template-applied-twice",
+)  # fmt: skip
+UNLIKE_RESULTS = Threshold(
+    0.3, "largest share of tool calls that rollouts of a task make at the same place, with other results",
+    "tool-results-mixed",
+)  # fmt: skip

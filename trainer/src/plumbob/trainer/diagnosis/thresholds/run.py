@@ -235,6 +235,14 @@ EPSILONS_LEFT = Threshold(
     "smallest gradient per weight after clipping, in multiples of the optimizer's epsilon",
     "gradient-clipped-to-nothing",
 )
+STILL_TENSORS = Threshold(
+    0.2, "largest share of the trained tensors that may stand still in each of five steps, such as experts that no token "
+    "reached", "optimizer-moves-nothing",
+)  # fmt: skip
+MISWEIGHTED = Threshold(
+    0.01, "largest share of a step's sampled tokens at which the loss may have another slope than their advantage says",
+    "advantages-wrong",
+)  # fmt: skip
 MOVED_SHARE = Threshold(
     0.5, "smallest share of the weights with a gradient that one update must change",
     "weights-in-bf16", "optimizer-moves-nothing",

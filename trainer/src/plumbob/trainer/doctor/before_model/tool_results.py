@@ -12,24 +12,9 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout import verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.other_results import NOTHING, Result, is_part, other_results
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
-from plumbob.trainer.watch.traces import DOWN
-
-NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
-"""Results that say nothing, in lower case."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One tool call of a rollout."""
-
-    task: vf.Task
-    name: str
-    arguments: object
-    shown: str
-    """What the conversation shows the model."""
-    own: str | None = None
-    """What the tool itself returns; None if it cannot be called alone."""
+from plumbob.trainer.watch.trace_contents import says_failed
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
@@ -85,6 +70,9 @@ def whole(results: Sequence[Result]) -> Finding:
     compared = [r for r in results if r.own is not None]
     if not compared:
         return Finding(check, "unsure", f"none of {len(results)} tool results could be compared with a direct call")
+    if (other := other_results(compared)) is not None:
+        cause, evidence = other
+        return Finding(check, "fail" if cause else "unsure", evidence, cause)
     cut = [r for r in compared if is_part(r.shown, r.own or "")]
     evidence = f"{len(cut)} of {len(compared)} tool results are shorter than what the tool returns"
     if cut:
@@ -94,29 +82,14 @@ def whole(results: Sequence[Result]) -> Finding:
     return Finding(check, "pass", evidence)
 
 
-def is_part(shown: str, own: str) -> bool:
-    """Whether `shown` is `own` with something left out: its beginning, its end, or both, with a mark between."""
-    if len(shown) >= len(own) or _squeezed(shown) == _squeezed(own):
-        return False
-    kept = re.sub(r"\W*(\.\.\.|…|\[?\(?truncated\)?\]?)\W*$", "", shown)
-    start = next((i for i, (a, b) in enumerate(zip(kept, own, strict=False)) if a != b), len(kept))
-    rest = kept[start:]
-    end = next((i for i in range(len(rest) + 1) if own.endswith(rest[i:])), len(rest))
-    return len(kept) == 0 or start == len(kept) or start + len(rest) - end >= 0.6 * len(kept)
-
-
-def _squeezed(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _useful(environment: Environment, played: Sequence[Played], results: Sequence[Result]) -> Finding:
     """Do results hold what the oracle's later calls and answer need? Not asked of the last call, whose result is unused."""
     check = "tools return what tasks need"
     if not results:
         return Finding(check, "pass", "the oracles call no tool")
-    down = [r for r in results if DOWN.search(r.shown[:200])]
+    down = [r for r in results if says_failed(r.shown)]
     if len(down) > thresholds.DOWN_RESULTS * len(results):
-        evidence = f"{len(down)} of {len(results)} results of the oracles' calls are errors of a server"
+        evidence = f"{len(down)} of {len(results)} results of the oracles' calls are errors"
         evidence += f", such as {down[0].shown[:60]!r} in task {down[0].task.key}"
         return Finding(check, "fail", evidence, "tools-fail")
     empty = [r for r in results if r.shown.strip().lower() in NOTHING]
@@ -142,7 +115,9 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
             "tool-results-cut",
         )
     if len(texts) == 1 and len(asked) > 1 and held <= thresholds.NEEDS_HELD * len(needs):
-        return Finding(check, "fail", f"{evidence}; all are {next(iter(texts))[:40]!r}", "tools-return-nothing")
+        only = next(iter(texts))
+        cause = "tools-fail" if says_failed(only) else "tools-return-nothing"
+        return Finding(check, "fail", f"{evidence}; all are {only[:40]!r}", cause)
     if len(needs) >= thresholds.JUDGED_RESULTS and held == 0:
         few = len(texts) <= max(1, 0.1 * len(asked))
         return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)

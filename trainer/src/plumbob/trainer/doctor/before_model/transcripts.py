@@ -57,14 +57,12 @@ def _play(environment: Environment) -> Finding:
 def _deterministic(environment: Environment) -> Finding:
     """Empty transcripts, and the oracles' own, are scored twice; the two rewards must be equal."""
     check = "the same transcript of a script earns the same reward"
-    pairs = [(p.reward, environment.say(p.task, ChatReply("")).reward) for p in _some(environment.silent)]
+    pairs = [(p, environment.say(p.task, ChatReply(""))) for p in _some(environment.silent)]
     if environment.has_oracle:
         replies = environment.turns
-        pairs += [
-            (p.reward, environment.play(p.task, ScriptedChat(replies[id(p.task)])).reward)
-            for p in _some(environment.oracles)
-        ]
-    gaps = [abs(a - b) for a, b in pairs]
+        pairs += [(p, environment.play(p.task, ScriptedChat(replies[id(p.task)]))) for p in _some(environment.oracles)]
+    pairs = [(a, b) for a, b in pairs if a.trace.ok and b.trace.ok]  # what failed has no reward: `_play` counts it
+    gaps = [abs(a.reward - b.reward) for a, b in pairs]
     differ = sum(gap > _TOLERANCE for gap in gaps)
     evidence = f"{len(pairs)} transcripts were scored twice: {differ} got different rewards, by up to {max(gaps, default=0.0):.3g}"
     return Finding(check, "fail" if differ else "pass", evidence, "reward-nondeterministic" if differ else None)
@@ -212,7 +210,10 @@ def _scored_alike(environment: Environment) -> Finding:
     for played in chosen:
         other = type(like)(played.task.data, like.config)
         script = ScriptedChat(replies.get(id(played.task), [ChatReply("")]), ending="max_turns")
-        gap = abs(environment.play(other, script).reward - played.reward)
+        again = environment.play(other, script)
+        if not (again.trace.ok and played.trace.ok):
+            continue
+        gap = abs(again.reward - played.reward)
         differ, largest, count = differ + (gap > _TOLERANCE), max(largest, gap), count + 1
     evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
     return Finding(check, "fail" if differ else "pass", evidence, "evaluation-parses-differently" if differ else None)

@@ -12,6 +12,7 @@ from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
+from plumbob.trainer.doctor.explanations import apart, elsewhere, third_opinion
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 40
@@ -27,11 +28,28 @@ DRAWS = 4
 def probe(subject: Subject) -> Iterator[Finding]:
     samples = subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), ROWS) if samples[i].num_sampled]
+    if not subject.agrees and (found := _misplaced(subject, rows)) is not None:
+        yield found  # the log-probabilities of other tokens depend on other parts of a row
+        return
     yield _sees_prompt(subject, rows)
     if any(_tool_spans(row) for row in rows):
         yield _sees_tools(subject, [row for row in rows if _tool_spans(row)])
     yield _alone(subject, rows)
     yield _engine_sees_beginning(subject, rows)
+
+
+def _misplaced(subject: Subject, rows: Sequence[Sample]) -> Finding | None:
+    """The trainer may score other tokens than the sampled ones, all of them in full view of what is before them."""
+    third = third_opinion(subject, subject.run.config.temperature)
+    theirs, limit = subject.score(rows), subject.gap_limit
+    if apart(theirs, [third.scores(row) for row in rows]) <= limit:
+        return None
+    best = min(elsewhere(third, rows, theirs), key=lambda found: found.gap, default=None)
+    if best is None or best.gap > limit:
+        return None
+    check = "the trainer scores the sampled tokens"
+    evidence = f"its log-probabilities are right {best.condition} (rest {best.gap:.2g} nats)"
+    return Finding(check, "fail", evidence, best.cause)
 
 
 def _sees_prompt(subject: Subject, rows: Sequence[Sample]) -> Finding:

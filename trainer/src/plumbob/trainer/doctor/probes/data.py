@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from plumbob.trainer.diagnosis import thresholds
@@ -13,9 +12,6 @@ from plumbob.trainer.policy.loading import load_chat
 from plumbob.trainer.rollouts.collect import Batch, RunFailed
 
 ORDER = 10
-
-END = re.compile(r"end|eot|eos|eom|</s>", re.IGNORECASE)
-"""Matches the names of special tokens that end a turn or text, in any model's vocabulary."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -61,15 +57,13 @@ def _grouping(subject: Subject) -> Finding:
 
 
 def _stops(subject: Subject) -> Finding:
-    """A turn must end with the chat template's end token, and must not contain an end token before that."""
+    """A turn must end with the chat template's end token, and must not contain it before that."""
     run = subject.run
     ends = set(load_chat(run.tokenizer, run.policy.model.generation_config).stop_token_ids)
-    inside = ends | {
-        i for i, token in run.tokenizer.added_tokens_decoder.items() if token.special and END.search(str(token))
-    }
     calls = [call.completion for turns in subject.drawn.calls for call in turns]
     early = [c for c in calls if c.finish_reason == "stop" and c.token_ids and c.token_ids[-1] not in ends]
-    run_on = [c for c in calls if inside.intersection(c.token_ids[:-1])]
+    # Other special tokens inside a turn are those of a policy that rambles.
+    run_on = [c for c in calls if ends.intersection(c.token_ids[:-1])]
     count = max(len(calls), 1)
     bad = len(early) + len(run_on) > thresholds.RUN_ON_SHARE * count
     evidence = (

@@ -189,6 +189,13 @@ def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, step_kl: flo
 def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding:
     """Do a few updates on the group with the largest advantages make its better rollouts more likely?"""
     run = subject.run
+    if run.config.random_rewards:
+        return Finding(OVERFITS, "unsure", "rewards are drawn by lot (--random-rewards), so that none is better")
+    rows, advantages = _told_apart(rows, advantages)
+    if not any(a > 0 for a in advantages) or not any(a < 0 for a in advantages):
+        return Finding(
+            OVERFITS, "unsure", "rollouts with other advantages have the same tokens, so that none is better"
+        )
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.group, []).append(i)
@@ -217,6 +224,15 @@ def _overfits(subject: Subject, rows: Sequence[Sample], advantages: Sequence[flo
         evidence,
         "does-not-overfit" if failed else None,
     )
+
+
+def _told_apart(rows: Sequence[Sample], advantages: Sequence[float]) -> tuple[list[Sample], list[float]]:
+    """The rows, and their advantages, without those whose tokens another row of the group has with another advantage."""
+    seen: dict[tuple[str, tuple[int, ...]], set[float]] = {}
+    for row, advantage in zip(rows, advantages, strict=True):
+        seen.setdefault((row.group, tuple(row.token_ids)), set()).add(advantage)
+    kept = [i for i, row in enumerate(rows) if len(seen[row.group, tuple(row.token_ids)]) == 1]
+    return [rows[i] for i in kept], [advantages[i] for i in kept]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -91,19 +91,15 @@ def _gap(
         if (other := other_weights(subject)) is not None:
             return Finding(check, "fail", f"{evidence}; {why}; {other[1]}", other[0])
         why += f"; {_by_place(engine, trainer)}"
-        if "engine" in wrong and (asked := _otherwise_prompted(subject, limit)) is not None:
-            return Finding(check, "fail", f"{evidence}; {why}; {asked}", "prompt-replaced")
+        if "engine" in wrong:
+            third = third_opinion(subject, 1.0)
+            asked = replaced_message(subject, third, limit) or unseen_parts(subject)
+            if asked is not None:
+                return Finding(check, "fail", f"{evidence}; {why}; {asked}", "prompt-replaced")
+            # So it does if its arithmetic is wrong, so that this alone is no evidence of another prompt.
+            if (short := after_short_prompts(subject, third.scores, limit)) is not None:
+                why += f"; {short}: its arithmetic is wrong, or it adds to prompts"
     return Finding(check, "fail", f"{evidence}; {why}", cause)
-
-
-def _otherwise_prompted(subject: Subject, limit: float) -> str | None:
-    """Evidence that the engine samples after other prompts than the given ones; None if there is none."""
-    third = third_opinion(subject, 1.0)
-    return (
-        after_short_prompts(subject, third.scores, limit)
-        or replaced_message(subject, third, limit)
-        or unseen_parts(subject)
-    )
 
 
 def _why(

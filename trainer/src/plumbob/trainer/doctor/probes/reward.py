@@ -54,15 +54,18 @@ def _deterministic(subject: Subject) -> Finding:
     """Each transcript is scored twice more; the two rewards must be equal."""
     drawn = subject.drawn
     chosen = spread(len(drawn.traces), REPLAYS)
-    again = [[_replayed(subject, drawn.tasks[i], drawn.traces[i]) for _ in range(2)] for i in chosen]
-    gaps = [abs(a - b) for a, b in again]
-    first = [abs(pair[0] - drawn.traces[i].reward) for i, pair in zip(chosen, again, strict=True)]
+    played = {i: [_replayed(subject, drawn.tasks[i], drawn.traces[i]) for _ in range(2)] for i in chosen}
+    again = {i: [t.reward for t in traces] for i, traces in played.items() if all(t.ok for t in traces)}
+    if not again:
+        return Finding("the same transcript earns the same reward", "unsure", "no transcript could be scored again")
+    gaps = [abs(a - b) for a, b in again.values()]
+    first = [abs(pair[0] - drawn.traces[i].reward) for i, pair in again.items()]
     differ, moved = (
         sum(gap > thresholds.REWARD_TOLERANCE for gap in gaps),
         sum(gap > thresholds.REWARD_TOLERANCE for gap in first),
     )
     evidence = (
-        f"{len(chosen)} transcripts were scored twice more: {differ} got different rewards, by up to {max(gaps):.3g}"
+        f"{len(again)} transcripts were scored twice more: {differ} got different rewards, by up to {max(gaps):.3g}"
     )
     check = "the same transcript earns the same reward"
     if differ:
@@ -74,8 +77,8 @@ def _deterministic(subject: Subject) -> Finding:
     return Finding(check, "pass", evidence)
 
 
-def _replayed(subject: Subject, task: vf.Task, trace: vf.Trace) -> float:
-    return subject.play(task, ScriptedChat.of_record(trace.to_record())).reward
+def _replayed(subject: Subject, task: vf.Task, trace: vf.Trace) -> vf.Trace:
+    return subject.play(task, ScriptedChat.of_record(trace.to_record()))
 
 
 def _same_reward_held_out(subject: Subject) -> Finding:
@@ -87,7 +90,10 @@ def _same_reward_held_out(subject: Subject) -> Finding:
         as_held_out = type(held_out)(task.data, held_out.config)
         script = ScriptedChat.of_record(drawn.traces[i].to_record())
         other = ScriptedChat(script.replies, script.ending)
-        gap = abs(subject.play(task, script).reward - subject.play(as_held_out, other).reward)
+        mine, theirs = subject.play(task, script), subject.play(as_held_out, other)
+        if not (mine.ok and theirs.ok):
+            continue
+        gap = abs(mine.reward - theirs.reward)
         differ, largest, played = differ + (gap > thresholds.REWARD_TOLERANCE), max(largest, gap), played + 1
     evidence = (
         f"{differ} of {played} transcripts earn another reward when scored as held-out tasks, by up to {largest:.3g}"

@@ -26,6 +26,8 @@ ORDER = 70
 
 PROMPTS = 6
 """Number of prompts that are sampled from."""
+SEEDS = (1, 2)
+"""Seeds of the completions, each of which a part of the prompts has."""
 SHOWN = 4
 """Number of rows on which a change is measured."""
 TOKENS = 16
@@ -138,9 +140,12 @@ def _large_change(
         # If the engine refused the sync for so small a difference, the check of a small change shows whether that is
         # rounding. In bfloat16 there is no such check.
         return Finding(check, "unsure" if refused and run.config.bf16 else "pass", evidence + complaint)
+    apart = [row for row in seen.rows if _gap(subject, [row]) > limit] or seen.rows
     with undone(run):
         _move(subject, direction, -1.0)
-        old = _gap(subject, seen.rows)
+        old = _gap(subject, apart)
+    if len(apart) < len(seen.rows):
+        evidence += f", in {len(apart)} of {len(seen.rows)} completions"
     if old > limit:
         run.engine.forget()
         if _draw(subject).gap <= limit:
@@ -183,9 +188,7 @@ def _not_by_weights(subject: Subject, usual: float) -> tuple[str, str] | None:
         return None
     evidence = f"on given tokens they differ by {given:.2g} only"
     asked = after_short_prompts(subject, lambda row: subject.score([row], 1.0)[0], limit)
-    if asked is not None:
-        return "prompt-replaced", f"{evidence}; {asked}"
-    return "engine-trainer-mismatch", evidence
+    return "engine-trainer-mismatch", evidence + (f"; {asked}" if asked else "")
 
 
 def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
@@ -338,11 +341,14 @@ def _draw(subject: Subject) -> Seen:
     drawn, config = subject.drawn, subject.run.config
     calls = [drawn.calls[i][-1] for i in spread(len(drawn.calls), PROMPTS) if drawn.calls[i]]
     prompts = subject.prompts(calls, TOKENS)
-    sampling = Sampling(max_tokens=TOKENS, temperature=config.temperature, seed=1)
-    rows = [
-        _row(prompt, completion.token_ids, completion.logprobs)
-        for prompt, completion in zip(prompts, subject.generate(prompts, sampling), strict=True)
-    ]
+    rows = []
+    for seed in SEEDS:  # several replicas may answer, of which only some have the weights
+        sampling = Sampling(max_tokens=TOKENS, temperature=config.temperature, seed=seed)
+        replies = subject.generate(prompts[seed - 1 :: len(SEEDS)], sampling)
+        rows += [
+            _row(prompt, completion.token_ids, completion.logprobs)
+            for prompt, completion in zip(prompts[seed - 1 :: len(SEEDS)], replies, strict=True)
+        ]
     return Seen(rows, _gap(subject, rows))
 
 

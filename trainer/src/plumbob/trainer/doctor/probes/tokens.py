@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from plumbob.rollout import Sample
 from plumbob.rollout.chat import assistant_header
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
 
@@ -16,11 +17,33 @@ ORDER = 30
 def probe(subject: Subject) -> Iterator[Finding]:
     drawn = subject.drawn
     pairs = [(s, c) for s, c in zip(drawn.samples, drawn.calls, strict=True) if c]
+    yield _once(subject)
     yield _tools(subject)
     yield _headers(subject)
     yield _prefixes(subject, [calls for _, calls in pairs])
     yield _rows(subject, pairs)
     yield _masks(pairs)
+
+
+def _once(subject: Subject) -> Finding:
+    """The texts of first prompts must not hold the special tokens with which the chat template marks messages."""
+    special = {i for i, token in subject.run.tokenizer.added_tokens_decoder.items() if token.special}
+    firsts = [list(itertools.takewhile(lambda node: not node.sampled, trace.nodes)) for trace in subject.drawn.traces]
+    marks: set[int] = set()
+    inside: list[set[int]] = []
+    for nodes in firsts:
+        pairs = [pair for node in nodes for pair in zip(node.token_ids, node.is_content, strict=False)]
+        marks |= {token for token, content in pairs if not content and token in special}
+        inside.append({token for token, content in pairs if content and token in special})
+    found = [tokens & marks for tokens in inside]
+    twice = sum(map(bool, found))
+    evidence = f"{twice} of {len(firsts)} first prompts have a token of the chat template inside a message's text"
+    bad = twice > thresholds.DOUBLE_TEMPLATE * len(firsts)
+    if bad:
+        names = subject.run.tokenizer.convert_ids_to_tokens(sorted(set.union(*found)))
+        evidence += f": {', '.join(names)}"
+    cause = "template-applied-twice" if bad else None
+    return Finding("the chat template is applied once", "fail" if bad else "pass", evidence, cause)
 
 
 def _tools(subject: Subject) -> Finding:

@@ -12,7 +12,8 @@ from plumbob.trainer.config.chat_template import marks_left_out
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.diagnosis.unread_calls import call_like
-from plumbob.trainer.doctor.before_model.tool_results import Result, results_of, whole
+from plumbob.trainer.doctor.before_model.other_results import Result
+from plumbob.trainer.doctor.before_model.tool_results import results_of, whole
 from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
 from plumbob.trainer.policy.call_tokens import unwritable

@@ -9,8 +9,10 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.explanations import explain, third_opinion
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
+from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 from plumbob.trainer.training.expected_advantages import expected_advantages
 
@@ -30,6 +32,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
     samples = [s for s in subject.drawn.samples if s.num_sampled and not s.truncated] or subject.drawn.samples
     turns = sorted(samples, key=lambda s: -sum(b and not a for a, b in zip(s.loss_mask, s.loss_mask[1:], strict=False)))
     rows = [s for s in turns if s.num_sampled][:LOOKED_AT]
+    if subject.run.objective.kl_beta > 0 or subject.run.config.kl_in_reward:
+        yield _reference(subject, rows)
     yield (term := _policy_term(subject, rows))
     if term.verdict != "fail":  # otherwise what gets a gradient is not what the loss is on
         yield _positions(subject, rows)
@@ -43,9 +47,31 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if not found:
         yield Finding(check, "unsure", "the training step's loss does not show which token is whose")
         return
-    yield _advantages(subject, check, chosen, found)
+    yield (given := _advantages(subject, check, chosen, found))
+    if given.verdict != "fail" and (slopes := _slopes(subject, chosen, found)) is not None:
+        yield slopes
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
+
+
+def _reference(subject: Subject, rows: Sequence[Sample]) -> Finding:
+    """At the start of a run the reference policy must give tokens the log-probabilities that the policy gives them."""
+    check, run = "the reference policy is the initial policy", subject.run
+    temperature, limit = run.config.temperature, thresholds.SAMPLING_GAP[run.config.bf16]
+    own = subject.score(rows)
+    tokens = run.state.microbatch_tokens
+    reference = [r.cpu() for r in run.policy.score_rows(rows, temperature, tokens, reference=True)]
+    gap = mean_abs(own, reference)
+    evidence = (
+        f"in {len(rows)} rollouts the reference policy's log-probabilities differ by {gap:.2g} nats per token from the "
+        f"policy's, which is untrained (limit {limit:g})"
+    )
+    if gap <= limit:
+        return Finding(check, "pass", evidence)
+    found = explain(subject, third_opinion(subject, temperature), rows, reference, limit, engine=False)
+    if found is not None:
+        return Finding(check, "fail", f"{evidence}; it computes {found.condition} (rest {found.gap:.2g})", found.cause)
+    return Finding(check, "fail", evidence, "reference-is-another-policy")
 
 
 def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
@@ -144,6 +170,42 @@ def _advantages(subject: Subject, check: str, samples: Sequence[Sample], found: 
         sorted(round(v, 4) for v in vs) for vs in ([t.advantages[0].item() for t, _ in pairs], [a for _, a in pairs])
     )
     return Finding(check, "fail", evidence, "rewards-of-other-rollouts" if got == right else "advantages-wrong")
+
+
+def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained]) -> Finding | None:
+    """The loss must weigh each token by its rollout's advantage, up to the backward pass; None if this cannot be computed.
+
+    Only the first update counts: after it, importance ratios and clipping change the slopes.
+    """
+    run, config = subject.run, subject.run.config
+    first = [t for t in found if t.update == 0 and t.slopes]
+    kl = run.objective.kl_beta > 0 and run.objective.kl_estimator == "k1"  # the others have no slope at the reference
+    if not first or config.kl_in_reward or kl or run.policy.sharding.kind != "replicated":
+        return None
+    drawn = subject.drawn
+    rewards = {id(s): t.reward for s, t in zip(drawn.samples, drawn.traces, strict=True)}
+    values = expected_advantages(samples, [rewards[id(s)] for s in samples], config.advantages())
+    advantages = {id(s): value for s, value in zip(samples, values, strict=True)}
+    names = list(dict.fromkeys(s.group for s in samples))
+    here = set(names[: len(names) // config.num_minibatches]) if config.num_minibatches > 1 else set(names)
+    minibatch = [s for s in samples if s.group in here]
+    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
+    parts = [
+        Slopes(
+            t.row,
+            t.slopes[0],
+            t.corrections * token_weight(config, minibatch, t.row, in_loss),
+            advantages[id(t.row)],
+            t.logprobs,
+        )
+        for t in first
+        if id(t.row) in advantages
+    ]
+    if not any(p.wanted.abs().max() > 0 for p in parts):
+        return None
+    cause, evidence = judged(parts)
+    check = "the loss weighs each token by its rollout's advantage"
+    return Finding(check, "fail" if cause else "pass", evidence, cause)
 
 
 def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch.Tensor]) -> Finding:

@@ -1,0 +1,125 @@
+"""What the loss does with each token, beside what it should do: the slope of the loss in the token's log-probability.
+
+In the first update of a step the importance ratio is 1, so the slope of every loss type is minus the advantage of the
+token's rollout, times the token's weight, times its importance weight. The weight is computed here a second time, by the
+formulas in the help of --loss-type. Whatever goes wrong between rewards and the backward pass shows in these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.config.train import TrainConfig
+
+EXACT = 1e-3
+"""Largest relative difference that rounding may make."""
+SHOWN = 0.9
+"""Share of what is wrong that a known mistake must account for."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Slopes of the loss in the sampled tokens of one row, with the opposite sign: [n] each."""
+
+    row: Sample
+    found: torch.Tensor
+    """As the backward pass has them."""
+    weight: torch.Tensor
+    """What they should be for an advantage of 1."""
+    advantage: float
+    """The rollout's own advantage."""
+    logprobs: torch.Tensor
+
+    @property
+    def wanted(self) -> torch.Tensor:
+        return self.weight * self.advantage
+
+
+def token_weight(config: TrainConfig, rows: Sequence[Sample], row: Sample, step_tokens: int) -> float:
+    """Weight of each sampled token of `row` in the loss of one minibatch of `rows`, in words in the help of --loss-type.
+
+    `step_tokens`: number of sampled tokens of the whole step that are in the loss.
+    """
+    lengths = [0 if config.overlong == "mask" and r.truncated else r.num_sampled for r in rows]
+    own = 0 if config.overlong == "mask" and row.truncated else row.num_sampled
+    if not own:
+        return 0.0
+    match config.loss_type:
+        case "grpo" | "gspo":
+            return 1 / (len(rows) * own)
+        case "dr_grpo":
+            return 1 / (len(rows) * config.max_tokens)
+        case "bnpo":
+            return 1 / sum(lengths)
+        case _:
+            return config.num_minibatches / step_tokens
+
+
+def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
+    """(cause or None, evidence) of the slopes of several rows, of which at least one has an advantage."""
+    found, wanted = (torch.cat([getattr(p, name).double() for p in parts]) for name in ("found", "wanted"))
+    size = wanted.norm().item()
+    off = (found - wanted).norm().item() / size if size else 0.0
+    evidence = (
+        f"the loss's slope in {len(found)} tokens of {len(parts)} rollouts, computed again from advantages and --loss-type, "
+        f"differs by {off:.2g} of its size"
+    )
+    if off <= EXACT or not found.abs().max() > 0:
+        return None, evidence
+    factor = (found @ wanted).item() / size**2
+    if (found - factor * wanted).norm().item() <= EXACT * abs(factor) * size:
+        if factor > 0:  # one factor for all tokens: Adam divides by it again
+            return None, f"{evidence}; all are {factor:.3g} times what they should be"
+        return "gradient-backwards", f"{evidence}; they are {factor:.3g} times what they should be"
+    return _named(parts, found - wanted, evidence)
+
+
+def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple[str, str]:
+    missing = sum(int(((p.found == 0) & (p.wanted != 0)).sum()) for p in parts)
+    left = [p.found.double() - torch.where(p.found == 0, 0.0, p.wanted.double()) for p in parts]
+    if missing and torch.cat(left).norm() <= EXACT * torch.cat([p.wanted.double() for p in parts]).norm():
+        return "sampled-tokens-masked", f"{evidence}; {missing} tokens have none, and all others have the right one"
+    implied = {id(p): _implied(p) for p in parts}
+    if all(value is not None for value in implied.values()):
+        got, right = sorted(round(v or 0.0, 4) for v in implied.values()), sorted(round(p.advantage, 4) for p in parts)
+        first = next(
+            p for p in parts if abs((implied[id(p)] or 0.0) - p.advantage) > EXACT * max(abs(p.advantage), 1e-6)
+        )
+        evidence += (
+            f"; each rollout has one advantage in the loss, the first that is wrong {implied[id(first)]:+.3g} in place of "
+            f"{first.advantage:+.3g} (group {first.row.group})"
+        )
+        return ("rewards-of-other-rollouts" if got == right else "advantages-wrong"), evidence
+    for name, values in _additions(parts).items():
+        if (share := _explained(error, values)) > SHOWN:
+            return "advantages-wrong", f"{evidence}; {share:.0%} of that is a multiple of {name}"
+    return "advantages-wrong", f"{evidence}; tokens of one rollout have different advantages in the loss"
+
+
+def _implied(part: Slopes) -> float | None:
+    """The one advantage that all tokens of the row have in the loss; None if they have several."""
+    weight = part.weight.double()
+    if not (weight != 0).any():
+        return part.advantage
+    values = part.found.double()[weight != 0] / weight[weight != 0]
+    middle = values.mean().item()
+    return middle if (values - middle).abs().max().item() <= EXACT * max(values.abs().max().item(), 1e-12) else None
+
+
+def _additions(parts: Sequence[Slopes]) -> Mapping[str, torch.Tensor]:
+    """What may have been added to advantages, token by token -> its slopes."""
+    return {
+        "the tokens' log-probabilities, as an entropy bonus or a KL term adds it": torch.cat(
+            [(p.weight * p.logprobs).double() for p in parts]
+        ),
+        "a number that is the same for all tokens": torch.cat([p.weight.double() for p in parts]),
+    }
+
+
+def _explained(error: torch.Tensor, values: torch.Tensor) -> float:
+    """Share of the error's square that a multiple of `values` accounts for."""
+    total = error.square().sum() * values.square().sum()
+    return ((error @ values).square() / total).item() if total > 0 else 0.0

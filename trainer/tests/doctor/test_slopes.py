@@ -1,0 +1,61 @@
+"""What the loss does with each token: known mistakes between rewards and the backward pass, told apart by its slopes."""
+
+import dataclasses
+
+import pytest
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.losses import LOSSES, row_weights
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
+
+ADVANTAGES = (0.75, -0.25, -0.5)
+
+
+def row(length: int, truncated: bool = False) -> Sample:
+    mask = [False] + [True] * length
+    return Sample(list(range(length + 1)), mask, [0.0] * (length + 1), 0.0, "0/0", "", truncated)
+
+
+def parts(change=lambda part: part.wanted) -> list[Slopes]:
+    """Rollouts of four, five and six tokens, whose loss has the slopes `change(part)`."""
+    torch.manual_seed(0)
+    made = []
+    for length, advantage in zip((4, 5, 6), ADVANTAGES, strict=True):
+        weight = torch.full((length,), 1 / (3 * length))
+        part = Slopes(row(length), weight, weight, advantage, -torch.rand(length))
+        made.append(dataclasses.replace(part, found=change(part)))
+    return made
+
+
+def next_advantage(part: Slopes) -> torch.Tensor:
+    return part.weight * ADVANTAGES[(ADVANTAGES.index(part.advantage) + 1) % 3]
+
+
+@pytest.mark.parametrize(
+    ("cause", "words", "change"),
+    [
+        (None, "differs by 0", lambda p: p.wanted),
+        (None, "all are 0.25 times", lambda p: p.wanted / 4),
+        ("gradient-backwards", "-1 times", lambda p: -p.wanted),
+        ("rewards-of-other-rollouts", "one advantage in the loss", next_advantage),
+        ("advantages-wrong", "one advantage in the loss", lambda p: p.wanted * len(p.wanted)),
+        ("advantages-wrong", "entropy bonus", lambda p: p.wanted - p.weight * p.logprobs),
+        ("advantages-wrong", "tokens of one rollout", lambda p: p.wanted * torch.arange(len(p.wanted))),
+        ("sampled-tokens-masked", "tokens have none", lambda p: p.wanted * (torch.arange(len(p.wanted)) > 1)),
+    ],
+)
+def test_each_mistake_is_named_by_what_it_does(cause, words, change):
+    named, evidence = judged(parts(change))
+    assert named == cause
+    assert words in evidence
+
+
+@pytest.mark.parametrize("loss_type", list(LOSSES))
+@pytest.mark.parametrize("overlong", ["keep", "mask"])
+def test_weights_are_those_of_the_loss_type(loss_type, overlong):
+    config = TrainConfig(loss_type=loss_type, overlong=overlong, max_tokens=64, num_minibatches=2)
+    rows = [row(4), row(5, truncated=True), row(6)]
+    lengths = [0 if overlong == "mask" and r.truncated else r.num_sampled for r in rows]
+    wanted = row_weights(loss_type, lengths, 64, step_tokens=sum(lengths) + 7, num_minibatches=2)
+    assert [token_weight(config, rows, r, sum(lengths) + 7) for r in rows] == pytest.approx(wanted)

@@ -1,0 +1,85 @@
+"""What a training step computes a second time: slopes of the loss, advantages of rows, and weights between steps."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, Objective, policy_loss
+from plumbob.trainer.training.metrics import Tally
+from plumbob.trainer.training.row_checks import end_tokens, run_on
+from plumbob.trainer.training.step_checks import advantages_in_minibatches, misweighted
+from plumbob.trainer.training.weight_sample import WeightSample
+
+
+def inputs_of(seed: int = 0) -> LossInputs:
+    """Nine tokens of three rows, of which one has no advantage and one token has an importance weight of 0."""
+    torch.manual_seed(seed)
+    logprobs = (-torch.rand(9)).requires_grad_()
+    rows = torch.arange(3).repeat_interleave(3)
+    advantages, weights = torch.tensor([0.5, -0.25, 0.0])[rows], torch.tensor([0.1, 0.2, 0.3])[rows]
+    corrections = torch.ones(9)
+    corrections[4] = 0.0
+    return LossInputs(logprobs, logprobs.detach(), advantages, weights, rows, corrections)
+
+
+def objective(loss_type: str) -> Objective:
+    loss = LOSSES[loss_type]
+    return Objective(loss_type, loss.epsilon, loss.epsilon_high or loss.epsilon)
+
+
+@pytest.mark.parametrize("loss_type", list(LOSSES))
+def test_every_loss_type_weighs_tokens_by_their_advantages(loss_type):
+    inputs = inputs_of()
+    count = misweighted(inputs)
+    policy_loss(inputs, objective(loss_type)).loss.backward()
+    assert count.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "change"),
+    [
+        (9, lambda i: dataclasses.replace(i, advantages=i.advantages - i.logprobs.detach())),  # an entropy bonus
+        (6, lambda i: dataclasses.replace(i, advantages=-i.advantages)),
+        (3, lambda i: dataclasses.replace(i, advantages=i.advantages.clamp(min=0))),
+        (6, lambda i: dataclasses.replace(i, weights=i.weights * 2)),
+    ],
+)
+def test_a_loss_of_other_values_is_counted_token_by_token(wrong, change):
+    inputs = inputs_of()
+    count = misweighted(inputs)
+    policy_loss(change(inputs), objective("grpo")).loss.backward()
+    # The token with an importance weight of 0 has no slope in either loss.
+    assert count.item() == wrong - (wrong != 0)
+
+
+def test_each_sample_has_the_advantage_of_its_row():
+    rows = [SimpleNamespace(name=name) for name in "abc"]
+    halves = [SimpleNamespace(rows=rows[:2], advantages=[1.0, 2.0]), SimpleNamespace(rows=rows[2:], advantages=[3.0])]
+    assert advantages_in_minibatches(rows, halves) == [1.0, 2.0, 3.0]
+    assert advantages_in_minibatches(rows, halves[1:])[0] != 1.0
+
+
+def weights(*tensors: list[float]) -> WeightSample:
+    return WeightSample(torch.tensor([x for t in tensors for x in t]), tuple(map(len, tensors)))
+
+
+def test_tensors_that_stand_still_and_weights_that_come_back():
+    first, second = weights([1.0, 2.0], [3.0], []), weights([1.0, 2.5], [3.0], [])
+    moved = Tally.of_movement(first, second)
+    assert (moved.still, moved.tensors, moved.strayed) == (1, 2, 0)
+    assert moved.metrics()["optimizer/still_tensors"] == 0.5
+    back = Tally.of_movement(first, second, last=second)
+    assert back.metrics()["optimizer/strayed_share"] == pytest.approx(1 / 3)
+    assert Tally.of_movement(second, first, last=second).strayed == 0
+
+
+def test_turns_that_go_on_after_an_end_token():
+    ends = end_tokens(SimpleNamespace(eos_token_id=9), (7,))
+    nodes = [
+        SimpleNamespace(sampled=True, token_ids=[1, 2, 7, 5], mask=[True, True, True, False]),
+        SimpleNamespace(sampled=True, token_ids=[1, 9, 2], mask=[True] * 3),
+        SimpleNamespace(sampled=False, token_ids=[9, 9, 9], mask=[False] * 3),
+    ]
+    assert run_on([SimpleNamespace(nodes=nodes)], ends) == {"rollout/run_on": 0.5}
+    assert run_on([SimpleNamespace(nodes=nodes[2:])], ends) == {}

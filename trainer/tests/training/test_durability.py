@@ -285,7 +285,9 @@ def test_a_step_that_ran_out_of_memory_has_the_same_gradient_in_smaller_microbat
     assert (real_run.state.microbatch_tokens, real_run.state.out_of_memory) == (400, 0)
     split = gradients(real_run, SmallMemory(score, **memory), monkeypatch)
     times = 2 if "limit" in memory else 1
-    assert (real_run.state.microbatch_tokens, real_run.state.out_of_memory) == (400 >> times, times)
+    assert real_run.state.out_of_memory == times
+    # Each time half of the largest microbatch that did not fit; these hold a little less than the limit allows.
+    assert 0.8 * (400 >> times) <= real_run.state.microbatch_tokens <= 400 >> times
     for a, b in zip(split, whole, strict=True):
         assert relative_difference(a, b) < 1e-4
 

@@ -69,9 +69,14 @@ def _run(package: ModuleType) -> None:
 
 def import_verifiers() -> None:
     """Import verifiers, and of the packages named above only what it asks them for."""
-    put_off(_USED)
+    put_off_clients()
     importlib.import_module("verifiers.v1")
     put_off(_OF_VERIFIERS)
+
+
+def put_off_clients() -> None:
+    """Before verifiers is imported: let it import only what it uses of other packages."""
+    put_off(_USED)
 
 
 def put_off(packages: Mapping[str, Mapping[str, str]]) -> None:

@@ -19,7 +19,13 @@ from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers, import_verifiers
+from plumbob.trainer.cli.loading import (
+    announce,
+    fast_imports,
+    import_transformers,
+    import_verifiers,
+    load_torch_libraries,
+)
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -193,6 +199,7 @@ def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tu
         scope.stopped = True
         return
     announce("torch and transformers")
+    load_torch_libraries()
     with fast_imports():
         import_transformers()
         from plumbob.trainer.diagnosis.findings import Finding

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import importlib.util
 import logging
 import os
 import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 def announce(what: str) -> None:
@@ -48,6 +51,27 @@ def import_transformers() -> None:
         finally:
             for name, answer in answers.items():
                 setattr(utils, name, answer)
+
+
+def load_torch_libraries() -> threading.Thread | None:
+    """Begin to load torch's shared libraries in a thread; None if they are loaded, or cannot be found.
+
+    They are large, and loading them holds up no Python code: other modules are imported meanwhile. torch finds them loaded
+    when it is imported; if something went wrong, it loads them itself and says what.
+    """
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "lib"
+
+    def load() -> None:
+        with suppress(OSError):
+            ctypes.CDLL(str(folder / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # as torch does it
+            ctypes.CDLL(str(folder / "libtorch_python.so"))
+
+    thread = threading.Thread(target=load, name="torch's libraries", daemon=True)
+    thread.start()
+    return thread
 
 
 def import_verifiers() -> None:

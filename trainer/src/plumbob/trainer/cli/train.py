@@ -15,7 +15,14 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import announce, fast_imports, import_transformers, import_verifiers, wake_gpu
+from plumbob.trainer.cli.loading import (
+    announce,
+    fast_imports,
+    import_transformers,
+    import_verifiers,
+    load_torch_libraries,
+    wake_gpu,
+)
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
@@ -52,6 +59,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     check_before_loading(config, run_dir)
     named = " and ".join(env for env, _ in config.members)
     announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
+    load_torch_libraries()
     with fast_imports():
         import_transformers()
         wake_gpu()

@@ -411,3 +411,5 @@ def test_limits_are_no_cause_where_the_policy_learned_to_be_brief(
     outcome = truncation(history)
     assert outcome is not None
     assert (outcome[0] == "truncated-turns") is named
+    history.config = dataclasses.replace(history.config, random_rewards=True)  # which nothing can be learned from
+    assert (truncation(history) or ("",))[0] is None

@@ -96,6 +96,10 @@ def doctor(**given: Any) -> int:
     if as_json:
         print(json.dumps(_report(title, findings, limits, report), indent=2))
     else:
+        from plumbob.trainer.training.sampling_warnings import reward_warnings
+
+        for line in reward_warnings(config):
+            print(f"\n{line}")
         print(_conclusion([f for _, f in findings], limits, scope, config, bool(everything)))
         if any(f.places for _, f in findings if f.verdict != "pass") and not report.expanduser().is_file():
             print(f"To look at rollouts, first write {report} with:  report {target}")

@@ -128,7 +128,10 @@ def truncation(h: History) -> Outcome:
     loops = mean(h.start, "rollout/repetitive_share") > max(thresholds.REPETITIVE, 0.5 * shares[most])
     cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
     # A policy that learns to be brief has no need of a higher limit.
-    learned = h.rises and (now := mean(h.recent, f"rollout/stopped/{most}")) <= thresholds.CUT_SHARE
+    now = mean(h.recent, f"rollout/stopped/{most}")
+    learned = h.rises and now <= thresholds.CUT_SHARE
     if cut and learned:
         evidence += f"; {now:.0%} of the last {len(h.recent)}, while the reward rose"
-    return (cause if cut and not loops and not learned else None), evidence
+    # Rewards drawn by lot teach nothing, whatever the limits are.
+    innocent = loops or learned or h.config.random_rewards
+    return (cause if cut and not innocent else None), evidence

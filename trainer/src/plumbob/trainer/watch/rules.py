@@ -121,6 +121,6 @@ def contradicted(h: History, cause: str | None) -> bool:
     if cause == "task-solved":  # the first tasks were easy, and the later ones are not
         return not h.solved and h.gain < -LEAST_GAIN
     if cause in {named for named, _ in STOPS.values()}:  # the policy learned to be brief
-        return h.rises and not fails(truncation(h))
+        return not fails(truncation(h))
     # Steps that are too large, and decay, lose what was learned.
     return cause in ("learning-rate-too-high", "weight-decay-too-high") and h.gained(LEAST_GAIN)

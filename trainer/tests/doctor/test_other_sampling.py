@@ -126,7 +126,7 @@ def test_copies_are_told_from_a_policy_that_is_sure_of_its_tokens():
 def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):
     """Else a condition that changes nearly nothing would be named for any difference that is small enough."""
     third: Any = SimpleNamespace(scores=lambda row: torch.zeros(4))
-    for name in ("_positions", "_other_tokens", "_prompts", "_blanked"):
+    for name in ("_positions", "_other_tokens", "elsewhere", "_prompts", "_blanked"):
         monkeypatch.setattr(explanations, name, lambda *given: [])
     for rest, named in ((9e-4, False), (1e-4, True)):
         monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))

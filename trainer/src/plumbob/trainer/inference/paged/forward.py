@@ -132,7 +132,9 @@ def draw(
         own = torch.nn.functional.pad(own, (0, padded(vocab) - vocab), value=-torch.inf)
         parts.append(sample(own, temperature[rows], uniforms[rows]))
     ids, logprobs = zip(*parts, strict=True)
-    return torch.cat(ids), torch.cat(logprobs)
+    # A row whose logits are NaN draws from the padding. Its rollout is ended only after the run, and until then its ids are
+    # embedded: one beyond the vocabulary would be an error of all rollouts, and could end the process on a GPU.
+    return torch.cat(ids).clamp_(max=vocab - 1), torch.cat(logprobs)
 
 
 def _decoder(

@@ -1,12 +1,18 @@
-"""An environment to examine before a model is loaded."""
+"""An environment to examine before a model is loaded, and runs that are set up to be examined."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.environment import Environment
-from plumbob.trainer.rollouts.tasks import Tasks, load_tasks
+from plumbob.trainer.doctor.subject import HELD_OUT, Subject, load_subject
+from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_tasks
 
 
 @pytest.fixture
@@ -19,3 +25,23 @@ def examined():
             return Environment(config, tasks or load_tasks(config), runner)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def set_up_subject() -> Callable[[TrainConfig, Path, int], Subject]:
+    """Sets up the run of a configuration, to be examined with so many groups of rollouts.
+
+    Tasks are loaded once for all configurations that have the same: nothing changes a task.
+    """
+    loaded: dict[tuple, tuple[Tasks, ...]] = {}
+
+    def make(config: TrainConfig, folder: Path, groups: int = 4) -> Subject:
+        config = replace(config, eval_examples=min(config.eval_examples, HELD_OUT))
+        decisive = (config.env, tuple(config.mixture), tuple(config.env_args), config.datasets, config.eval_datasets)
+        key = (*decisive, config.eval_examples, config.seed, config.task_order, config.task_pools, config.max_steps)
+        if key not in loaded:
+            loaded[key] = load_environments(config)
+        here = join_world(torch.device("cpu"))
+        return load_subject(config, here, folder, lambda _: None, groups, environments=loaded[key])
+
+    return make

@@ -13,10 +13,9 @@ import torch
 from plumbob.console import UserError
 from plumbob.testing.faults.doubles import blind, engine_of, lora_layers, put
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import conditioning
 from plumbob.trainer.doctor.run_probes import PROBES, examine
-from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy import policy
 from plumbob.trainer.policy.loading import load_tokenizer
@@ -29,12 +28,12 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
-def loaded(tmp_path):
+def loaded(tmp_path, set_up_subject):
     with ExitStack() as stack:
 
         def make(**settings: Any) -> Subject:
             config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
-            subject = load_subject(config, join_world(torch.device("cpu")), tmp_path, lambda _: None, 4)
+            subject = set_up_subject(config, tmp_path)
             stack.callback(subject.close)
             return subject
 

@@ -8,24 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import verifiers.v1 as vf
 from plumbob.rollout import Chat, Sample
 from plumbob.testing.examinations import causes
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import conditioning, empty_turns, parity, penalties, signal, tools
-from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.doctor.subject import Subject
 
 
 @pytest.fixture
-def subject_of(tmp_path):
+def subject_of(tmp_path, set_up_subject):
     subjects = []
 
     def make(groups: int = 4, **settings: Any) -> Subject:
         config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
         folder = tmp_path / str(len(subjects))
-        subjects.append(load_subject(config, join_world(torch.device("cpu")), folder, lambda _: None, groups))
+        subjects.append(set_up_subject(config, folder, groups))
         return subjects[-1]
 
     yield make

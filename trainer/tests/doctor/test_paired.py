@@ -17,12 +17,11 @@ from plumbob.rollout import Sample
 from plumbob.testing.faults.doubles import Inject, put
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes import pairing
 from plumbob.trainer.doctor.rehearsal import trained_positions
 from plumbob.trainer.doctor.run_probes import PROBES
 from plumbob.trainer.doctor.schedule import scheduled_rate
-from plumbob.trainer.doctor.subject import Subject, load_subject
+from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy import policy
 from plumbob.trainer.rollouts import collect
 from plumbob.trainer.training import forward_backward
@@ -32,12 +31,12 @@ from plumbob.trainer.training.step import set_learning_rate
 
 
 @pytest.fixture
-def subject_with(tmp_path):
+def subject_with(tmp_path, set_up_subject):
     with ExitStack() as stack:
 
         def make(inject: Inject | None = None, **settings: Any) -> Subject:
             config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
-            subject = load_subject(config, join_world(torch.device("cpu")), tmp_path, lambda _: None, 4)
+            subject = set_up_subject(config, tmp_path)
             stack.callback(subject.close)
             if inject is not None:
                 inject(stack, subject.run)

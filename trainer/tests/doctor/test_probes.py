@@ -16,13 +16,12 @@ from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor import run_probes
 from plumbob.trainer.doctor.probes.conditioning import _tool_spans
 from plumbob.trainer.doctor.probes.parity import LeftOut, left_out
 from plumbob.trainer.doctor.probes.signal import variance_shares
 from plumbob.trainer.doctor.run_probes import PROBES, examine
-from plumbob.trainer.doctor.subject import Subject, load_subject, matched, undone
+from plumbob.trainer.doctor.subject import Subject, matched, undone
 
 EARLY = ("tool tokens trained", "missing assistant header in the row", "evaluation and training parse differently")
 """Named from rollouts alone: a few, for the quick tests."""
@@ -38,7 +37,7 @@ ONE_OF_EACH_CAUSE = [fault for fault in {fault.cause: fault for fault in FAULTS}
 
 
 @pytest.fixture
-def subject_with(tmp_path):
+def subject_with(tmp_path, set_up_subject):
     """A subject of a few rollouts of lookup, with a fault in it."""
     with ExitStack() as stack:
 
@@ -49,9 +48,7 @@ def subject_with(tmp_path):
                 **settings,
                 **(fault.settings_in("lookup") if fault else {}),
             }
-            subject = load_subject(
-                TrainConfig(**config), join_world(torch.device("cpu")), tmp_path, lambda _: None, groups
-            )
+            subject = set_up_subject(TrainConfig(**config), tmp_path, groups)
             stack.callback(subject.close)
             if fault is not None:
                 fault.inject(stack, subject.run)

@@ -232,7 +232,7 @@ def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async)
     engine.weights.embed[9] = torch.nan
 
     async def both():
-        requests = [engine.generate([9], Sampling(max_tokens=5)), engine.generate([5], Sampling(max_tokens=5))]
+        requests = [engine.generate([first], Sampling(max_tokens=5, seed=first)) for first in (9, 5)]
         return await asyncio.gather(*requests, return_exceptions=True)
 
     engine.weights.head = engine.weights.head.nan_to_num(0.0)
@@ -240,6 +240,22 @@ def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async)
     assert isinstance(bad, EngineError)
     assert "not numbers" in str(bad)
     assert len(good.token_ids) == 5
+
+
+def test_logits_that_become_nan_during_a_run_of_tokens_are_no_error_of_the_others(qwen2, run_async):
+    engine = make_engine(qwen2)
+    engine.weights.head = engine.weights.head.clone()
+    engine.weights.embed[:] = torch.nan
+    engine.weights.embed[5] = 1.0
+
+    async def both():
+        requests = [engine.generate([5], Sampling(max_tokens=most, seed=0)) for most in (1, 5)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    good, bad = run_async(both())
+    assert len(good.token_ids) == 1  # whose one token is not embedded
+    assert isinstance(bad, EngineError)
+    assert "not numbers" in str(bad)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([40, BLOCK, BLOCK + 1, 3 * BLOCK - 7]))

@@ -42,6 +42,8 @@ def sample(
     # Rounding may put the wanted number behind the block's own sum: the last token with a probability is meant then.
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     place = torch.where(greedy, z.argmax(dim=1, keepdim=True), torch.minimum(place, last)).clamp_(max=BLOCK - 1)
+    # A row of NaN may draw from behind the vocabulary's end. Its rollout is ended only after the run, and until then its ids
+    # are embedded: one beyond the vocabulary would be an error of all rollouts, and could end the process on a GPU.
     ids = (block * BLOCK + place).clamp_(max=vocab - 1)
     logprobs = z.gather(1, place) - highest - total.log()
     logprobs = torch.where(greedy & ~total.isnan(), 0.0, logprobs)

@@ -48,7 +48,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding(check, "unsure", "the training step's loss does not show which token is whose")
         return
     yield (given := _advantages(subject, check, chosen, found))
-    if given.verdict != "fail" and (slopes := _slopes(subject, chosen, found)) is not None:
+    # Without a policy term, or with other advantages, slopes are wrong by consequence.
+    innocent = "fail" not in (term.verdict, given.verdict)
+    if innocent and (slopes := _slopes(subject, chosen, found)) is not None:
         yield slopes
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)

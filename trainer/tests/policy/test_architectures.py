@@ -8,7 +8,7 @@ from plumbob.rollout import Sample
 from plumbob.testing.small_models import ARCHITECTURES, VOCABULARY, WINDOW, small_model
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy import forward_plan
-from plumbob.trainer.policy.forward_plan import in_float64, measured_rows, own_logprobs, plan_forward
+from plumbob.trainer.policy.forward_plan import ForwardPlan, in_float64, measured_rows, own_logprobs, plan_forward
 from plumbob.trainer.policy.packing import pack_padded
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.token_scorer import LogitMap
@@ -221,3 +221,38 @@ def test_rows_that_differ_by_float32s_rounding_error_are_packed(monkeypatch):
     plan = plan_forward(small_model("llama"), 512)
     assert plan.layout == "packed"
     assert 0 < plan.differences["packed"] <= plan.limit < 1e-4
+
+
+def test_ids_beyond_the_tokenizer_do_not_decide_how_rows_are_computed():
+    """What a model makes of ids that it was never trained on means nothing. Here they make rows leak into each other."""
+    model = small_model("llama")
+    decoder, inner = model.get_decoder(), model.get_decoder().forward
+
+    def forward(*args, input_ids=None, **more):
+        output = inner(*args, input_ids=input_ids, **more)
+        if input_ids is not None and (input_ids >= VOCABULARY // 2).any():
+            output.last_hidden_state = output.last_hidden_state * input_ids.shape[1]
+        return output
+
+    decoder.forward = forward
+    assert plan_forward(model, 512).layout == "alone"
+    plan = plan_forward(model, 512, VOCABULARY // 2)
+    assert (plan.layout, plan.num_ids) == ("packed", VOCABULARY // 2)
+    assert plan_forward(model, 512, 10 * VOCABULARY).layout == "alone"
+
+
+def test_the_sentence_about_padded_rows_after_every_layout_was_tried_with_and_without_a_logit_map():
+    """Seen on an H200: rows alone were not exact with `LogitMap`, and padded rows were without."""
+    differences = {"packed": 2e-3, "padded": 1e-6, "alone": 1.4e-3}
+    (padded, logits) = ForwardPlan("padded", None, "sdpa", differences=differences).lines()
+    assert padded == (
+        "rows of this model are padded instead of packed, because packed rows differ by 0.002 nats from rows alone"
+    )
+    assert "logits" in logits
+    (alone,) = ForwardPlan(
+        "alone", LogitMap(), "sdpa", differences={"packed": "no", "padded": 1.0, "alone": 0.1}
+    ).lines()
+    assert alone == (
+        "rows of this model take one forward pass each, because packed rows cannot be computed (no), and padded rows "
+        "differ by 1 nats from rows alone"
+    )

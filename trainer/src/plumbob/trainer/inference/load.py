@@ -173,7 +173,8 @@ def load_engine_here(
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
-        measured = choice.measure(engine, loaded, plan_forward(loaded, max_context), max_context, device, 1)
+        plan = plan_forward(loaded, max_context, len(tokenizer))
+        measured = choice.measure(engine, loaded, plan, max_context, device, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     loaded = cast_weights(loaded.to(device), dtype)
     chosen = choice.decide(

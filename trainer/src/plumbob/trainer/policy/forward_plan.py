@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -52,6 +52,8 @@ class ForwardPlan:
     """Most that log-probabilities of two ways to compute them may differ, in nats."""
     differences: Mapping[str, float | str] = field(default_factory=dict)
     """Layout -> largest difference to rows alone in nats, or why it could not be computed; in the order of the trials."""
+    num_ids: int | None = None
+    """The ids of measured rows are below this; None: all that the model can embed."""
 
     @property
     def attention(self) -> str:
@@ -61,8 +63,9 @@ class ForwardPlan:
     def lines(self) -> list[str]:
         """What the user should know: a sentence for each way in which this model is slower than others."""
         lines = []
-        why = {"packed": "packed rows", "padded": "padded rows"}
-        reasons = [f"{why[name]} {difference_text(d)}" for name, d in self.differences.items() if name != self.layout]
+        # If no layout is exact with `LogitMap`, all of them are tried again without: then "alone" has been tried as well.
+        tried = self.differences.items()
+        reasons = [f"{name} rows {difference_text(d)}" for name, d in tried if name not in (self.layout, "alone")]
         if self.layout == "padded":
             lines.append(f"rows of this model are padded instead of packed, because {', and '.join(reasons)}")
         elif self.layout == "alone":
@@ -82,6 +85,11 @@ def difference_text(difference: float | str) -> str:
     return f"differ by {difference:.2g} nats from rows alone"
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of ids that the model can embed, as its configuration has it."""
+    return model.config.get_text_config().vocab_size
+
+
 def measured_rows(vocab_size: int, lengths: Sequence[int] = LENGTHS) -> list[Sample]:
     """The same rows of random ids in every process and every run; every id but a row's first is scored."""
     generator = torch.Generator().manual_seed(0)
@@ -90,18 +98,21 @@ def measured_rows(vocab_size: int, lengths: Sequence[int] = LENGTHS) -> list[Sam
 
 
 @torch.no_grad()
-def plan_forward(model: PreTrainedModel, max_context: int) -> ForwardPlan:
+def plan_forward(model: PreTrainedModel, max_context: int, num_ids: int | None = None) -> ForwardPlan:
     """Measure how to compute `model`, as it was loaded, in float32 on its present device. It is left as it was.
 
     A window is narrowed while it is measured, if rows of up to `max_context` tokens could exceed it. The cost is that
-    of about ten forward passes of 20 to 40 tokens.
+    of about ten forward passes of 20 to 40 tokens. `num_ids`: the size of the tokenizer. Many models can embed more ids
+    than that, but what they make of the others means nothing, and rounding errors may be far larger there.
     """
+    if num_ids is not None:
+        num_ids = min(num_ids, vocabulary(model))
     given = model.config._attn_implementation
     try:
         with measuring(model, max_context) as lengths:
-            return _plan(model, measured_rows(model.config.get_text_config().vocab_size, lengths), given)
+            return replace(_plan(model, measured_rows(num_ids or vocabulary(model), lengths), given), num_ids=num_ids)
     except Exception as error:  # a model that cannot run on this device, for example: then nothing is assumed of it
-        return ForwardPlan("alone", None, given, differences={"packed": first_line(error)})
+        return ForwardPlan("alone", None, given, differences={"packed": first_line(error)}, num_ids=num_ids)
 
 
 @contextmanager
@@ -299,7 +310,7 @@ def _try_score(
 @torch.no_grad()
 def _windows_matter(model: PreTrainedModel) -> bool:
     """Whether the model's own forward pass looks at its narrowed windows: with wide ones its scores are others."""
-    ids = measured_rows(model.config.get_text_config().vocab_size)[-1].token_ids
+    ids = measured_rows(vocabulary(model))[-1].token_ids
     narrow = own_logprobs(model, ids)
     with _windows_set(_windows(model, NARROW + 1), 1 << 20):
         return not torch.allclose(own_logprobs(model, ids), narrow, atol=LIMIT)

@@ -125,7 +125,9 @@ def _set_up(
     torch.manual_seed(config.seed)
     divided = request.divides(world)
     # A model that is divided begins on the CPU, on every process.
-    plan, measured = world.from_main(_measured(model, config, world, back=divided) if world.is_main else None)
+    plan, measured = world.from_main(
+        _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
+    )
     policy = Policy(model, config, world.device, whole=not divided, plan=plan)
     chosen = _chosen_engine(measured, policy, config, world)
     config = dataclasses.replace(config, engine=chosen.engine)
@@ -191,14 +193,14 @@ def _positions(model: PreTrainedModel) -> int | None:
 
 
 def _measured(
-    model: PreTrainedModel, config: TrainConfig, world: World, *, back: bool
+    model: PreTrainedModel, config: TrainConfig, world: World, num_ids: int, *, back: bool
 ) -> tuple[ForwardPlan, choice.Measured]:
     """How trainer and engine must compute this model, measured and printed. One process does it for all.
 
-    `back`: if the model is moved to the GPU for this, it is moved back.
+    `num_ids`: size of the tokenizer. `back`: if the model is moved to the GPU for this, it is moved back.
     """
     with moved(model, world.device, back=back):
-        plan = plan_forward(model, config.max_context)
+        plan = plan_forward(model, config.max_context, num_ids)
         found = choice.measure(config.engine, model, plan, config.max_context, world.device, world.size)
     for line in plan.lines():
         print(f"  {line}", file=sys.stderr, flush=True)

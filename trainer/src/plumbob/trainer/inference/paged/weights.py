@@ -7,7 +7,7 @@ of each under the name that the trainer's parameter has, so a weight sync is a c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from plumbob.console import UserError
@@ -206,8 +206,3 @@ class _Reader:
             self._place(a, part_a)
             self._place(b, part_b)
             at += len(a)
-
-
-def vocabulary(model: PreTrainedModel) -> int:
-    """Number of ids that the model can embed."""
-    return cast(Any, model.get_input_embeddings()).weight.shape[0]

@@ -15,6 +15,7 @@ from plumbob.trainer.policy.forward_plan import (
     measured_rows,
     measuring,
     own_logprobs,
+    vocabulary,
 )
 from plumbob.trainer.policy.token_scorer import Layout, LogitMap
 from transformers import PreTrainedModel
@@ -57,7 +58,7 @@ def choose_decoding(model: PreTrainedModel, plan: ForwardPlan, max_context: int)
     flags = [p.requires_grad for p in model.parameters()]
     try:
         with measuring(model, max_context) as lengths:
-            rows = [row.token_ids for row in measured_rows(model.config.get_text_config().vocab_size, lengths)]
+            rows = [row.token_ids for row in measured_rows(plan.num_ids or vocabulary(model), lengths)]
             difference = _difference(model, [*rows, rows[1]], plan)
     except Exception as error:  # whatever a model raises that cannot use this cache
         difference = first_line(error)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plumbob.trainer.cli.loading import use_growing_segments
 
 BIN = Path(sys.executable).parent
 SMALL = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
@@ -140,3 +141,24 @@ def test_garbage_is_collected_again_after_the_imports():
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "expected"),
+    [
+        ("auto", {}, "expandable_segments:True"),
+        ("paged", {}, "expandable_segments:True"),
+        ("vllm", {}, None),  # its server would inherit it
+        ("auto", {"WORLD_SIZE": "2"}, None),
+        ("auto", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ("auto", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+    ],
+)
+def test_memory_comes_in_growing_segments_where_that_is_known_to_help(engine, given, expected, monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")  # so that it is taken back afterwards, whoever sets it
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    use_growing_segments(engine)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected

@@ -74,6 +74,20 @@ def load_torch_libraries() -> threading.Thread | None:
     return thread
 
 
+def use_growing_segments(engine: str) -> None:
+    """Let torch take a GPU's memory in segments that grow. Call it before torch is imported.
+
+    The trainer and the paged engine take turns with allocations of very different sizes, which fixed segments leave holes
+    between: 128 x 8 rollouts of a model of 0.5 billion parameters held 44.7 GiB with fixed segments, and 36.9 GiB with
+    growing ones (one H200). `engine`: of the settings. Not for vllm, because its server inherits the variable and may
+    refuse it, and weights that are sent by CUDA IPC must lie in fixed segments. Nor for several processes, where it is not
+    measured. A user's own variable stays.
+    """
+    own = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if engine != "vllm" and os.environ.get("WORLD_SIZE", "1") == "1" and not own:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def import_verifiers() -> None:
     """Import verifiers without its clients of model servers, and mcp without its servers. See `verifiers_import`."""
     from plumbob.rollout import verifiers_import

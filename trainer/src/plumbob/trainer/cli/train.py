@@ -21,6 +21,7 @@ from plumbob.trainer.cli.loading import (
     import_transformers,
     import_verifiers,
     load_torch_libraries,
+    use_growing_segments,
     wake_gpu,
 )
 from plumbob.trainer.cli.typer_command import command_class
@@ -59,6 +60,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     check_before_loading(config, run_dir)
     named = " and ".join(env for env, _ in config.members)
     announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
+    use_growing_segments(config.engine)
     load_torch_libraries()
     with fast_imports():
         import_transformers()

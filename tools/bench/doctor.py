@@ -34,7 +34,7 @@ from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
 from plumbob.trainer.doctor.run_probes import examine
 from plumbob.trainer.doctor.subject import Subject, load_subject
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.batch import RunFailed
 
 QUICK = (
     "loss mask as attention mask",

@@ -15,7 +15,7 @@ from plumbob.testing.faults.field_trial import gap, texts, tried
 from plumbob.testing.faults.field_unseen import UNSEEN
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.rollouts import collect
-from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.batch import Batch
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 DIFFERENT = (

@@ -20,7 +20,7 @@ from plumbob.testing.faults import hanging
 from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
-from plumbob.trainer.rollouts.collect import Batch, discard_stale
+from plumbob.trainer.rollouts.batch import Batch, discard_stale
 from plumbob.trainer.training.finish import _warnings
 from plumbob.trainer.training.metrics import batch_metrics
 from plumbob.trainer.training.train import run

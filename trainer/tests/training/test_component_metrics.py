@@ -1,7 +1,7 @@
 """Components of the reward in a step's metrics, also if they are named like numbers of the trainer's own."""
 
 from plumbob.rollout import Sample
-from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.run_files.metric_names import component_metric, describe
 from plumbob.trainer.training.metrics import batch_metrics
 

@@ -23,7 +23,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.policy import Policy
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
 from plumbob.trainer.training import checkpoint, step, steps

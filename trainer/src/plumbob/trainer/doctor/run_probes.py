@@ -10,7 +10,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import probes
 from plumbob.trainer.doctor.before_model.examine import describe
 from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.batch import RunFailed
 
 Probe = Callable[[Subject], Iterator[Finding]]
 

@@ -23,7 +23,8 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.environment import UNBOUNDED
-from plumbob.trainer.rollouts.collect import Batch, collect
+from plumbob.trainer.rollouts.batch import Batch
+from plumbob.trainer.rollouts.collect import collect
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training.forward_backward import accumulate

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import verifiers.v1 as vf
 from plumbob.rollout import (
@@ -27,26 +27,14 @@ from plumbob.rollout import (
 )
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import TrainingEngine
+from plumbob.trainer.rollouts.batch import Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
-from plumbob.trainer.run_files.token_record import TokenRecord, as_line
-
-
-class RunFailed(Exception):
-    """The run cannot go on, for example because all rollouts failed; the message says why."""
-
-    def __init__(self, message: str, records: Sequence[vf.Trace | str] = (), cause: str | None = None) -> None:
-        super().__init__(message)
-        self.records = records
-        """Traces that show the failure; a text is a trace as a line of JSON."""
-        self.cause = cause
-        """Id of the cause if it was the step's rollouts, so that no weight has changed in the step; else None."""
-
+from plumbob.trainer.run_files.token_record import as_line
 
 AT_FIRST = 256
 """Number of rollouts that begin at once. As many more begin while the engine computes those before them: to begin one, its
@@ -57,61 +45,6 @@ CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
 MOST_STALE_STEPS = 3
 """A run ends if in this many steps in a row every rollout was older than --max-staleness allows."""
-
-
-@dataclass
-class Batch:
-    """The rollouts of one training step, equal on every rank except for `records`, `traces` and `seconds`."""
-
-    samples: list[Sample] = field(default_factory=list)
-    """Samples to train on. With `--zero-signal refill`, of as many groups as a step has, with signal first."""
-    drawn: list[Sample] = field(default_factory=list)
-    """Every usable sample of the step, those of replaced groups included. Metrics describe these."""
-    records: list[vf.Trace | str] = field(default_factory=list)
-    """On rank 0, every rollout's trace, group by group, those of other processes as lines of JSON; else empty."""
-    token_records: dict[str, TokenRecord] = field(default_factory=dict)
-    """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
-    prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """On rank 0, the record of traces that will be stored, by id, as far as they were made already; empty before training."""
-    traces: list[vf.Trace] = field(default_factory=list)
-    """Traces of this rank's own rollouts."""
-    failures: list[str] = field(default_factory=list)
-    """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
-    engine_failures: int = 0
-    """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
-    num_rollouts: int = 0
-    """Number of rollouts, failed ones included."""
-    stale: list[Sample] = field(default_factory=list)
-    """Samples discarded because a rollout of their group is older than --max-staleness allows."""
-    stuck: int = 0
-    """Number of rollouts whose environment did not return from a tool, hook or reward in time."""
-    no_turn: int = 0
-    """Number of rollouts that ended before their first turn, for example because the prompt alone is too long."""
-    not_finite: int = 0
-    """Number of rollouts left out because a reward or log-probability is NaN or infinite."""
-    unusable_tokens: list[int] = field(default_factory=list)
-    """Number of sampled tokens of each rollout in `failures`."""
-    groups_broken: int = 0
-    """Number of groups left out whole, because without the rollouts that the engine failed they are no fair sample."""
-    rounds: int = 0
-    """Number of rounds of sampling; more than 1 with `--zero-signal refill`."""
-    groups_replaced: int = 0
-    """Number of groups replaced by `--zero-signal refill`."""
-    generated_tokens: int = 0
-    """Number of sampled tokens, on all processes together."""
-    seconds: float = 0.0
-    """Seconds that sampling took on this process."""
-    cursor: int = 0
-    """Number of tasks that the run has taken up to the end of this step, over all epochs."""
-    taken: list[Taken] = field(default_factory=list)
-    """The task of each group of the step, replaced groups included."""
-    pools: tuple[Pools, ...] = ()
-    """With --task-pools, which tasks of each environment are set aside after this step."""
-
-    @property
-    def errored(self) -> int:
-        """Number of rollouts that failed in the environment or the engine."""
-        return len(self.failures) - self.no_turn - self.not_finite
 
 
 @dataclass(frozen=True)
@@ -215,18 +148,6 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> B
         loop.close()
 
 
-def discard_stale(batch: Batch, oldest: int) -> None:
-    """Move every group with a sample that began under a policy version below `oldest` from the batch to `stale`.
-
-    Whole groups, because the oldest rollouts of a group are its longest: without them the others would be compared with
-    a mean that is not the policy's (thinking-machines-lab/tinker-cookbook#822).
-    """
-    too_old = {s.group for s in batch.drawn if s.policy_version is not None and s.policy_version < oldest}
-    batch.stale = [s for s in batch.drawn if s.group in too_old]
-    batch.drawn = [s for s in batch.drawn if s.group not in too_old]
-    batch.samples = [s for s in batch.samples if s.group not in too_old]
-
-
 async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools: tuple[Pools, ...] = ()) -> Batch:
     """Roll out a step's tasks; with `--zero-signal refill` also further tasks, in place of groups without a signal.
 
@@ -266,7 +187,7 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools:
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
     if not batch.drawn:
-        raise _nothing_to_use(batch)
+        raise nothing_to_use(batch)
     return batch
 
 
@@ -282,27 +203,6 @@ def _check_components(samples: Sequence[Sample], weights: Mapping[str, float]) -
             raise RunFailed(
                 f"--reward-weights names {name}, which the environment weighs with 0: its value is not kept"
             )
-
-
-def _nothing_to_use(batch: Batch) -> RunFailed:
-    """Why no rollout of the step can be used, with the commonest reasons first."""
-    counts = Counter(batch.failures).most_common()
-    reasons = "; ".join(f"{count} x {reason}" if len(counts) > 1 else reason for reason, count in counts[:3])
-    more = f"; and {len(counts) - 3} other reasons" if len(counts) > 3 else ""
-    rest = batch.num_rollouts - len(batch.failures)
-    broken = f"; the other {rest} are in groups that the engine failed" if rest else ""
-    most = max(batch.errored, batch.no_turn, batch.not_finite)
-    cause = (
-        failure_cause(batch.errored, batch.engine_failures)
-        if most == batch.errored
-        else "reward-not-finite"
-        if most == batch.not_finite
-        else "truncated-context"
-    )
-    # Of rollouts that did not fail, "failed" would be a false word.
-    what = "failed" if batch.errored == batch.num_rollouts else "cannot be used"
-    count = batch.num_rollouts
-    return RunFailed(f"all {count} rollouts {what}: {reasons}{more}{broken}", batch.records, cause)
 
 
 def group_name(step: int, index: int) -> str:

@@ -9,7 +9,7 @@ from plumbob.trainer.algorithm.importance_weights import importance_corrections
 from plumbob.trainer.algorithm.losses import LossInputs, policy_loss
 from plumbob.trainer.policy.packing import to_device
 from plumbob.trainer.policy.policy import NO_ROW
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
 from plumbob.trainer.training.metrics import MicrobatchSums, Tally

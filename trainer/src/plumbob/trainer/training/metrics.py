@@ -16,7 +16,7 @@ from plumbob.trainer.algorithm.losses import LossOutputs
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.policy.policy import TokenScores
-from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks

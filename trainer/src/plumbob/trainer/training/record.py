@@ -16,7 +16,7 @@ from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import make_reporter
-from plumbob.trainer.rollouts.collect import Batch, RunFailed
+from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop

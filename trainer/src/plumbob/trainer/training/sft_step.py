@@ -15,7 +15,7 @@ from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.losses import row_weights
 from plumbob.trainer.distributed.world import World, balanced_shares
 from plumbob.trainer.inference.weight_sync import sync_weights
-from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.task_order import epoch_order, walk
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens

@@ -21,7 +21,8 @@ from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.inference.weight_sync import sync_weights
-from plumbob.trainer.rollouts.collect import Batch, RolloutSource, RunFailed
+from plumbob.trainer.rollouts.batch import Batch, RunFailed
+from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.trace_files import prepared_records
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens

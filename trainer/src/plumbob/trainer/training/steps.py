@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from plumbob.trainer.config.sft import SftConfig
-from plumbob.trainer.rollouts.collect import Batch, RolloutSource
+from plumbob.trainer.rollouts.batch import Batch
+from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sft_step import SftSteps

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from plumbob.trainer.algorithm.advantages import Advantages
-from plumbob.trainer.rollouts.collect import Batch
+from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run

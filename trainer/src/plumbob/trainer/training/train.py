@@ -26,7 +26,7 @@ from plumbob.trainer.evaluation.held_out import evaluate
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
-from plumbob.trainer.rollouts.collect import RunFailed
+from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown

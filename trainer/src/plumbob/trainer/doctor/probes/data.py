@@ -9,7 +9,7 @@ from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.loading import load_chat
-from plumbob.trainer.rollouts.collect import Batch, RunFailed
+from plumbob.trainer.rollouts.batch import Batch, RunFailed
 
 ORDER = 10
 

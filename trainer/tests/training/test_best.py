@@ -177,7 +177,7 @@ def test_evaluations_have_pass_at_k_of_all_rollouts(best_of_five):
 def test_without_these_options_nothing_is_added(tmp_path):
     assert run(config_of(tmp_path, "one", max_steps=1)) == 0
     summary = summary_of(tmp_path / "one")
-    assert set(summary) == {"seconds", "evaluations", "model_step", "saved_gap"}
+    assert set(summary) == {"seconds", "evaluations", "model_step", "saved_gap", "saved_limit"}
     assert set(summary["evaluations"]["before"]) == {"greedy", "sampled"}
 
 

@@ -234,6 +234,10 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
     [
         ({"model_step": 3, "saved_gap": 1e-7}, "pass", None),
         ({"model_step": 3, "saved_gap": 0.02}, "fail", "saved-model-differs"),
+        # Rounding errors of a model that float32 is coarse for.
+        ({"model_step": 3, "saved_gap": 2.7e-5, "saved_limit": 5e-4}, "pass", None),
+        ({"model_step": 3, "saved_gap": 2.7e-5}, "fail", "saved-model-differs"),
+        ({"model_step": 3, "saved_gap": 6e-4, "saved_limit": 5e-4}, "fail", "saved-model-differs"),
         ({"model_step": 3, "saved_gap": math.nan}, "fail", "saved-model-differs"),
         ({"model_step": 3}, "unsure", None),
         ({"model_step": 3, "saved_not_compared": "it is divided"}, "unsure", None),

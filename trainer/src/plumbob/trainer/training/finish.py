@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError, first_line
-from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
@@ -23,7 +22,7 @@ from plumbob.trainer.training.best import kept_step, why_it_stopped
 from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.manifest import damage
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.saved_model import saved_gap, why_not_compared
+from plumbob.trainer.training.saved_model import saved_gap, saved_limit, why_not_compared
 
 
 def finish(run: Run, seconds: float) -> int:
@@ -88,27 +87,28 @@ def _load_best(run: Run) -> None:
 def _compare_saved(run: Run) -> tuple[dict[str, float | str], str]:
     """(what the summary holds of it, a sentence if the saved model, loaded afresh, is not the trained one).
 
-    The summary has `saved_gap`, the difference in nats per token, or `saved_not_compared`, the reason in words.
+    The summary has `saved_gap`, the difference in nats per token, and `saved_limit`, above which it is an error; or
+    `saved_not_compared`, the reason in words.
     """
     if (why := why_not_compared(run)) is not None:
         return {"saved_not_compared": why}, ""
     folders = [run.directory / "model"]
     if run.config.peft:  # an adapter that names the wrong base is another model
         folders.append(run.directory / f"checkpoints/step_{_model_step(run)}/model")
-    largest = 0.0
+    largest, limit = 0.0, saved_limit(run)
     for folder in folders:
         try:
             gap = saved_gap(run, folder)
         except Exception as error:  # whatever loading a model raises: the run itself is over and well
             why = f"{folder} cannot be loaded: {first_line(error)}"
             return {"saved_not_compared": why}, f"The model in {why}"
-        if not gap <= thresholds.SAVED_GAP[run.config.bf16]:
-            return {"saved_gap": gap}, (
+        if not gap <= limit:
+            return {"saved_gap": gap, "saved_limit": limit}, (
                 f"The model in {folder}, loaded afresh, is not the one that was trained: their log-probabilities "
                 f"differ by {gap:.2g} nats per token (saved-model-differs)."
             )
         largest = max(largest, gap)
-    return {"saved_gap": largest}, ""
+    return {"saved_gap": largest, "saved_limit": limit}, ""
 
 
 def _model_step(run: Run) -> int:

@@ -216,9 +216,9 @@ def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
             why = summary.get("saved_not_compared", "its model was too large, was divided, or could not be loaded")
             return [Finding(check, "unsure", f"not compared at the run's end, because {why}")]
         gap = float(summary["saved_gap"])
+        limit = float(summary.get("saved_limit", thresholds.SAVED_GAP[config.bf16]))
     except (OSError, ValueError, LookupError, TypeError):
         return []
-    limit = thresholds.SAVED_GAP[config.bf16]
     evidence = (
         f"the saved model, loaded afresh, differs from the trained one by {gap:.2g} nats per token (limit {limit:g})"
     )

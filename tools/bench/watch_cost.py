@@ -21,7 +21,7 @@ from unittest import mock
 
 from plumbob.console.app import run_app
 from plumbob.trainer.cli.train import app
-from plumbob.trainer.training import metrics, step
+from plumbob.trainer.training import metrics, step, tally
 from plumbob.trainer.training import steps as loop
 from plumbob.trainer.watch.watch import Warner
 
@@ -33,7 +33,7 @@ WATCHED: dict[str, tuple[Any, Callable[..., Any]]] = {
     "choice of the rows that are scored again": (step, step.rows_to_score_again),
     "`policy/step_kl`": (step, step.step_kl),
     "weights before and after": (step.WeightSample, step.WeightSample.of),
-    "their movement": (metrics.Tally, metrics.Tally.of_movement),
+    "their movement": (tally.Tally, tally.Tally.of_movement),
     "shares of components, tiny spreads": (metrics, metrics.within_groups),
     "group means, lengths, repetitions": (metrics, metrics.shape_metrics),
     "rows, rewards and advantages against rollouts": (metrics, metrics.row_checks),

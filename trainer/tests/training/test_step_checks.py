@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, Objective, policy_loss
-from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.row_checks import end_tokens, run_on
 from plumbob.trainer.training.step_checks import advantages_in_minibatches, misweighted
+from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.weight_sample import WeightSample
 
 

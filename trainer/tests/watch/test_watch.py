@@ -31,8 +31,8 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
-from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.policy_shift import step_kl
+from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.weight_sample import WeightSample
 from plumbob.trainer.watch.history import NORMS
 from plumbob.trainer.watch.rules import RULES

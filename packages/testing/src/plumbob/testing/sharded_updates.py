@@ -22,12 +22,12 @@ from plumbob.trainer.distributed.world import World, join_world, leave_world
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.fit_microbatch import trial_microbatch
-from plumbob.trainer.training.metrics import Tally
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.step import optimizer_step
+from plumbob.trainer.training.tally import Tally
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {"kl_beta": 0.05, "learning_rate": 1e-3, "num_iterations": 2},

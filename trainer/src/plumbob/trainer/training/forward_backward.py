@@ -12,10 +12,10 @@ from plumbob.trainer.policy.policy import NO_ROW
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
-from plumbob.trainer.training.metrics import MicrobatchSums, Tally
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import misweighted
+from plumbob.trainer.training.tally import MicrobatchSums, Tally
 
 MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
 """(run, minibatch, indices of a microbatch's rows) -> (the microbatch's loss, what it adds to the step's measurements)."""

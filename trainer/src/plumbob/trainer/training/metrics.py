@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
-from plumbob.rollout import Sample, StopReason
+from plumbob.rollout import StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
-from plumbob.trainer.algorithm.importance_weights import Corrections
-from plumbob.trainer.algorithm.losses import LossOutputs
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
-from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
@@ -24,190 +20,7 @@ from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
 from plumbob.trainer.training.row_checks import end_tokens, row_checks, run_on, tools_unshown
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.weight_sample import WeightSample
-
-
-@dataclasses.dataclass(frozen=True)
-class MicrobatchSums:
-    """What one microbatch adds to the step's `Tally`. Sums stay on the device, so that no microbatch waits for them."""
-
-    on_device: dict[str, torch.Tensor]
-    """Name of a field of `Tally` -> scalar tensor."""
-    tokens: int = 0
-    """Number of sampled tokens that were scored."""
-    row_tokens: int = 0
-    """Number of all tokens of the rows that were scored."""
-
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[Sample],
-        scores: TokenScores,
-        old: torch.Tensor,
-        sampled: torch.Tensor,
-        corrections: Corrections,
-        outputs: LossOutputs,
-    ) -> MicrobatchSums:
-        """Sums over a microbatch of N sampled tokens.
-
-        `old` [N]: the trainer's log-probabilities under the step's first weights. `sampled` [N]: the engine's.
-        """
-        log_ratio = old - sampled
-        sums = {
-            "loss": outputs.loss.detach(),
-            "entropy": scores.entropies.sum(),
-            "gap": log_ratio.abs().sum(),
-            "largest_gap": log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
-            "clipped_low": outputs.clipped_low,
-            "clipped_high": outputs.clipped_high,
-            "clipped_delta": outputs.clipped_delta,
-            "kl": outputs.kl,
-            "engine_ratio": corrections.ratio_sum,
-            "truncated": corrections.truncated,
-            "masked": corrections.masked,
-            # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
-            "mismatch_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
-        }
-        return cls(
-            {name: value.float() for name, value in sums.items()},
-            len(sampled),
-            sum(len(row.token_ids) for row in rows),
-        )
-
-
-@dataclasses.dataclass
-class Tally:
-    """Sums over a step's microbatches, of one process or of all. Sums over tokens are over sampled tokens."""
-
-    loss: float = 0.0
-    """Sum of the losses of microbatches."""
-    microbatches: int = 0
-    """Number of forward and backward passes."""
-    tokens: int = 0
-    """Number of sampled tokens that were scored."""
-    row_tokens: int = 0
-    """Number of all tokens of the rows that were scored."""
-    entropy: float = 0.0
-    """Sum of the policy's entropies, in nats."""
-    gap: float = 0.0
-    """Sum of |trainer's - engine's log-probability|, in nats."""
-    largest_gap: float = 0.0
-    """Largest |trainer's - engine's log-probability| of a token, in nats."""
-    clipped_low: float = 0.0
-    """Number of tokens clipped at the importance ratio's lower bound."""
-    clipped_high: float = 0.0
-    """Number of tokens clipped at the importance ratio's upper bound."""
-    clipped_delta: float = 0.0
-    """Number of tokens clipped at the importance ratio's bound for negative advantages, --delta."""
-    kl: float = 0.0
-    """Sum of the estimates of the KL divergence to the reference policy, in nats."""
-    engine_ratio: float = 0.0
-    """Sum of the importance weights (trainer's over engine's probability), before any is truncated or masked."""
-    truncated: float = 0.0
-    """Number of tokens whose importance weight was cut to the cap."""
-    masked: float = 0.0
-    """Number of tokens whose importance weight was set to 0."""
-    mismatch_kl: float = 0.0
-    """Sum of the k3 estimates of the KL divergence from the engine's distribution to the trainer's, in nats."""
-    updates: int = 0
-    """Number of optimizer steps, skipped ones included."""
-    skipped: int = 0
-    """Number of optimizer steps skipped because the gradient was not finite."""
-    grad_norm: float = 0.0
-    """Sum of the gradient norms, before clipping, of the optimizer steps that were applied."""
-    watched: int = 0
-    """Number of sampled weights, whose movement over the step was measured."""
-    moved: int = 0
-    """Number of sampled weights that changed."""
-    weight_squares: float = 0.0
-    """Sum of squares of the sampled weights at the step's start."""
-    change_squares: float = 0.0
-    """Sum of squares of the sampled weights' changes."""
-    misweighted: float = 0.0
-    """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
-    strayed: int = 0
-    """Number of sampled weights that were not those of the end of the step before."""
-    still: int = 0
-    """Number of trained tensors of which no sampled weight changed."""
-    tensors: int = 0
-    """Number of trained tensors whose weights were sampled."""
-
-    @classmethod
-    def of(cls, sums: Sequence[MicrobatchSums]) -> Tally:
-        """Add up the sums of microbatches, with one transfer from the device."""
-        if not sums:
-            return cls()
-        names = [name for name in sums[0].on_device if all(name in s.on_device for s in sums)]
-        values = torch.stack([torch.stack([s.on_device[name] for name in names]) for s in sums]).tolist()
-        return cls.total(
-            cls(**dict(zip(names, row, strict=True)), microbatches=1, tokens=s.tokens, row_tokens=s.row_tokens)
-            for s, row in zip(sums, values, strict=True)
-        )
-
-    @classmethod
-    def of_movement(cls, before: WeightSample, after: WeightSample, last: WeightSample | None = None) -> Tally:
-        """The movement of the sampled weights from the step's start to its end. `last`: at the end of the step before."""
-        start = before.values.double()
-        change = after.values.double() - start
-        sums = torch.stack([(change != 0).sum(), start.square().sum(), change.square().sum()]).tolist()
-        still, tensors = after.still(before)
-        return cls(
-            watched=len(change),
-            moved=int(sums[0]),
-            weight_squares=sums[1],
-            change_squares=sums[2],
-            strayed=before.strayed(last),
-            still=still,
-            tensors=tensors,
-        )
-
-    @classmethod
-    def total(cls, tallies: Iterable[Tally]) -> Tally:
-        """Add up every field of the tallies; of `largest_gap` take the largest."""
-        result = cls()
-        for tally in tallies:
-            for f in dataclasses.fields(cls):
-                mine, theirs = getattr(result, f.name), getattr(tally, f.name)
-                setattr(result, f.name, max(mine, theirs) if f.name == "largest_gap" else mine + theirs)
-        return result
-
-    def metrics(self) -> dict[str, float]:
-        """The tally as metrics: most are means over sampled tokens, optimizer steps or sampled weights."""
-        n = max(self.tokens, 1)
-        return {
-            "loss": self.loss,
-            "policy/entropy": self.entropy / n,
-            "policy/clip_fraction": (self.clipped_low + self.clipped_high + self.clipped_delta) / n,
-            "policy/clip_fraction_low": self.clipped_low / n,
-            "policy/clip_fraction_high": self.clipped_high / n,
-            "policy/kl": self.kl / n,
-            "correction/mean_weight": self.engine_ratio / n if self.tokens else 1.0,
-            "correction/truncated_share": self.truncated / n,
-            "correction/masked_share": self.masked / n,
-            "sync/sampling_gap": self.gap / n,
-            "sync/largest_gap": self.largest_gap,
-            "sync/mismatch_kl": self.mismatch_kl / n,
-            "loss/misweighted": self.misweighted / n,
-            **self.optimizer_metrics(),
-        }
-
-    def optimizer_metrics(self) -> dict[str, float]:
-        """The part of the metrics that is the same for every loss: optimizer steps, and what they were computed on."""
-        applied = self.updates - self.skipped
-        return {
-            "optimizer/grad_norm": self.grad_norm / max(applied, 1),
-            "optimizer/updates": applied,
-            "optimizer/skipped": self.skipped,
-            "optimizer/update_rms": math.sqrt(self.change_squares / max(self.watched, 1)),
-            "optimizer/relative_update": math.sqrt(self.change_squares / self.weight_squares)
-            if self.weight_squares
-            else 0.0,
-            "optimizer/moved_share": self.moved / max(self.watched, 1),
-            "optimizer/still_tensors": self.still / max(self.tensors, 1),
-            "optimizer/strayed_share": self.strayed / max(self.watched, 1),
-            "train/tokens": self.tokens,
-            "train/microbatches": self.microbatches,
-        }
+from plumbob.trainer.training.tally import Tally
 
 
 def metrics_before_training(

@@ -19,10 +19,11 @@ from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.task_order import epoch_order, walk
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
-from plumbob.trainer.training.metrics import MicrobatchSums, Tally, memory_metrics
+from plumbob.trainer.training.metrics import memory_metrics
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step import Stopwatch, optimizer_step, set_learning_rate
+from plumbob.trainer.training.tally import MicrobatchSums, Tally
 from plumbob.trainer.training.weight_sample import WeightSample
 
 

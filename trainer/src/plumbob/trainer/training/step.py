@@ -31,11 +31,12 @@ from plumbob.trainer.training.forward_backward import (
     accumulate,
     score_old_policy,
 )
-from plumbob.trainer.training.metrics import Tally, metrics_before_training, training_metrics
+from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import advantages_in_minibatches
+from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.token_records import token_records
 from plumbob.trainer.training.weight_sample import WeightSample
 

@@ -2,7 +2,9 @@
 
     python tools/hanging_run.py --minutes 60 [--tool-seconds 2] [--chance 0.01] [--folder FOLDER]
 
-Prints memory, threads and file descriptors of the process once a minute, and at the end whether each stayed flat.
+Prints memory, threads and file descriptors of the process once a minute, and at the end whether each stayed flat: a line
+is fitted to what was measured every few seconds after the first third of the time, in which the run warms up. "resident"
+is all memory of the process, "in use" leaves out what was freed and the C library keeps for the next allocations.
 Starts `train lookup` again, with the next seed, each time it ends, in the same process. Exit code 0 if every run ended
 with code 0 and nothing grew, else 1.
 """
@@ -11,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import random
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import vf_lookup.taskset
 import vf_lookup.tools
@@ -79,32 +83,74 @@ def inject(chance: float, rng: random.Random) -> None:
         setattr(owner, original.__name__, faulty)
 
 
-def usage() -> tuple[float, int, int]:
-    """(resident memory in MiB, threads, file descriptors) of this process."""
+class Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    )
+
+
+def freed() -> float:
+    """MiB that were freed and that the C library keeps for the next allocations; 0 where it does not tell."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0.0
+    mallinfo.restype = Heap
+    return mallinfo().fordblks / 2**20
+
+
+class Usage(NamedTuple):
+    """What this process has at one moment."""
+
+    resident: float
+    """Memory in MiB."""
+    in_use: float
+    """Memory in MiB without what was freed."""
+    threads: int
+    files: int
+
+
+def usage() -> Usage:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), len(list(Path("/proc/self/fd").iterdir()))
+    mib = int(status["VmRSS"].split()[0]) / 1024
+    return Usage(mib, mib - freed(), int(status["Threads"]), len(list(Path("/proc/self/fd").iterdir())))
 
 
-def watch(began: float, seen: list[tuple[float, int, int]], every: float) -> None:
-    """Print and collect the usage for ever."""
-    print("minute  MiB  threads  files  faults", flush=True)
+def watch(began: float, seen: list[Usage], every: float) -> None:
+    """Collect the usage for ever, and print every sixth."""
+    print("minute  MiB resident  in use  threads  files  faults", flush=True)
     while True:
         time.sleep(every)
         seen.append(usage())
-        mib, threads, files = seen[-1]
-        minute = (time.monotonic() - began) / 60
-        print(f"{minute:6.1f} {mib:5.0f} {threads:7} {files:6} {HAPPENED.total():7}", flush=True)
+        if len(seen) % 6 == 0:
+            mib, in_use, threads, files = seen[-1]
+            minute = (time.monotonic() - began) / 60
+            print(f"{minute:6.1f} {mib:13.0f} {in_use:7.0f} {threads:8} {files:6} {HAPPENED.total():7}", flush=True)
 
 
-def is_flat(values: list[float], slack: float) -> bool:
-    """Whether the last quarter's mean is above the second quarter's by at most the share `slack`, or by 2.
+def rise(values: Sequence[float]) -> float:
+    """By how much a line fitted to all but the first third of the values rises from its first to its last value."""
+    later = values[len(values) // 3 :]
+    return statistics.linear_regression(range(len(later)), later).slope * (len(later) - 1) if len(later) > 1 else 0.0
 
-    The first quarter warms up.
-    """
-    quarter = max(len(values) // 4, 1)
-    second, last = values[quarter : 2 * quarter] or values, values[-quarter:]
-    before, after = sum(second) / len(second), sum(last) / len(last)
-    return after <= max(before * (1 + slack), before + 2)
+
+def is_flat(values: Sequence[float], slack: float) -> bool:
+    """Whether the values rise by at most the share `slack` of their mean, or by 2."""
+    return rise(values) <= max(slack * statistics.fmean(values or [0]), 2)
 
 
 def main() -> int:
@@ -117,8 +163,9 @@ def main() -> int:
     parser.add_argument("--folder", default=None, help="where runs are written; default: a temporary folder")
     args = parser.parse_args()
     inject(args.chance, random.Random(args.seed))
-    began, seen = time.monotonic(), []
-    every = min(60.0, args.minutes * 60 / 10)
+    began = time.monotonic()
+    seen: list[Usage] = []
+    every = min(10.0, args.minutes * 60 / 60)
     threading.Thread(target=watch, args=(began, seen, every), daemon=True).start()
     codes = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -135,12 +182,11 @@ def main() -> int:
             codes.append(run(TrainConfig(output_dir=folder, run_name=f"seed-{seed}", seed=seed, **settings)))
     print(f"{len(codes)} runs of {args.steps} steps with exit codes {sorted(set(codes))}")
     print("faults: " + ", ".join(f"{count} {name}" for name, count in HAPPENED.most_common()))
-    flat = {
-        "memory": is_flat([mib for mib, _, _ in seen], 0.1),
-        "threads": is_flat([threads for _, threads, _ in seen], 0.1),
-        "files": is_flat([files for _, _, files in seen], 0.1),
-    }
-    print("; ".join(f"{name}: {'flat' if is_it else 'GROWS'}" for name, is_it in flat.items()))
+    measured = {name.replace("_", " "): values for name, *values in zip(Usage._fields, *seen, strict=True)}
+    flat = {name: is_flat(values, 0.1) for name, values in measured.items()}
+    for name, values in measured.items():
+        verdict = "flat" if flat[name] else "GROWS"
+        print(f"{name}: {verdict}, {rise(values):+.0f} over the last two thirds, of {statistics.fmean(values):.0f}")
     return 0 if set(codes) == {0} and all(flat.values()) else 1
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import json
 import math
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import verifiers.v1 as vf
@@ -21,6 +23,8 @@ from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.batch import Batch, discard_stale
+from plumbob.trainer.training import best
+from plumbob.trainer.training import train as training
 from plumbob.trainer.training.finish import _warnings
 from plumbob.trainer.training.metrics import batch_metrics
 from plumbob.trainer.training.train import run
@@ -252,3 +256,56 @@ def test_the_first_ctrl_c_ends_a_command_whose_tool_hangs(tmp_path, command):
     _, err = done.communicate(timeout=600)  # the tool would hang for an hour, and then that of the next rollout
     assert done.returncode == INTERRUPTED, err
     assert "Interrupted after step 0" in err or "interrupted" in err
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+
+async def fail():
+    raise RuntimeError("at random")
+
+
+@pytest.mark.slow
+def test_rollouts_are_freed_once_the_task_that_their_environment_left_running_has_ended(tmp_path, monkeypatch):
+    """The task belongs to the first step and ends in the second one: it must not be taken for something that stays."""
+    original, calls, ends, alive = vf_lookup.taskset.LookupTask.correct, [], [], []
+
+    async def correct(self, trace: vf.Trace) -> float:
+        calls.append(trace.id)
+        if len(calls) == 1:
+            ends.append(asyncio.Event())
+            await asyncio.gather(fail(), ends[0].wait())
+        if len(calls) > 16:
+            ends[0].set()
+        return await original(self, trace)
+
+    correct.__dict__.update(vars(original))
+    monkeypatch.setattr(vf_lookup.taskset.LookupTask, "correct", correct)
+
+    def count(*_):
+        """Called when a step has been recorded and its garbage was collected."""
+        objects = gc.get_objects()
+        alive.append([sum(isinstance(o, kind) for o in objects) for kind in (vf.Trace, Sample)])
+
+    monkeypatch.setattr(best, "judge", count)
+    code, rows = train(tmp_path, max_steps=3, eval_on_start=False)
+    assert code == 0 and [row["rollout/errored"] for row in rows] == [1, 0, 0]
+    # The task that still runs holds the trace of its own rollout, and no other.
+    assert alive[:3] == [[1, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.slow
+def test_the_model_of_a_run_is_freed_before_that_of_the_next_run_is_loaded(tmp_path, monkeypatch):
+    engines, alive = [], []
+    original = training.set_up
+
+    def set_up(*args):
+        alive.append(sum(engine() is not None for engine in engines))
+        run_ = original(*args)
+        engines.append(weakref.ref(run_.engine))
+        return run_
+
+    monkeypatch.setattr(training, "set_up", set_up)
+    for seed in (0, 1):
+        assert train(tmp_path / str(seed), seed=seed, max_steps=1)[0] == 0
+    assert len(engines) == 2 and alive == [0, 0]

@@ -79,6 +79,14 @@ class Batch:
         """Number of rollouts that failed in the environment or the engine."""
         return len(self.failures) - self.no_turn - self.not_finite
 
+    def release(self) -> None:
+        """Let go of everything in it, at the end of its step.
+
+        A task that an environment has left running can hold an exception for as long as it runs. The exception holds the
+        frames that it has passed, each frame the one that called it, and those of the training step hold this batch.
+        """
+        vars(self).update(vars(Batch()))
+
 
 def discard_stale(batch: Batch, oldest: int) -> None:
     """Move every group with a sample that began under a policy version below `oldest` from the batch to `stale`.

@@ -47,6 +47,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
     started = time.time()
     thresholds = gc.get_threshold()
+    gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
     transformers_logging.disable_progress_bar()
     world = join_world()
     hosts = watch_hosts(world)
@@ -89,6 +90,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             os._exit(1)
         raise
     finally:
+        blocking.exit_if_unstoppable(None)  # what it would do holds the whole run
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # a process may do several runs, and frozen ones would stay for ever
         hosts.leave()
@@ -126,8 +128,11 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 state.step += 1
                 _note_microbatch_size(run_, recorder)
                 recorder.step(metrics, batch)
-                del batch
-                gc.collect(0)  # what the step has left behind in cycles, which may hold a GPU's memory
+                batch.release()
+                # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after
+                # its own step, and is not any more, would otherwise stay until the run ends, because Python hardly ever
+                # looks for garbage by itself here (`OBJECTS_BEFORE_COLLECTION`).
+                gc.collect()
                 best.judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.

@@ -413,3 +413,13 @@ def test_limits_are_no_cause_where_the_policy_learned_to_be_brief(
     assert (outcome[0] == "truncated-turns") is named
     history.config = dataclasses.replace(history.config, random_rewards=True)  # which nothing can be learned from
     assert (truncation(history) or ("",))[0] is None
+
+
+@pytest.mark.parametrize("value", [math.nan, None])
+def test_a_gap_that_is_no_number_is_named_in_a_run_and_in_a_resumed_one(value: float | None) -> None:
+    """A resumed run reads null where the run that wrote the row had NaN."""
+    rows = [healthy(step) | {"sync/sampling_gap": value} for step in range(1, 7)]
+    found = said(Watch(config_of("plain")), rows)
+    assert "engine-trainer-mismatch" in [finding.cause for finding in found]
+    rows = [healthy(1) | {"sync/sampling_gap": value}, *map(healthy, range(2, 7))]
+    assert said(Watch(config_of("plain")), rows) == []

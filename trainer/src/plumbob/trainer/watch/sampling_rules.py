@@ -45,7 +45,9 @@ def gap(h: History) -> Outcome:
     c = h.config
     if c.top_p < 1 or c.top_k or c.min_p or h.steps < WINDOW:
         return None
-    unknown = sum(math.isnan(row.get("sync/sampling_gap", 0.0)) for row in h.recent)
+    # NaN in a run that goes on, and null in the metrics.jsonl that a resumed run reads.
+    stored = [row["sync/sampling_gap"] for row in h.recent if "sync/sampling_gap" in row]
+    unknown = sum(value is None or math.isnan(value) for value in stored)
     if unknown == len(h.recent):
         return (
             "engine-trainer-mismatch",

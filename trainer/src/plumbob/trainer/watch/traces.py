@@ -17,6 +17,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.drift_rules import RIGHT
+from plumbob.trainer.watch.history import number
 from plumbob.trainer.watch.reward_rules import is_format
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
 from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed
@@ -47,7 +48,8 @@ def examine_traces(
             return [Finding("stored rollouts are there to be examined", "unsure", reason)]
         return []
     usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
-    gaps = {int(row["step"]): row["sync/sampling_gap"] for row in rows if "sync/sampling_gap" in row}
+    every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in rows}
+    gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
     scored = permuted(usable, gaps)
     checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
     return [

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import sqlite3
 import sys
 import threading
@@ -63,6 +64,35 @@ def test_a_rollout_whose_code_hangs_or_exits_is_an_error_that_names_it(case):
     (error,) = trace.errors
     assert case.says in error.message and case.where in error.message
     assert error.type == ("Stuck" if case.says == "stuck" else "Escaped")
+
+
+def test_a_signal_that_comes_when_the_code_has_been_interrupted_already_ends_nothing(monkeypatch):
+    """The timer and the watchdog may send it at the same time."""
+
+    class Stuck(environment_code.Stuck):
+        def __init__(self, *args):
+            signal.raise_signal(blocking.SIGNAL)
+            super().__init__(*args)
+
+    monkeypatch.setattr(environment_code, "Stuck", Stuck)
+    with contextlib.suppress(Stuck):
+        asyncio.run(environment_code.Caller(0.1).call("it", lambda: time.sleep(60)))
+    assert not blocking._running
+
+
+def test_a_second_signal_leaves_the_code_time_to_clean_up():
+    cleaned = []
+
+    def code():
+        try:
+            time.sleep(60)
+        finally:
+            signal.raise_signal(blocking.SIGNAL)
+            cleaned.append("up")
+
+    with pytest.raises(environment_code.Stuck):
+        asyncio.run(environment_code.Caller(0.1).call("it", code))
+    assert cleaned == ["up"] and not blocking._running
 
 
 # --- in which thread a synchronous tool runs ---------------------------------------------------------------------------

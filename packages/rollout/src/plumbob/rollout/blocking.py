@@ -8,8 +8,8 @@ limit of its own. If it exceeds the limit, `Blocked` is raised at the place wher
   expression) never lets another thread of Python run. It ends whatever a Ctrl-C would end.
 - In other threads by `PyThreadState_SetAsyncExc`, which ends Python code but no call into C.
 
-`watchdog` repeats this twice a second, in case the code swallows the exception. Code that goes on for
-`UNSTOPPABLE_SECONDS` after that cannot be ended, and the process has to.
+This is repeated, once a second in the main thread and twice in others, in case the code swallows the exception. Code that
+goes on for `UNSTOPPABLE_SECONDS` after that cannot be ended, and the process has to.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Stretch:
     """When it began, as `time.monotonic()`."""
     interrupted: bool = False
     """Whether `Blocked` was raised in it."""
+    raised: float = -math.inf
+    """When it was last raised in the main thread, as `time.monotonic()`."""
     overdue: int = 0
     """Number of the watchdog's looks at which it was over its limit."""
 
@@ -104,7 +106,7 @@ def hurry(on: bool = True) -> None:
         return
     stretch = _running.get(threading.main_thread().ident or 0)
     if stretch is not None and threading.current_thread() is threading.main_thread():
-        stretch.interrupted = True
+        stretch.interrupted, stretch.raised = True, time.monotonic()
         raise Blocked
 
 
@@ -237,11 +239,13 @@ class _Watchdog:
         if stretch is None:
             return
         now = time.monotonic()
-        left = stretch.start + stretch.limit - now
+        # The timer and the watchdog may send the signal at the same time. The second one would be raised where `Blocked` is
+        # handled, and end the run.
+        left = max(stretch.start + stretch.limit, stretch.raised + AGAIN) - now
         # After the exception it comes again, in case the code swallows it.
         self.timer.set(now, left if left > 0 else AGAIN)
         if left <= 0:
-            stretch.interrupted = True
+            stretch.interrupted, stretch.raised = True, now
             raise Blocked
 
     def _watch(self) -> None:

@@ -117,18 +117,21 @@ class _Scope:
         if self.caller.deadline is not None and (when := self.caller.deadline.when()) is not None:
             seconds = min(seconds, when - asyncio.get_running_loop().time())
         stretch = blocking.enter(self.where, seconds)
+        taken = 0.0
         try:
             try:
                 result = self.convert(fn, *args, resumes=resumes)
-            except Blocked:
-                raise Stuck(self.where, seconds) from None
-            if stretch is not None and stretch.interrupted:  # it has swallowed the exception
-                raise Stuck(self.where, seconds)
-            return result
+            finally:
+                taken = blocking.leave(stretch)
+        except Blocked:  # may also come when the code has just returned, before its stretch has ended
+            taken = blocking.leave(stretch)  # first of all: until then it may come again
+            raise Stuck(self.where, seconds) from None
         finally:
-            taken = blocking.leave(stretch)
             if taken > NOTICED:
                 _extend_others(taken, self.caller)
+        if stretch is not None and stretch.interrupted:  # it has swallowed the exception
+            raise Stuck(self.where, seconds)
+        return result
 
     def convert(self, fn: Callable[..., Any], *args: Any, resumes: bool = False) -> Any:
         """Call `fn`, with Escaped in place of exceptions that must not leave the environment's code."""

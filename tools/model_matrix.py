@@ -51,7 +51,7 @@ def row_of(name: str, model: PreTrainedModel, max_context: int = 4096) -> str:
     plan = plan_forward(model, max_context)
     decoding = measure(model, plan, max_context)
     model.set_attn_implementation(plan.own_attention)
-    rows = measured_rows(model.config.get_text_config().vocab_size, (40, 9, 64, 23))
+    rows = measured_rows(plan.num_ids, (40, 9, 64, 23))
     own = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
     policy = Policy(model, TrainConfig(max_context=max_context), torch.device("cpu"), plan=plan)
     engine = make_engine(policy.engine_model(), decoding, max_slots=4, max_length=max_context)

@@ -244,13 +244,13 @@ def test_ids_beyond_the_tokenizer_do_not_decide_how_rows_are_computed():
 def test_the_sentence_about_padded_rows_after_every_layout_was_tried_with_and_without_a_logit_map():
     """Seen on an H200: rows alone were not exact with `LogitMap`, and padded rows were without."""
     differences = {"packed": 2e-3, "padded": 1e-6, "alone": 1.4e-3}
-    (padded, logits) = ForwardPlan("padded", None, "sdpa", differences=differences).lines()
+    (padded, logits) = ForwardPlan("padded", None, "sdpa", VOCABULARY, differences=differences).lines()
     assert padded == (
         "rows of this model are padded instead of packed, because packed rows differ by 0.002 nats from rows alone"
     )
     assert "logits" in logits
     (alone,) = ForwardPlan(
-        "alone", LogitMap(), "sdpa", differences={"packed": "no", "padded": 1.0, "alone": 0.1}
+        "alone", LogitMap(), "sdpa", VOCABULARY, differences={"packed": "no", "padded": 1.0, "alone": 0.1}
     ).lines()
     assert alone == (
         "rows of this model take one forward pass each, because packed rows cannot be computed (no), and padded rows "

@@ -58,6 +58,6 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, expected)
 )
 def test_a_models_own_rounding_errors_do_not_make_it_another_model(bf16, rounding, expected):
     """Seen with Qwen2.5-Coder-0.5B on a CPU: 2.7e-5 nats between packed rows and the saved model's own forward pass."""
-    plan = ForwardPlan("packed", LogitMap(), "sdpa", limit=rounding)
+    plan = ForwardPlan("packed", LogitMap(), "sdpa", 100, limit=rounding)
     of_run = SimpleNamespace(config=TrainConfig(bf16=bf16), policy=SimpleNamespace(plan=plan))
     assert saved_limit(of_run) == expected

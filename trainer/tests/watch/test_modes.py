@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.rollout import Sample
 from plumbob.testing.recorded_runs import RUNS
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
-from plumbob.trainer.training.policy_shift import FIRST_STEPS, SCORED_SHARE, rows_to_score_again
 from plumbob.trainer.watch.environment_rules import STOPS, truncation
 from plumbob.trainer.watch.history import History, policy_change
 from plumbob.trainer.watch.rules import RULES, contradicted
@@ -343,48 +341,6 @@ def test_what_is_no_number_was_not_measured() -> None:
     history = History(TrainConfig())
     history.add({"policy/step_kl": 0.3, "sync/sampling_gap": 0.4})  # it may be all mismatch
     assert history.largest_change is None
-
-
-# What measuring costs
-
-ROWS = st.lists(st.integers(2, 4000), min_size=1, max_size=300)
-
-
-def samples(lengths: list[int]) -> list[Sample]:
-    return [Sample([0] * n, [False] + [True] * (n - 1), [0.0] * n, 0.0, "0/0", "", False) for n in lengths]
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROWS, st.integers(0, 10**4), st.integers(1, 4))
-def test_a_step_scores_a_share_of_its_tokens_again(lengths: list[int], step: int, processes: int) -> None:
-    rows = samples(lengths)
-    chosen = rows_to_score_again(rows, step, max(len(rows) // processes, 1))
-    assert [id(row) for row in chosen] == [
-        id(row) for row in rows_to_score_again(rows, step, max(len(rows) // processes, 1))
-    ]
-    tokens = sum(len(row.token_ids) for row in chosen)
-    assert tokens <= 2 * len(chosen) / len(rows) * sum(lengths)
-    assert len(chosen) <= max(1, math.ceil(SCORED_SHARE * len(rows) / processes))
-    assert chosen or step >= FIRST_STEPS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rollouts", "processes"), [(8, 1), (32, 1), (128, 1), (1024, 1), (1024, 8), (96, 1)])
-def test_a_run_scores_a_64th_of_its_tokens_again(rollouts: int, processes: int) -> None:
-    """Of each process's own: all of them score the same rows."""
-    rows = samples([200 + 37 * (i % 11) for i in range(rollouts)])
-    whole = sum(len(row.token_ids) for row in rows) / processes
-    again = [
-        sum(len(r.token_ids) for r in rows_to_score_again(rows, s, rollouts // processes)) / whole for s in range(400)
-    ]
-    assert sum(again[FIRST_STEPS:]) <= 395 * 1.05 * SCORED_SHARE + 1 / (rollouts / processes)
-    assert all(again[:FIRST_STEPS]) and sum(again[FIRST_STEPS:]) > 0
-
-
-def test_rows_without_a_drawn_token_are_not_scored() -> None:
-    empty = Sample([1, 2], [False, False], [0.0, 0.0], 0.0, "0/0", "", False)
-    assert rows_to_score_again([empty], 0, 32) == [] and rows_to_score_again([], 0, 32) == []
-    assert rows_to_score_again([empty, *samples([5])], 0, 32) == samples([5])
 
 
 def test_half_a_line_is_left_out(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import gzip
 import importlib
@@ -23,17 +22,12 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing.page_reader import Page
 from plumbob.testing.recorded_runs import FIRST, RUNS, config_of, rows_of
-from plumbob.testing.step_gradients import make_run
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
-from plumbob.trainer.training.policy_shift import step_kl
-from plumbob.trainer.training.tally import Tally
-from plumbob.trainer.training.weight_sample import WeightSample
 from plumbob.trainer.watch.history import NORMS
 from plumbob.trainer.watch.rules import RULES
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, read_traces
@@ -275,7 +269,6 @@ def _records(path: Path) -> list[dict]:
     return [json.loads(line) for line in trace_files.read(path).splitlines()]
 
 
-@pytest.mark.slow
 def rollouts_that_earn_nothing(replies: Sequence[tuple[str, str]]) -> list[Rollout]:
     """One rollout for each (right answer, last message), with reward 0."""
     parts = [(Part("assistant", reply, True, 0, 1),) for _, reply in replies]
@@ -298,6 +291,7 @@ def test_right_answers_that_earn_nothing_are_told_from_those_by_chance(count, ra
     assert (found := parsing(rollouts_that_earn_nothing(guessed))) and found.verdict == "pass"
 
 
+@pytest.mark.slow
 def test_traces_show_answers_lost_in_parsing_and_a_reward_for_form(warned: tuple[Path, str], tmp_path: Path) -> None:
     config = "\n".join(("model = 'tiny'", "num_generations = 4"))
     rows = (warned[0] / "metrics.jsonl").read_text()
@@ -324,41 +318,6 @@ def test_correlation_is_bounded_and_symmetric(pairs: list[tuple[float, float]]) 
     a, b = ([x - math.fsum(values) / len(values) for x in values] for values in zip(*pairs, strict=True))
     assert correlation(a, b) == correlation(b, a) and abs(correlation(a, b)) <= 1 + 1e-9
     assert correlation(a, a) == pytest.approx(1.0) or not any(a) or sum(x * x for x in a) < 1e-12
-
-
-@pytest.mark.slow
-def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
-    """A known change of every weight is seen as what it is; without one, the policy has not changed either."""
-    import torch
-    from plumbob.trainer.rollouts.collect import collect
-
-    run = make_run(tmp_path, World(0, 1, torch.device("cpu")), threads=1, env_args=("max_hops=2",))
-    batch = asyncio.run(collect(run.sampler, 0, 0, run.world))
-    before = WeightSample.of(run.policy.sharding)
-    vectors = [p for p in run.policy.trainable.values() if p.ndim == 1]
-    assert vectors
-    with torch.no_grad():
-        for parameter in vectors:  # a norm's entries are so large that a matrix's change would vanish beside them
-            parameter.add_(1.0)
-        assert torch.equal(before.values, WeightSample.of(run.policy.sharding).values)
-        for parameter in vectors:
-            parameter.sub_(1.0)
-    unchanged = step_kl(run.policy, batch.samples, 1.0, 16384)
-    assert unchanged is not None and abs(unchanged) < 1e-9
-    assert step_kl(run.policy, [], 1.0, 16384) is None
-    with torch.no_grad():
-        for parameter in run.policy.trainable.values():
-            parameter.mul_(1.01)
-    tally = Tally.of_movement(before, WeightSample.of(run.policy.sharding))
-    metrics = tally.metrics()
-    assert metrics["optimizer/relative_update"] == pytest.approx(0.01, rel=1e-3)
-    assert metrics["optimizer/moved_share"] > 0.99
-    rms = before.values.double().square().mean().sqrt().item()
-    assert metrics["optimizer/update_rms"] == pytest.approx(0.01 * rms, rel=1e-3)
-    changed = step_kl(run.policy, batch.samples, 1.0, 16384)
-    assert changed is not None and changed > 1000 * abs(unchanged)
-    one_by_one = step_kl(run.policy, batch.samples, 1.0, 1)  # however few rows share a pass
-    assert one_by_one == pytest.approx(changed, rel=1e-4)
 
 
 def test_examine_refuses_what_is_no_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
@@ -46,14 +46,14 @@ class ForwardPlan:
     """How the model makes logits from hidden states; None: only its own forward pass knows."""
     own_attention: str
     """Transformers' name of the attention that the model is exact with, which padded rows and rows alone use."""
+    num_ids: int
+    """The ids of measured rows are below this."""
     seen: attention.Seen = field(default_factory=attention.Seen)
     """What the model's attention computes."""
     limit: float = LIMIT
     """Most that log-probabilities of two ways to compute them may differ, in nats."""
     differences: Mapping[str, float | str] = field(default_factory=dict)
     """Layout -> largest difference to rows alone in nats, or why it could not be computed; in the order of the trials."""
-    num_ids: int | None = None
-    """The ids of measured rows are below this; None: all that the model can embed."""
 
     @property
     def attention(self) -> str:
@@ -90,10 +90,10 @@ def vocabulary(model: PreTrainedModel) -> int:
     return model.config.get_text_config().vocab_size
 
 
-def measured_rows(vocab_size: int, lengths: Sequence[int] = LENGTHS) -> list[Sample]:
+def measured_rows(num_ids: int, lengths: Sequence[int] = LENGTHS) -> list[Sample]:
     """The same rows of random ids in every process and every run; every id but a row's first is scored."""
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    rows = [torch.randint(num_ids, (n,), generator=generator).tolist() for n in lengths]
     return [Sample(r, [False] + [True] * (len(r) - 1), [0.0] * len(r), 0.0, "measured", "", False) for r in rows]
 
 
@@ -102,17 +102,17 @@ def plan_forward(model: PreTrainedModel, max_context: int, num_ids: int | None =
     """Measure how to compute `model`, as it was loaded, in float32 on its present device. It is left as it was.
 
     A window is narrowed while it is measured, if rows of up to `max_context` tokens could exceed it. The cost is that
-    of about ten forward passes of 20 to 40 tokens. `num_ids`: the size of the tokenizer. Many models can embed more ids
-    than that, but what they make of the others means nothing, and rounding errors may be far larger there.
+    of about ten forward passes of 20 to 40 tokens. `num_ids`: the size of the tokenizer, by default all that the model can
+    embed. Many models can embed more ids than their tokenizer has, but what they make of the others means nothing, and
+    rounding errors may be far larger there.
     """
-    if num_ids is not None:
-        num_ids = min(num_ids, vocabulary(model))
+    num_ids = min(num_ids or vocabulary(model), vocabulary(model))
     given = model.config._attn_implementation
     try:
         with measuring(model, max_context) as lengths:
-            return replace(_plan(model, measured_rows(num_ids or vocabulary(model), lengths), given), num_ids=num_ids)
+            return _plan(model, num_ids, lengths, given)
     except Exception as error:  # a model that cannot run on this device, for example: then nothing is assumed of it
-        return ForwardPlan("alone", None, given, differences={"packed": first_line(error)}, num_ids=num_ids)
+        return ForwardPlan("alone", None, given, num_ids, differences={"packed": first_line(error)})
 
 
 @contextmanager
@@ -153,8 +153,8 @@ def measuring(model: PreTrainedModel, max_context: int) -> Generator[Sequence[in
         model.train(training)
 
 
-def _plan(model: PreTrainedModel, rows: list[Sample], given: str) -> ForwardPlan:
-    seen = attention.Seen()
+def _plan(model: PreTrainedModel, num_ids: int, lengths: Sequence[int], given: str) -> ForwardPlan:
+    rows, seen = measured_rows(num_ids, lengths), attention.Seen()
     packed = _try_score(model, rows, "packed", LogitMap(), attention.NAME, seen)
     # Transformers' fused attention ignores soft-capping and sinks; its plain one computes them.
     own = "eager" if seen.plain and given == "sdpa" else given
@@ -174,8 +174,8 @@ def _plan(model: PreTrainedModel, rows: list[Sample], given: str) -> ForwardPlan
                 model.set_attn_implementation(own)
                 limit = min(max(limit, NOISE * _float64_noise(model, rows, alone)), MOST)
             if isinstance(d, float) and d <= limit:
-                return ForwardPlan(layout, logits, own, seen, limit, differences)
-    return ForwardPlan("alone", None, own, seen, limit, differences)
+                return ForwardPlan(layout, logits, own, num_ids, seen, limit, differences)
+    return ForwardPlan("alone", None, own, num_ids, seen, limit, differences)
 
 
 @torch.no_grad()

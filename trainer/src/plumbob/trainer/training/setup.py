@@ -26,7 +26,7 @@ from plumbob.trainer.inference.engine import EngineParts, TrainingEngine, engine
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 from plumbob.trainer.policy.call_tokens import write_calls_as_text
-from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward
+from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
 from plumbob.trainer.policy.loading import (
     default_learning_rate,
     default_threads,
@@ -145,7 +145,7 @@ def _set_up(
         world=world,
         directory=directory,
         tokenizer=tokenizer,
-        vocab_size=model.config.get_text_config().vocab_size,
+        vocab_size=vocabulary(model),
         positions=_positions(model),
         at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
         model=engine_model,

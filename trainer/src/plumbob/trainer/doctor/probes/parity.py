@@ -15,6 +15,7 @@ from plumbob.trainer.doctor.explanations import after_short_prompts, apart, expl
 from plumbob.trainer.doctor.messages_replaced import replaced_message
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.policy.forward_plan import vocabulary
 
 ORDER = 50
 
@@ -84,8 +85,7 @@ def _gap(
     cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
     if cause == UNEXPLAINED:
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
-        vocabulary = subject.run.policy.model.config.get_text_config().vocab_size
-        possible = "trainer" not in wrong and largest <= math.log(vocabulary)
+        possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
             return Finding(check, "fail", f"{evidence}; {cut}", "sampling-truncated")
         if (other := other_weights(subject)) is not None:

@@ -10,7 +10,7 @@ from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEn
 from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import memory_of, pages_that_fit
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
-from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, measuring, own_logprobs, vocabulary
+from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, measuring, own_logprobs
 from transformers import PreTrainedModel
 
 INSTEAD = "use --engine transformers or vllm"
@@ -37,7 +37,7 @@ def check_exact(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> 
 
 def _largest_gap(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> float:
     with measuring(model, max_context) as lengths:
-        rows = [row.token_ids for row in measured_rows(plan.num_ids or vocabulary(model), lengths)]
+        rows = [row.token_ids for row in measured_rows(plan.num_ids, lengths)]
         engine = PagedEngine(Weights.of(model, max(map(len, rows)) + TOKENS_PER_RUN), max_slots=1, max_length=PAGE)
         model.set_attn_implementation(plan.own_attention)
         gaps = [(own_logprobs(model, ids).cpu() - torch.tensor(engine.score(ids))).abs().max() for ids in rows]

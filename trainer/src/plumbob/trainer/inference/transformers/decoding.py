@@ -15,7 +15,6 @@ from plumbob.trainer.policy.forward_plan import (
     measured_rows,
     measuring,
     own_logprobs,
-    vocabulary,
 )
 from plumbob.trainer.policy.token_scorer import Layout, LogitMap
 from transformers import PreTrainedModel
@@ -58,7 +57,7 @@ def choose_decoding(model: PreTrainedModel, plan: ForwardPlan, max_context: int)
     flags = [p.requires_grad for p in model.parameters()]
     try:
         with measuring(model, max_context) as lengths:
-            rows = [row.token_ids for row in measured_rows(plan.num_ids or vocabulary(model), lengths)]
+            rows = [row.token_ids for row in measured_rows(plan.num_ids, lengths)]
             difference = _difference(model, [*rows, rows[1]], plan)
     except Exception as error:  # whatever a model raises that cannot use this cache
         difference = first_line(error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -197,3 +198,24 @@ def test_a_gpu_without_room_for_a_second_copy_compares_the_model_on_the_cpu(qwen
     monkeypatch.setattr(Weights, "of", classmethod(full_at_first))
     check_exact(qwen2, plan, 512)
     assert devices == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize(("rounds", "known"), [(False, True), (True, False)])
+def test_a_model_that_rounds_more_than_was_measured_is_still_known_and_one_that_computes_otherwise_is_not(
+    qwen2, monkeypatch, rounds, known
+):
+    """Seen on an H200: after SFT a 0.5B model differed by 4e-4 nats, which is rounding, and was called unknown."""
+    plan, of = dataclasses.replace(plan_forward(qwen2, 512), limit=1e-9), Weights.of.__func__
+
+    def rounded(cls, model, positions):
+        weights = of(cls, model, positions)
+        for tensor in weights.named.values() if rounds else ():
+            tensor.copy_(tensor.bfloat16())
+        return weights
+
+    monkeypatch.setattr(Weights, "of", classmethod(rounded))
+    if known:
+        check_exact(qwen2, plan, 512)
+    else:
+        with pytest.raises(NotSupported, match="differ by"):
+            check_exact(qwen2, plan, 512)

@@ -172,7 +172,7 @@ def _plan(model: PreTrainedModel, num_ids: int, lengths: Sequence[int], given: s
             differences[layout] = d = scores if isinstance(scores, str) else (scores - alone).abs().max().item()
             if isinstance(d, float) and limit < d <= MOST and layout == "packed" and logits == found:
                 model.set_attn_implementation(own)
-                limit = min(max(limit, NOISE * _float64_noise(model, rows, alone)), MOST)
+                limit = limit_by_float64(model, rows, alone, limit)
             if isinstance(d, float) and d <= limit:
                 return ForwardPlan(layout, logits, own, num_ids, seen, limit, differences)
     return ForwardPlan("alone", None, own, num_ids, seen, limit, differences)
@@ -203,18 +203,18 @@ def _noise(model: PreTrainedModel, token_ids: Sequence[int], logprobs: torch.Ten
     return max(differences)
 
 
-def _float64_noise(model: PreTrainedModel, rows: Sequence[Sample], logprobs: torch.Tensor) -> float:
-    """The largest rounding error of `logprobs` [N], the rows' by the model's own forward pass; 0 if that is not known.
+def limit_by_float64(model: PreTrainedModel, rows: Sequence[Sample], logprobs: torch.Tensor, limit: float) -> float:
+    """`limit`, or a higher one if `logprobs` [N], the rows' by the model's own forward pass, have large rounding errors.
 
-    `_noise` can miss it: in Qwen2.5-Coder-0.5B, whose hidden states have very large entries, beginnings and copies differ
+    `_noise` can miss them: in Qwen2.5-Coder-0.5B, whose hidden states have very large entries, beginnings and copies differ
     by 5e-5 nats, but all are 6e-4 from float64 (CPU); packed rows there differ by 1.1e-3 from rows alone (H200).
     """
     try:
         with in_float64(model):
             exact = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
-        return (exact - logprobs).abs().max().item()
     except Exception:  # a kernel of the model does not take float64, or memory runs out
-        return 0.0
+        return limit
+    return min(max(limit, NOISE * (exact - logprobs).abs().max().item()), MOST)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ its logits do differently; weights are large enough that every one of these chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -93,10 +94,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """What people call it -> (transformers' name of the configuration, its settings beside the common sizes)."""
 
 
-def small_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """A random float32 model of 2 layers; `name` is one of `ARCHITECTURES`."""
+WIDE: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "initializer_range": 0.1}
+"""Sizes with heads of 64, which a server's kernels can compute."""
+
+
+def small_model(name: str, seed: int = 0, sizes: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedModel:
+    """A random float32 model of 2 layers; `name` is one of `ARCHITECTURES`, `sizes` takes the place of its own."""
     kind, settings = ARCHITECTURES[name]
-    config = AutoConfig.for_model(kind, **{**_SIZES, **settings})
+    config = AutoConfig.for_model(kind, **{**_SIZES, **settings, **sizes})
     config.get_text_config().architectures = None
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

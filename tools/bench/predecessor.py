@@ -83,7 +83,7 @@ ARMS = (
 
 
 def one(arm: Arm, command: str, arguments: list[str]) -> None:
-    """Run `train` or `doctor` in this process, with the arm's fault in it."""
+    """Run `train` or `doctor` in this process, with the arm's options and its fault in it."""
     from plumbob.console.app import run_app
     from plumbob.trainer.cli import doctor as doctor_command
     from plumbob.trainer.cli import train as train_command
@@ -98,11 +98,12 @@ def one(arm: Arm, command: str, arguments: list[str]) -> None:
         unjudged = (doubles.syncs_unjudged,) if arm.injects and command == "train" else ()
         after_set_up(stack, subject if command == "doctor" else loop, *unjudged, *arm.injects)
         app = doctor_command.app if command == "doctor" else train_command.app
-        run_app(command, app, arguments)
+        own = arm.options.split() if env in ENVS else []  # a finished run has its options in its folder
+        run_app(command, app, [*arguments, *own])
 
 
-def command_of(arm: Arm, env: str, seed: int) -> list[str]:
-    return [env, *BASE[env].split(), *arm.options.split(), "--seed", str(seed)]
+def command_of(env: str, seed: int) -> list[str]:
+    return [env, *BASE[env].split(), "--seed", str(seed)]
 
 
 def called(arm: Arm, *arguments: str) -> str:
@@ -127,7 +128,7 @@ def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, A
     if result and not args.examine:
         return result
     began = time.monotonic()
-    given = command_of(arm, env, seed)
+    given = command_of(env, seed)
     before = causes_in(called(arm, "doctor", *given, "--json"))
     if not result:
         size = [*SIZE.split(), "--max-steps", str(args.steps), "--eval-examples", str(args.eval_examples)]

@@ -371,6 +371,18 @@ def test_limits_are_no_cause_where_the_policy_learned_to_be_brief(
     assert (truncation(history) or ("",))[0] is None
 
 
+@pytest.mark.parametrize(
+    ("cut", "steps", "named"), [(0.31, 5, False), (0.5, 19, False), (0.5, 20, True), (0.6, 5, True)]
+)
+def test_a_policy_has_some_steps_to_become_brief(cut: float, steps: int, named: bool) -> None:
+    """Two of three runs of Qwen2.5-Coder-0.5B on GSM8K with LoRA, which learned, were warned of 31% and 32% in step 5."""
+    history = History(TrainConfig(learning_rate=5e-5, num_generations=8, peft=True))
+    for step in range(1, steps + 1):
+        history.add(healthy(step) | {"reward/mean": 0.16, "rollout/stopped/max_turn_tokens": cut})
+    outcome = truncation(history)
+    assert outcome is not None and (outcome[0] == "truncated-turns") is named
+
+
 @pytest.mark.parametrize("value", [math.nan, None])
 def test_a_gap_that_is_no_number_is_named_in_a_run_and_in_a_resumed_one(value: float | None) -> None:
     """A resumed run reads null where the run that wrote the row had NaN."""

@@ -127,11 +127,15 @@ def truncation(h: History) -> Outcome:
     # Rollouts that repeat themselves fill any limit: `repetition` names that.
     loops = mean(h.start, "rollout/repetitive_share") > max(thresholds.REPETITIVE, 0.5 * shares[most])
     cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
+    # Within so few steps a policy may still learn to be brief, unless most of its rollouts are cut off.
+    early = h.steps < thresholds.CUT_STEPS and shares[most] <= 0.5
+    if cut and early:
+        evidence += f"; whether that falls is judged from step {thresholds.CUT_STEPS:g} on"
     # A policy that learns to be brief has no need of a higher limit.
     now = mean(h.recent, f"rollout/stopped/{most}")
     learned = h.rises and now <= thresholds.CUT_SHARE
     if cut and learned:
         evidence += f"; {now:.0%} of the last {len(h.recent)}, while the reward rose"
     # Rewards drawn by lot teach nothing, whatever the limits are.
-    innocent = loops or learned or h.config.random_rewards
+    innocent = loops or learned or early or h.config.random_rewards
     return (cause if cut and not innocent else None), evidence

@@ -134,6 +134,10 @@ CUT_SHARE = Threshold(
     0.3, "largest share of rollouts that a limit may cut off",
     "truncated-turns", "truncated-context", "truncated-rollouts",
 )  # fmt: skip
+CUT_STEPS = Threshold(
+    20, "number of steps after which a share of cut-off rollouts of up to a half counts, if it has not fallen",
+    "truncated-turns", "truncated-context", "truncated-rollouts",
+)  # fmt: skip
 RUN_ON_SHARE = Threshold(
     0.05, "largest share of turns that may continue after an end token, or stop at a token that is not the chat "
     "template's end token",

@@ -7,7 +7,7 @@ the engine completely.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ TOKENS = 16
 """Number of tokens that are sampled after each prompt."""
 LARGE_CHANGE = 0.3
 """Mean |change| of the trainer's log-probabilities that the large weight change must cause at least, in nats."""
+TOO_LARGE = 3.0
+"""A change by more nats than this breaks a model so far that rounding in bfloat16 moves it by nats too."""
 EARLY_UPDATES = (1, 10, 100)
 """Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
 SCALES = tuple(2.0**k for k in range(-6, 7))
@@ -78,14 +80,35 @@ def _direction(subject: Subject, rows: Sequence[Sample]) -> Direction:
     norms = {name: sharding.local(p).float().square().mean().sqrt().item() for name, p in run.policy.trainable.items()}
     sizes = {name: 0.1 * (norm or 0.02) for name, norm in norms.items()}  # the B matrix of an adapter starts at 0
     before = subject.score(rows)
-    for _ in range(8):
+
+    def moved(factor: float) -> float:
         with undone(run):
-            _move(subject, sizes, 1.0)
-            moved = mean_abs(subject.score(rows), before)
-        if moved >= LARGE_CHANGE:
+            _move(subject, sizes, factor)
+            return mean_abs(subject.score(rows), before)
+
+    factor = scale_for(moved)
+    return {name: factor * size for name, size in sizes.items()}
+
+
+def scale_for(moved: Callable[[float], float]) -> float:
+    """A factor for which `moved(factor)`, in nats, is between LARGE_CHANGE and TOO_LARGE, if a few trials find one.
+
+    A large model may not move at one factor and break at twice that.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(8):
+        if (nats := moved(high)) >= LARGE_CHANGE:
             break
-        sizes = {name: 2 * size for name, size in sizes.items()}
-    return sizes
+        low, high = high, 2 * high
+    for _ in range(6):
+        if nats <= TOO_LARGE:
+            break
+        middle = (low + high) / 2
+        if (between := moved(middle)) >= LARGE_CHANGE:
+            high, nats = middle, between
+        else:
+            low = middle
+    return high
 
 
 def change_largely(subject: Subject, rows: Sequence[Sample]) -> None:

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The predecessor's defects on a pretrained model: a short SFT on MuSiQue, then GRPO from there with one thing changed each.
+#
+#     PYTHON=python3 bash tools/gpu/defects.sh sft MODEL_FOLDER OUT
+#     PYTHON=python3 bash tools/gpu/defects.sh musique OUT/sft OUT "all three of these"
+#     PYTHON=python3 bash tools/gpu/defects.sh gsm8k MODEL_FOLDER OUT "loss mask given as the attention mask" GSM8K_FOLDER
+#
+# The changes are the arms of tools/bench/predecessor.py, which has their names. Each part prints what `doctor` says before the
+# run and after it, and trains with LoRA r16 at rate 5e-5. SFT is short (SFT_STEPS) so that much is left to learn. STEPS sets
+# GRPO's steps and SEED its seed. Several parts can share a GPU. Needs plumbob, its environments and plumbob.testing importable by $PYTHON.
+set -euo pipefail
+python=${PYTHON:-python3}
+part=${1:?sft, musique or gsm8k} model=${2:?a model folder} out=${3:?a folder for runs} arm=${4:-}
+here=$(dirname "$0")/../bench
+export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+same=(--engine "${ENGINE:-paged}" --engine-memory "${ENGINE_MEMORY:-0.04}" --bf16 --peft --output-dir "$out" --microbatch-tokens 8192)
+musique=(--datasets "synthetic,answerable,train[:600]" --eval-datasets "synthetic,answerable,validation[:128]"
+    --max-tokens 256 --max-turns 8 --max-context 4096 --max-concurrent 256)
+case $part in
+sft)
+    $python -c "from plumbob.trainer.cli.sft import main; main()" musique --model "$model" "${same[@]}" "${musique[@]}" \
+        --demonstrations oracle --max-steps "${SFT_STEPS:-10}" --eval-examples 64 --run-name "sft-${SFT_STEPS:-10}"
+    exit ;;
+musique) run=(musique "${musique[@]}") ;;
+gsm8k) run=(gsm8k --datasets "${5:?the folder of GSM8K}" --answer-style boxed --max-tokens 320 --max-context 1024 --max-concurrent 512) ;;
+*) echo "the first argument is sft, musique or gsm8k, not $part" >&2; exit 2 ;;
+esac
+name="$part-$(tr -c 'a-z0-9\n' - <<<"${arm:?an arm of tools/bench/predecessor.py}")-seed${SEED:-0}"
+run+=(--model "$model" "${same[@]}" --learning-rate 5e-5 --num-generations 8 --seed "${SEED:-0}")
+one() { $python "$here/predecessor.py" --one "$arm" -- "$@"; }
+mkdir -p "$out"
+if [[ ${DOCTOR:-1} == 1 ]]; then one doctor "${run[@]}" --json >"$out/$name.before.json" || true; fi
+one train "${run[@]}" --batch-size "${BATCH:-32}" --gradient-accumulation-steps 8 --max-steps "${STEPS:-24}" --eval-examples "${EVAL:-128}" \
+    --save-steps 1000 --no-report --run-name "$name"
+one doctor "$out/$name" --json >"$out/$name.after.json" || true

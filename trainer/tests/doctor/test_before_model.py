@@ -229,6 +229,36 @@ def test_an_environment_without_an_oracle_is_not_certain_and_not_alarmed(examine
     assert loud(findings) == [] and {f.verdict for f in findings} == {"pass", "unsure"}
 
 
+class FragileTask(QuizTask):
+    @vf.reward(weight=0.0)
+    async def fails_in_evaluation(self, trace: vf.Trace) -> float:
+        if self.data.answer.startswith("held-out"):
+            raise RuntimeError("the episode has no result")
+        return 0.0
+
+
+def test_held_out_tasks_that_cannot_be_scored_are_named(examined):
+    tasks = [
+        FragileTask(QuizData(prompt=f"What is {i} + {i}?", answer=f"{'held-out ' * (i >= 80)}{2 * i}"), vf.TaskConfig())
+        for i in range(100)
+    ]
+    named = causes(all_findings(examined(tasks=Tasks(tasks[:80], tasks[80:], (), 0, name="quiz"))))
+    assert "environment-fails" in named
+
+
+def test_perfect_transcripts_without_what_they_need_are_named(examined):
+    """The environment says that its oracles earn 1 with the golden retriever; here their documents are missing."""
+
+    def unsupported(i: int, data: Any) -> Any:
+        return data.model_copy(update={"documents": [d for d in data.documents if not d.supporting]})
+
+    tasks = load_tasks(TrainConfig(env="musique", env_args=("datasets=synthetic", "num_examples=60"), eval_examples=4))
+    given = {"env": "musique", "env_args": SYNTHETIC}
+    assert causes(transcripts.checks(examined(**given, tasks=tasks))) == []
+    named = causes(transcripts.checks(examined(**given, tasks=changed(tasks, train=unsupported))))
+    assert named == ["oracle-fails"]
+
+
 def test_an_environment_that_drives_the_conversation_raises_no_alarm(examined, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(upstream_style.__file__).parent))
     taskset = tasksets.make_taskset(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from plumbob.rollout import Sample
+from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.doctor import explanations
 from plumbob.trainer.doctor.explanations import Explanation, explain
-from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, copied, weigh
+from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, weigh
 
 V = 60
 Change = Callable[[torch.Tensor, list[int]], torch.Tensor]

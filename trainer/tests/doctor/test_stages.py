@@ -6,11 +6,12 @@ import pytest
 from plumbob.testing.faults.field3_seen import SEEN as THIRD
 from plumbob.testing.faults.field3_unseen import UNSEEN as THIRD_UNSEEN
 from plumbob.testing.faults.field4_seen import SEEN as FOURTH
+from plumbob.testing.faults.field4_unseen import UNSEEN as FOURTH_UNSEEN
 from plumbob.testing.faults.field_trial import tried
 from plumbob.trainer.doctor.probes.movement import _overfits, _told_apart
 from plumbob.trainer.doctor.run_probes import PROBES
 
-FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH)}
+FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURTH_UNSEEN)}
 
 
 @pytest.mark.slow
@@ -25,6 +26,9 @@ FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH)}
         ("reference policy is another checkpoint", "training_step", "reference-is-another-policy"),
         ("adapter saved with an alpha of zero", "saved", "saved-model-differs"),
         ("one of two replicas never gets new weights", "sync", "weights-not-synced"),
+        ("half of the layers in no optimizer group", "gradient", "optimizer-moves-nothing"),
+        ("half of the layers in no optimizer group", "movement", "optimizer-moves-nothing"),
+        ("tool names arrive doubled", "tools", "calls-malformed"),
     ],
 )
 def test_a_probe_names_the_stage(name, probe, cause, tmp_path):
@@ -39,7 +43,17 @@ def test_a_healthy_run_passes_each_of_these_probes(tmp_path):
 
     plain = dataclasses.replace(FAULTS["adapter saved with an alpha of zero"], start=None)
     with tried(plain, tmp_path, groups=4) as subject:
-        for probe in ("tokens", "weights", "conditioning", "training_step", "saved", "sync"):
+        for probe in (
+            "tokens",
+            "tools",
+            "weights",
+            "conditioning",
+            "gradient",
+            "training_step",
+            "movement",
+            "saved",
+            "sync",
+        ):
             assert [f.cause for f in PROBES[probe](subject) if f.cause] == []
 
 

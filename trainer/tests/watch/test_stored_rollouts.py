@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.watch.change import of_same_tasks
 from plumbob.trainer.watch.places import with_places
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.traces import calls_read, distinct_tasks, permuted, tool_results
+from plumbob.trainer.watch.traces import calls_read, copies, distinct_tasks, permuted, tool_results
 
 
 def _rollout(
@@ -193,3 +193,21 @@ def test_replies_that_name_a_tool_and_its_arguments_are_calls_that_were_not_read
     assert calls_read([_rollout(number=i, nodes=[node], tools=tools) for i in range(8)]) is None
     node = {**node, "message": {"role": "assistant", "content": said}}
     assert calls_read([_rollout(number=i, nodes=[node], tools=[]) for i in range(8)]) is None
+
+
+def test_copies_within_groups_are_told_from_likely_replies() -> None:
+    """16 groups of 4: pairs of equal rollouts are copies if each was unlikely, and none if the policy is nearly certain."""
+
+    def rollout(group: int, number: int, reply: int, logprob: float) -> Rollout:
+        return dataclasses.replace(
+            _rollout(task=f"t{group}", number=number), group=group, token_ids=(1, reply), logprob=logprob
+        )
+
+    def group_of(replies: Sequence[int], logprob: float) -> list[Rollout]:
+        return [rollout(g, k, g * 10 + reply, logprob) for g in range(16) for k, reply in enumerate(replies)]
+
+    found = copies(group_of((0, 0, 1, 1), -20.0))
+    assert found and found.cause == "groups-without-variety" and "32 of 64" in found.evidence and found.places
+    for innocent in (group_of((0, 0, 0, 0), -0.05), group_of((0, 1, 2, 3), -20.0)):
+        assert (found := copies(innocent)) and found.verdict == "pass"
+    assert copies([_rollout(number=k) for k in range(4)]) is None

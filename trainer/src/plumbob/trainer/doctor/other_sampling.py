@@ -214,22 +214,3 @@ def closest(views: Sequence[View], wrong: Sequence[torch.Tensor]) -> tuple[str, 
             _, number = min((key for key in found if key[0] is best), key=lambda key: found[key])
     gap = found[best, number]
     return best.cause, best.name.format(number), gap
-
-
-def copied(groups: Mapping[str, Sequence[tuple[Sequence[int], float]]]) -> float:
-    """Logarithm of the likelihood ratio of rollouts that are copies of others of their group against independent ones.
-
-    `groups`: of each group, (token ids, log-probability of all sampled tokens) of its rollouts in order. The alternative
-    copies one of the rollouts before with probability 1/2. As in `weigh`, the expected ratio of independent rollouts is 1.
-    """
-    total = 0.0
-    for rows in groups.values():
-        for k in range(1, len(rows)):
-            ids, logprob = rows[k]
-            same = sum(list(ids) == list(other) for other, _ in rows[:k]) / k
-            ratio = math.log(0.5)
-            if same:
-                # log(1/2 + same / (2 p)) without overflow
-                ratio += torch.logaddexp(torch.tensor(0.0), torch.tensor(math.log(same) - logprob)).item()
-            total += ratio
-    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Rollout:
     """Mean |difference| of the engine's and the trainer's log-probabilities, in nats per sampled token; None if unknown."""
     sorted_gap: float | None = None
     """The same after both lists of log-probabilities are sorted."""
+    logprob: float | None = None
+    """Sum of the sampled tokens' log-probabilities, in nats, of the engine or the trainer, whichever is surer."""
 
     @classmethod
     def of(cls, record: dict[str, Any], step: int, line: int, group: int, number: int) -> Rollout:
@@ -72,7 +75,7 @@ class Rollout:
         answers = [data.get("answer"), *(data.get("answers") or [])]
         rewards = [r for r in record["rewards"].values() if r is not None]
         unread = [(noted["turn"], noted["text"]) for noted in (record.get("info") or {}).get("unread_calls") or ()]
-        gaps = _gaps(record["nodes"])
+        engine, trainer = _logprobs(record["nodes"])
         return cls(
             step,
             line,
@@ -87,7 +90,8 @@ class Rollout:
             tuple(str(a) for a in answers if isinstance(a, str | int | float)),
             record.get("stop_condition") or "",
             tuple(unread or _unread(record)),
-            *gaps,
+            *_gaps(engine, trainer),
+            max(math.fsum(engine), math.fsum(trainer)) if engine and trainer else None,
         )
 
     @property
@@ -127,13 +131,19 @@ def _unread(record: dict[str, Any]) -> Iterable[tuple[int, str]]:
                 yield number, found
 
 
-def _gaps(nodes: list[dict[str, Any]]) -> tuple[float | None, float | None]:
-    """`Rollout.gap` and `Rollout.sorted_gap`."""
+def _logprobs(nodes: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Log-probabilities of the sampled tokens, the engine's and the trainer's; two empty lists if one is incomplete."""
     engine, trainer = (
         [value for node in nodes if any(node.get("mask") or ()) for value in node.get(name) or ()]
         for name in ("logprobs", "trainer_logprobs")
     )
-    if not engine or len(engine) != len(trainer) or None in engine or None in trainer:
+    complete = len(engine) == len(trainer) and None not in engine and None not in trainer
+    return (engine, trainer) if complete else ([], [])
+
+
+def _gaps(engine: list[float], trainer: list[float]) -> tuple[float | None, float | None]:
+    """`Rollout.gap` and `Rollout.sorted_gap`."""
+    if not engine:
         return None, None
     pairs = (zip(engine, trainer, strict=True), zip(sorted(engine), sorted(trainer), strict=True))
     apart, in_order = (sum(abs(a - b) for a, b in pair) / len(engine) for pair in pairs)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.drift_rules import RIGHT
@@ -51,7 +52,7 @@ def examine_traces(
     every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in rows}
     gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
     scored = permuted(usable, gaps)
-    checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
+    checks = (copies, determinism, parsing, dominance, tool_results, alike, distinct_tasks)
     return [
         _sample(rollouts, run_dir),
         grouping(rollouts),
@@ -84,6 +85,26 @@ def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
     part = "all" if len(rollouts) >= total else f"{len(rollouts)} randomly drawn ones of the"
     evidence = f"examined {part} {total} rollouts of steps {', '.join(map(str, steps))}"
     return Finding("stored rollouts are there to be examined", "pass", evidence)
+
+
+def copies(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Are rollouts of one group drawn independently? None without log-probabilities."""
+    known = [[r for r in group if r.logprob is not None] for group in groups_of(rollouts)]
+    groups = {str(i): group for i, group in enumerate(known) if len(group) > 1}
+    if not groups:
+        return None
+    equal = [r for g in groups.values() for k, r in enumerate(g) if any(r.token_ids == o.token_ids for o in g[:k])]
+    total = sum(map(len, groups.values()))
+    ratio = copied({name: [(r.token_ids, r.logprob or 0.0) for r in group] for name, group in groups.items()})
+    check = "rollouts of one task are drawn independently"
+    evidence = (
+        f"{len(equal)} of {total} stored rollouts equal another one of their group; that they are copied is "
+        f"10^{ratio / math.log(10):.1f} times as likely as that they are not"
+    )
+    if ratio <= math.log(thresholds.OTHER_SAMPLING):
+        return Finding(check, "pass", evidence)
+    places = tuple(r.place() for r in equal[:MOST_PLACES])
+    return Finding(check, "fail", evidence, "groups-without-variety", equal[0].step, places)
 
 
 def grouping(rollouts: Sequence[Rollout]) -> Finding:

@@ -100,6 +100,10 @@ UNLIKELY_EMPTY = Threshold(
     1e3, "mean over all turns of 1 / probability of those that are empty, above which the model did not make them; it is 1 "
     "if it did, and above k with a probability of at most 1/k", "empty-completions",
 )  # fmt: skip
+NOT_PERFECT = Threshold(
+    0.05, "how much less than 1 a task's oracle may earn with the settings for which the environment says that it earns 1",
+    "oracle-fails",
+)  # fmt: skip
 NEVER_CALLED = Threshold(
     0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"
 )

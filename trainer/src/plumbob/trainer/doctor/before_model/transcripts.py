@@ -31,6 +31,9 @@ def checks(environment: Environment) -> Iterator[Finding]:
         yield finding
     if environment.tasks.held_out:
         yield _scored_alike(environment)
+        yield _held_out_fail(environment)
+    if environment.has_oracle and (finding := _perfect(environment)) is not None:
+        yield finding
 
 
 def _play(environment: Environment) -> Finding:
@@ -52,6 +55,40 @@ def _play(environment: Environment) -> Finding:
     if len(failed) <= thresholds.FAILED_ROLLOUTS / 4 * len(every):
         return Finding(check, "unsure", evidence)
     return Finding(check, "fail", evidence, "reward-not-finite" if "NotFinite" in kinds else "environment-fails")
+
+
+def _held_out_fail(environment: Environment) -> Finding:
+    """Can held-out tasks be scored where training tasks can? What fails there leaves the evaluation's mean."""
+    check, played = "held-out tasks can be scored like training tasks", environment.silent_held_out
+    failed = [p for p in played if not p.trace.ok]
+    evidence = f"{len(failed)} of {len(played)} empty transcripts of held-out tasks failed"
+    if not failed:
+        return Finding(check, "pass", evidence)
+    error = failed[0].trace.errors[-1]
+    evidence += f"; the first, of task {failed[0].task.key}: {error.type}: {' '.join(error.message.split())[:300]}"
+    bad = len(failed) > thresholds.FAILED_ROLLOUTS * len(played)
+    return Finding(check, "fail" if bad else "unsure", evidence, "environment-fails" if bad else None)
+
+
+def _perfect(environment: Environment) -> Finding | None:
+    """Do oracles earn 1 with the settings for which the environment says that they do? None if nothing is to be asked."""
+
+    def imperfect(played: Sequence[Played]) -> list[Played]:
+        return [p for p in played if p.reward < 1 - thresholds.NOT_PERFECT]
+
+    # Those that earn 1 with the run's own settings need no others.
+    if len(imperfect(environment.oracles)) <= len(environment.oracles) / 2 or not (
+        own := _with_own_settings(environment)
+    ):
+        return None
+    low = imperfect(own)
+    settings = ", ".join(f"{name}={value}" for name, value in _oracle_settings(environment).items())
+    evidence = f"with {settings} oracles of {len(own)} tasks earn {_range([p.reward for p in own])}, where the environment says 1"
+    bad = len(low) > len(own) / 2
+    if bad:
+        evidence += f"; less in {len(low)}, such as {', '.join(p.task.key for p in low[:NAMED])}"
+    check = "a perfect transcript earns 1 with the settings that it is made for"
+    return Finding(check, "fail" if bad else "pass", evidence, "oracle-fails" if bad else None)
 
 
 def _deterministic(environment: Environment) -> Finding:

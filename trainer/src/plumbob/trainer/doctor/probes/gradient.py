@@ -49,6 +49,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding("rollouts with an advantage give a gradient", "unsure", "no rollout has a sampled token")
         return
     noise = _apart(*(gradient_of(subject, rows, advantages) for _ in range(2)))
+    yield (cleared := _cleared(subject))
+    if cleared.verdict == "fail":
+        return  # every gradient of a later check would be a sum
     yield _repeated(subject, noise)
     # A gradient that depends on microbatches may be that of other rows, and then shows no direction.
     yield _invariance(subject, rows, advantages, noise)
@@ -186,6 +189,26 @@ def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[f
         evidence,
         "normaliser-depends-on-microbatches" if bad else None,
     )
+
+
+def _cleared(subject: Subject) -> Finding:
+    """Is no gradient left after the step's own way to clear them? One must have been computed and cleared before."""
+    check, policy = "gradients are cleared between steps", subject.run.policy
+    found = {name: policy.sharding.local_gradient(p) for name, p in policy.trainable.items()}
+    left = [name for name, gradient in found.items() if gradient is not None and bool((gradient != 0).any())]
+    evidence = f"{len(left)} of {len(found)} trained tensors still have a gradient after it was cleared"
+    if not left:
+        return Finding(check, "pass", evidence)
+    policy.sharding.changed()
+    for name in left:  # so that other probes are not misled
+        policy.trainable[name].grad = None
+    groups = [t for group in subject.run.optimizer.param_groups for t in group["params"]]
+    known = {id(tensor) for tensor in groups}
+    missing = sum(id(policy.trainable[name]) not in known for name in left)
+    if missing:
+        evidence += f", such as {left[0]}; the optimizer has no entry for {missing} of these"
+        return Finding(check, "fail", evidence, "optimizer-moves-nothing")
+    return Finding(check, "fail", f"{evidence}, such as {left[0]}", "gradients-not-cleared")
 
 
 def _repeated(subject: Subject, noise: float) -> Finding:

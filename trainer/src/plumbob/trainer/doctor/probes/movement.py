@@ -77,13 +77,19 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     """
     policy = subject.run.policy
     moved = entries = 0
+    still: list[str] = []
     squares = total = 0.0
     coarse = True
     for name, parameter in policy.trainable.items():
         local = policy.sharding.local(parameter).detach().cpu()
         if name not in touched:
             continue
-        moved += int(((local != before[name]) & touched[name]).sum())
+        changed = int(((local != before[name]) & touched[name]).sum())
+        # Rounding keeps weights still that are far larger than the learning rate; that is another cause.
+        could = _rate_of(subject) > 10 * torch.finfo(local.dtype).eps * before[name].float().abs().mean().item()
+        if could and touched[name].any() and not changed:
+            still.append(name)
+        moved += changed
         entries += int(touched[name].sum())
         squares += (local.double() - before[name].double()).square().sum().item()
         total += before[name].double().square().sum().item()
@@ -95,6 +101,10 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
         f"{math.sqrt(squares / total) if total else math.inf:.2g} at learning rate {_rate_of(subject):.2g}"
     )
     check = "one update changes the weights in their own precision"
+    full = sum(bool(mask.any()) for mask in touched.values())
+    if moved and not coarse and len(still) > thresholds.STILL_TENSORS * full:
+        evidence += f"; {len(still)} of {full} tensors with a gradient do not move at all, such as {still[0]}"
+        return Finding(check, "fail", evidence, "optimizer-moves-nothing")
     if share >= thresholds.MOVED_SHARE:
         return Finding(check, "pass", evidence)
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.other_sampling import Evidence, View, all_scores, closest, copied, weigh
+from plumbob.trainer.doctor.other_sampling import Evidence, View, all_scores, closest, weigh
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 48

@@ -33,6 +33,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     yield _writable(subject)
     yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
+    yield _named(drawn)
     yield _used(subject, drawn)
 
 
@@ -64,6 +65,22 @@ def _read(drawn: Drawn) -> Finding:
     evidence += f"; in task {trace.task.key}: {text[:QUOTED]!r}"
     bad = len(seen) > thresholds.UNREAD_REPLIES * len(drawn.traces)
     return Finding(check, "fail" if bad else "unsure", evidence, "calls-in-unread-form" if bad else None)
+
+
+def _named(drawn: Drawn) -> Finding:
+    """Do the calls that were read name tools that there are?"""
+    check = "calls that are read name the task's tools"
+    calls = [(trace, call) for trace in drawn.traces for m in trace.assistant_messages for call in m.tool_calls or ()]
+    unknown = [(trace, call) for trace, call in calls if call.name not in {tool.name for tool in trace.tools or ()}]
+    evidence = f"{len(unknown)} of {len(calls)} calls name no tool of their task"
+    if not unknown:
+        return Finding(check, "pass", evidence)
+    trace, call = unknown[0]
+    evidence += (
+        f", such as {call.name!r} in task {trace.task.key}, whose tools are {[t.name for t in trace.tools or ()]}"
+    )
+    bad = len(unknown) > thresholds.MALFORMED_CALLS * len(calls) and len(calls) >= len(drawn.traces) / 2
+    return Finding(check, "fail" if bad else "unsure", evidence, "calls-malformed" if bad else None)
 
 
 def unread_reply(trace: vf.Trace) -> str:

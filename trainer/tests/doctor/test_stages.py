@@ -7,11 +7,12 @@ from plumbob.testing.faults.field3_seen import SEEN as THIRD
 from plumbob.testing.faults.field3_unseen import UNSEEN as THIRD_UNSEEN
 from plumbob.testing.faults.field4_seen import SEEN as FOURTH
 from plumbob.testing.faults.field4_unseen import UNSEEN as FOURTH_UNSEEN
+from plumbob.testing.faults.field5_seen import SEEN as FIFTH
 from plumbob.testing.faults.field_trial import tried
 from plumbob.trainer.doctor.probes.movement import _overfits, _told_apart
 from plumbob.trainer.doctor.run_probes import PROBES
 
-FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURTH_UNSEEN)}
+FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURTH_UNSEEN, *FIFTH)}
 
 
 @pytest.mark.slow
@@ -29,6 +30,9 @@ FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURT
         ("half of the layers in no optimizer group", "gradient", "optimizer-moves-nothing"),
         ("half of the layers in no optimizer group", "movement", "optimizer-moves-nothing"),
         ("tool names arrive doubled", "tools", "calls-malformed"),
+        ("dropout of the checkpoint on in training", "training_step", "dropout-in-training"),
+        ("last character of tool arguments lost", "environment", "tool-arguments-changed"),
+        ("format bonus five times the answer's reward", "environment", "reward-format-dominated"),
     ],
 )
 def test_a_probe_names_the_stage(name, probe, cause, tmp_path):

@@ -37,6 +37,11 @@ SILENT_ZEROS = Threshold(
 SLOW_SCORING = Threshold(
     5, "longest time that a reply of 10,000 characters may take to be scored without a remark, in seconds"
 )
+FORM_OUTWEIGHS = Threshold(
+    0.75, "largest share of what a perfect transcript earns that one without content may earn by its form, where another "
+    "component of the reward tells the two apart",
+    "reward-format-dominated",
+)  # fmt: skip
 EXPLOITABLE = Threshold(
     0.5, "largest share of what an oracle earns above an empty reply that a transcript which solves nothing may earn",
     "reward-exploitable",

@@ -123,9 +123,10 @@ def _cheap(environment: Environment) -> Finding:
                 f"{len(kept)} tasks; in {example.task.key} {example.reward:.3g} for {_shown(example)}; {evidence}"
             )
             if clean:
-                shown = ", ".join(clean)
+                evidence += f". The component {', '.join(clean)} alone tells right answers from such replies"
+                most = fmean(gains) - error >= thresholds.FORM_OUTWEIGHS * lift
                 return Finding(
-                    check, "unsure", f"{evidence}. The component {shown} alone tells right answers from such replies"
+                    check, "fail" if most else "unsure", evidence, "reward-format-dominated" if most else None
                 )
             return Finding(check, "fail", evidence, "reward-exploitable")
     return Finding(check, "pass", evidence)

@@ -80,10 +80,14 @@ def other_results(compared: Sequence[Result]) -> tuple[str | None, str] | None:
 
 
 def _changed_argument(result: Result) -> bool:
-    """Whether the result quotes an argument of the call with something added to it."""
-    texts = [text for text in strings(result.arguments) if len(text) > 1]
-    quoted = [re.search(rf"(?<!\w){re.escape(text)}[\w.]*\w", result.shown) for text in texts]
-    return any(found is not None and found[0] != text for found, text in zip(quoted, texts, strict=True))
+    """Whether the result quotes an argument of the call with something added to it or taken from it, or in another case."""
+    words = re.findall(r"\w[\w.]*\w|\w", result.shown)
+    for text in (text for text in strings(result.arguments) if len(text) > 1):
+        long_enough = [word for word in words if len(word) >= max(2, len(text) / 2)]
+        changed = [word for word in long_enough if word in text or text in word or word.lower() == text.lower()]
+        if text not in words and changed:
+            return True
+    return False
 
 
 def _known(task: vf.Task) -> set[str]:

@@ -71,23 +71,27 @@ def _held_out_fail(environment: Environment) -> Finding:
 
 
 def _perfect(environment: Environment) -> Finding | None:
-    """Do oracles earn 1 with the settings for which the environment says that they do? None if nothing is to be asked."""
+    """Where oracles do not earn what the environment says that they earn: do their calls bring anything? Else None."""
 
     def imperfect(played: Sequence[Played]) -> list[Played]:
         return [p for p in played if p.reward < 1 - thresholds.NOT_PERFECT]
 
     # Those that earn 1 with the run's own settings need no others.
-    if len(imperfect(environment.oracles)) <= len(environment.oracles) / 2 or not (
-        own := _with_own_settings(environment)
-    ):
+    if len(imperfect(environment.oracles)) <= len(environment.oracles) / 2:
         return None
-    low = imperfect(own)
+    if not (own := _with_own_settings(environment)):
+        return None
     settings = ", ".join(f"{name}={value}" for name, value in _oracle_settings(environment).items())
-    evidence = f"with {settings} oracles of {len(own)} tasks earn {_range([p.reward for p in own])}, where the environment says 1"
-    bad = len(low) > len(own) / 2
-    if bad:
-        evidence += f"; less in {len(low)}, such as {', '.join(p.task.key for p in low[:NAMED])}"
-    check = "a perfect transcript earns 1 with the settings that it is made for"
+    evidence = f"with {settings} oracles of {len(own)} tasks earn {_range([p.reward for p in own])}"
+    # A reward may have another scale; but calls that bring nothing do not find what the answer needs.
+    low = imperfect(own)
+    alone = [environment.play(p.task, ScriptedChat.of_messages(oracle_of(p.task)[-1:])) for p in low]
+    vain = [p for p, bare in zip(low, alone, strict=True) if abs(bare.reward - p.reward) <= _TOLERANCE]
+    bad = len(vain) > len(own) / 2
+    if vain:
+        keys = ", ".join(p.task.key for p in vain[:NAMED])
+        evidence += f"; in {len(vain)}, such as {keys}, less than 1, and as much without their calls"
+    check = "the calls of a perfect transcript find what its answer needs"
     return Finding(check, "fail" if bad else "pass", evidence, "oracle-fails" if bad else None)
 
 

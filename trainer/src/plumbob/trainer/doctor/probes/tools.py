@@ -70,7 +70,8 @@ def _read(drawn: Drawn) -> Finding:
 def _named(drawn: Drawn) -> Finding:
     """Do the calls that were read name tools that there are?"""
     check = "calls that are read name the task's tools"
-    calls = [(trace, call) for trace in drawn.traces for m in trace.assistant_messages for call in m.tool_calls or ()]
+    # A call that could not be parsed has no name.
+    calls = [(t, c) for t in drawn.traces for m in t.assistant_messages for c in m.tool_calls or () if c.name]
     unknown = [(trace, call) for trace, call in calls if call.name not in {tool.name for tool in trace.tools or ()}]
     evidence = f"{len(unknown)} of {len(calls)} calls name no tool of their task"
     if not unknown:

@@ -226,6 +226,9 @@ def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch
     )
     if max(old, new) <= limit:
         return Finding(check, "pass", evidence)
+    if (apart := _drawn_anew(subject, [t.row for t in known[:LOOKED_AT]])) > limit:
+        evidence += f"; with gradients on, two passes of the same rows differ by {apart:.2g}"
+        return Finding(check, "fail", evidence, "dropout-in-training")
     tensors = [t.old_logprobs if old > limit else t.logprobs for t in (known if old > limit else before)]
     truth = [first[id(t.row)] for t in (known if old > limit else before)]
     for what, change in (
@@ -239,3 +242,11 @@ def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch
         return Finding(check, "fail", evidence, "logprobs-permuted")
     evidence += "; with gradients on, the trainer computes something else than without"
     return Finding(check, "fail", evidence, "engine-trainer-mismatch")
+
+
+def _drawn_anew(subject: Subject, rows: Sequence[Sample]) -> float:
+    """Mean |difference| of two training passes of the same rows, in nats: large only if a pass draws random numbers."""
+    run = subject.run
+    with torch.enable_grad():
+        first, second = (run.policy.score(rows, run.config.temperature).logprobs.detach().cpu() for _ in range(2))
+    return mean_abs([first], [second])

@@ -95,7 +95,7 @@ def test_calls_in_another_dialect_are_named_and_quoted(subject_of, monkeypatch):
 def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
     rewritten_turns(monkeypatch, lambda text: "amber<|im_end|>")
     findings = list(tools.probe(subject_of()))
-    assert causes(findings) == ["tools-never-used"] and "amber" in findings[3].evidence
+    assert causes(findings) == ["tools-never-used"] and "amber" in findings[-1].evidence
 
 
 @pytest.mark.slow

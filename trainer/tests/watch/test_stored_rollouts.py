@@ -105,6 +105,16 @@ def test_what_is_told_of_a_call_that_was_not_read_is_no_tool_result() -> None:
     assert all(rollout.results == [] for rollout in rollouts) and tool_results(rollouts) is None
 
 
+def test_what_is_told_of_a_tool_that_the_policy_made_up_is_no_tool_result() -> None:
+    """Seen: SmolLM2-135M calls the `tool_name` of the example that describes the form of a call."""
+    told = "Error: there is no tool 'search'; the tools are: lookup."
+    rollouts = [_rollout(task=f"t{i}", results=((f"who {i}", told),), tools=[{"name": "lookup"}]) for i in range(30)]
+    assert all(rollout.results == [] for rollout in rollouts) and tool_results(rollouts) is None
+    offered = [_rollout(task=f"t{i}", results=((f"who {i}", told),), tools=[{"name": "search"}]) for i in range(30)]
+    found = tool_results(offered)
+    assert found is not None and found.cause == "tools-fail"
+
+
 def test_duplicate_prompts_are_few_tasks_whatever_their_keys_are() -> None:
     def stored(different: int) -> list[Rollout]:
         rows = [_rollout(task=f"key-{i}", prompt=f"question {i % different}") for i in range(32)]
@@ -114,6 +124,31 @@ def test_duplicate_prompts_are_few_tasks_whatever_their_keys_are() -> None:
     assert found is not None and found.cause == "few-distinct-tasks" and "32 stored groups have 8" in found.evidence
     assert healthy is not None and healthy.cause is None
     assert distinct_tasks(stored(8)[:10]) is None
+
+
+def test_games_that_begin_with_the_same_rules_are_different_tasks() -> None:
+    """Seen: the wordle of verifiers' repository, where only the seed of the hidden word differs."""
+
+    def stored(seeds: int, role: str = "user") -> list[Rollout]:
+        rows = []
+        for i in range(32):
+            told = {"message": {"role": role, "content": "X X G X X"}, "sampled": False, "token_ids": [9]}
+            guess = {"message": {"role": "assistant", "content": "[apple]"}, "sampled": True, "token_ids": [8]}
+            rules = {"message": {"role": "user", "content": "rules"}, "sampled": False, "token_ids": [1]}
+            record = {
+                "task": {"key": f"key-{i}", "data": {"idx": i, "name": f"game {i}", "info": {"seed": i % seeds}}},
+                "nodes": [rules, guess, told, guess],
+                "ok": True,
+                "metrics": {},
+                "rewards": {},
+            }  # fmt: skip
+            rows.append(Rollout.of(record, 1, i + 1, i, 0))
+        return rows
+
+    healthy, few, silent = (distinct_tasks(rows) for rows in (stored(32), stored(8), stored(32, "tool")))
+    assert healthy is not None and healthy.cause is None and "1 different prompts and 32" in healthy.evidence
+    assert few is not None and few.cause == "few-distinct-tasks"
+    assert silent is not None and silent.cause == "few-distinct-tasks"  # a template that has lost its question
 
 
 UNREAD = {"turn": 0, "text": "<tools>{}", "explained": False}

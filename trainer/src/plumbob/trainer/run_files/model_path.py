@@ -17,7 +17,8 @@ def model_path(name: str) -> str:
     """What to load for a model's name: a bundled model's folder, the model of a run or a checkpoint, or the name itself.
 
     A run directory means its final model, which is whole even after LoRA. A run that has not ended, or goes on after
-    its end, means the model of its last checkpoint, or of its best one with --keep-best.
+    its end, means the model of its last checkpoint, or of its best one with --keep-best. The final model needs no
+    checkpoint: they may have been deleted for their size.
     """
     if (bundled := bundled_folder(name)) is not None:
         return str(bundled)
@@ -27,6 +28,8 @@ def model_path(name: str) -> str:
             whole = folder / "model"
             final = candidate.name == f"step_{_final_step(folder)}" and (whole / "config.json").is_file()
             return str(whole if final else candidate / "model")
+    if _final_step(folder) is not None and (folder / "model" / "config.json").is_file():
+        return str(folder / "model")
     return str(folder) if folder.exists() else name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -14,6 +16,9 @@ from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis.findings import Place
 from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.run_files import trace_files
+
+LABELS = frozenset({"idx", "id", "name", "description"})
+"""Fields of a task's data that say nothing of what it asks."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,10 @@ class Rollout:
     """The same after both lists of log-probabilities are sorted."""
     logprob: float | None = None
     """Sum of the sampled tokens' log-probabilities, in nats, of the engine or the trainer, whichever is surer."""
+    offered: tuple[str, ...] = ()
+    """Names of the tools that the policy was told of."""
+    content: str = ""
+    """Hash of the task's data without its labels."""
 
     @classmethod
     def of(cls, record: dict[str, Any], step: int, line: int, group: int, number: int) -> Rollout:
@@ -92,6 +101,8 @@ class Rollout:
             tuple(unread or _unread(record)),
             *_gaps(engine, trainer),
             max(math.fsum(engine), math.fsum(trainer)) if engine and trainer else None,
+            tuple(tool["name"] for tool in record.get("tools") or ()),
+            _content(data),
         )
 
     @property
@@ -105,16 +116,34 @@ class Rollout:
         return [part for part in self.parts if part.sampled]
 
     @property
+    def spoken_to(self) -> bool:
+        """Whether the environment spoke as the user after the policy did, as in a game. What tells of an unread call is
+        no such message.
+        """
+        since = itertools.dropwhile(lambda part: not part.sampled, self.parts)
+        return not self.unread and any(part.role == "user" for part in since)
+
+    @property
     def results(self) -> list[tuple[str, str, Part]]:
-        """Of each result that a tool gave: (name of the tool, arguments, message). A call that was not read has none."""
+        """Of each result that a tool gave: (name of the tool, arguments, message).
+
+        A call that was not read has none, nor has a call of a tool that the policy made up.
+        """
         asked = {call: (name, arguments) for part in self.parts for call, name, arguments in part.calls}
         told = [part for part in self.parts if part.role == "tool" and not part.text.startswith(NOT_READ)]
-        return [(*asked.get(part.answers, ("", "")), part) for part in told]
+        found = [(*asked.get(part.answers, ("", "")), part) for part in told]
+        return [result for result in found if not (self.offered and result[0] and result[0] not in self.offered)]
 
     def place(self, part: Part | None = None) -> Place:
         """Where to look: the whole rollout, or one of its messages."""
         tokens = None if part is None or not part.size else (part.start, part.start + part.size - 1)
         return Place(self.step, self.task, self.number, tokens)
+
+
+def _content(data: dict[str, Any]) -> str:
+    """`Rollout.content`."""
+    told = {name: value for name, value in data.items() if name not in LABELS and value is not None}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _unread(record: dict[str, Any]) -> Iterable[tuple[int, str]]:

@@ -328,15 +328,26 @@ def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = N
 
 
 def distinct_tasks(rollouts: Sequence[Rollout]) -> Finding | None:
-    """Are the tasks of the groups different? None if there are few groups."""
+    """Are the tasks of the groups different? None if there are few groups.
+
+    Tasks with the same prompt are one, unless the environment goes on to speak as the user: a game begins with its rules,
+    and what differs, such as the word that is to be guessed, is in the task's data.
+    """
     groups = groups_of(rollouts)
     if len(groups) < FEWEST_GROUPS:
         return None
-    asked: dict[str, list[Rollout]] = defaultdict(list)
-    for group in groups:
-        first = group[0]
-        asked["\n".join(part.text for part in itertools.takewhile(lambda p: not p.sampled, first.parts))].append(first)
-    evidence = f"{len(groups)} stored groups have {len(asked)} different prompts"
+    prompts: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        opening = itertools.takewhile(lambda p: not p.sampled, rollout.parts)
+        prompts["\n".join(part.text for part in opening)].append(rollout)
+    asked: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
+    for prompt, told in prompts.items():
+        game = any(r.spoken_to for r in told)
+        for group in groups_of(told):
+            asked[prompt, group[0].content if game else ""].append(group[0])
+    evidence = f"{len(groups)} stored groups have {len(prompts)} different prompts"
+    if len(asked) > len(prompts):
+        evidence += f" and {len(asked)} different tasks, in which the environment goes on to speak"
     check = "the groups have different tasks"
     # Of N tasks drawn at random, a sample of 2N groups or more holds most of them.
     if len(asked) > thresholds.FEW_TASKS_SEEN or len(asked) > len(groups) / 2:

@@ -16,12 +16,12 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, spread
 from plumbob.trainer.rollouts.stream import TaskStream
+from plumbob.trainer.watch.stored_rollouts import LABELS
 
 FEWEST_ORDERED = 32
 """Smallest number of tasks of which an order is judged."""
 SHOWN = 40
 """Most characters of a text that evidence quotes."""
-_LABELS = {"idx", "id", "name", "description"}
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
@@ -118,7 +118,7 @@ def _prompt(task: vf.Task) -> str:
 
 def _content(task: vf.Task) -> str:
     content = task.data.model_dump(
-        mode="json", exclude=_LABELS, exclude_none=True, fallback=lambda value: type(value).__name__
+        mode="json", exclude=set(LABELS), exclude_none=True, fallback=lambda value: type(value).__name__
     )
     return hashlib.sha256(normalised(json.dumps(content, sort_keys=True)).encode()).hexdigest()
 

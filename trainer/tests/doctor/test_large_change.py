@@ -4,7 +4,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from plumbob.trainer.doctor.probes.sync import LARGE_CHANGE, TOO_LARGE, scale_for
+from plumbob.trainer.doctor.weight_change import LARGE_CHANGE, TOO_LARGE, scale_for
 
 
 @given(st.floats(1e-3, 0.25), st.floats(1.0, 10.0))

@@ -7,7 +7,7 @@ the engine completely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts, is_tied
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
+from plumbob.trainer.doctor.weight_change import Direction, direction_of, move
 from plumbob.trainer.inference.weight_sync import SyncError, SyncReport, sync_weights
 
 ORDER = 70
@@ -32,19 +33,12 @@ SHOWN = 4
 """Number of rows on which a change is measured."""
 TOKENS = 16
 """Number of tokens that are sampled after each prompt."""
-LARGE_CHANGE = 0.3
-"""Mean |change| of the trainer's log-probabilities that the large weight change must cause at least, in nats."""
-TOO_LARGE = 3.0
-"""A change by more nats than this breaks a model so far that rounding in bfloat16 moves it by nats too."""
 EARLY_UPDATES = (1, 10, 100)
 """Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
 SCALES = tuple(2.0**k for k in range(-6, 7))
 """Scales of an adapter that are tried first."""
 AUDIBLE = 20.0
 """How many times the floating-point noise a change must be to be measured."""
-
-Direction = dict[str, float]
-"""Trained tensor -> standard deviation of the noise that is added to it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     usual, samples = _draw(subject).gap, subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), SHOWN) if samples[i].num_sampled]
     with undone(run) as before:
-        yield _large_change(subject, rows, _direction(subject, rows), usual, before)
+        yield _large_change(subject, rows, direction_of(subject, rows), usual, before)
     _sync(subject)  # if the engine refuses it, the next finding shows the numbers
     yield _gone(subject, usual)
     if not run.config.bf16:  # in bfloat16, the engine's own rounding is as large as a small change
@@ -69,66 +63,6 @@ def probe(subject: Subject) -> Iterator[Finding]:
             finding = _small_change(subject, before)
         _sync(subject)
         yield finding
-
-
-def _direction(subject: Subject, rows: Sequence[Sample]) -> Direction:
-    """A direction large enough that moving along it changes the log-probabilities of sampled tokens by LARGE_CHANGE.
-
-    Sampled tokens are measured and not prompts, because a policy that is certain of its replies changes them far later.
-    """
-    run, sharding = subject.run, subject.run.policy.sharding
-    norms = {name: sharding.local(p).float().square().mean().sqrt().item() for name, p in run.policy.trainable.items()}
-    sizes = {name: 0.1 * (norm or 0.02) for name, norm in norms.items()}  # the B matrix of an adapter starts at 0
-    before = subject.score(rows)
-
-    def moved(factor: float) -> float:
-        with undone(run):
-            _move(subject, sizes, factor)
-            return mean_abs(subject.score(rows), before)
-
-    factor = scale_for(moved)
-    return {name: factor * size for name, size in sizes.items()}
-
-
-def scale_for(moved: Callable[[float], float]) -> float:
-    """A factor for which `moved(factor)`, in nats, is between LARGE_CHANGE and TOO_LARGE, if a few trials find one.
-
-    A large model may not move at one factor and break at twice that.
-    """
-    low, high = 0.0, 1.0
-    for _ in range(8):
-        if (nats := moved(high)) >= LARGE_CHANGE:
-            break
-        low, high = high, 2 * high
-    for _ in range(6):
-        if nats <= TOO_LARGE:
-            break
-        middle = (low + high) / 2
-        if (between := moved(middle)) >= LARGE_CHANGE:
-            high, nats = middle, between
-        else:
-            low = middle
-    return high
-
-
-def change_largely(subject: Subject, rows: Sequence[Sample]) -> None:
-    """Change the trained weights so much that the log-probabilities of these rows move by about LARGE_CHANGE or more."""
-    _move(subject, _direction(subject, rows), 1.0)
-
-
-@torch.no_grad()
-def _move(subject: Subject, direction: Direction, factor: float) -> None:
-    """Add `factor` times fixed noise to the weights.
-
-    The noise is generated again in each call, which needs no memory.
-    """
-    sharding = subject.run.policy.sharding
-    for i, (name, parameter) in enumerate(subject.run.policy.trainable.items()):
-        local = sharding.local(parameter)
-        generator = torch.Generator(local.device).manual_seed(i)
-        noise = torch.randn(local.shape, generator=generator, device=local.device)
-        local.add_(noise.to(local.dtype), alpha=factor * direction[name])
-    sharding.changed()
 
 
 def _large_change(
@@ -140,7 +74,7 @@ def _large_change(
     """
     run, check = subject.run, "a large weight change shows in what the engine samples"
     before = subject.score(rows)
-    _move(subject, direction, 1.0)
+    move(subject, direction, 1.0)
     wanted = mean_abs(subject.score(rows), before)
     report, refused = _sync(subject)
     seen = _draw(subject)
@@ -165,7 +99,7 @@ def _large_change(
         return Finding(check, "unsure" if refused and run.config.bf16 else "pass", evidence + complaint)
     apart = [row for row in seen.rows if _gap(subject, [row]) > limit] or seen.rows
     with undone(run):
-        _move(subject, direction, -1.0)
+        move(subject, direction, -1.0)
         old = _gap(subject, apart)
     if len(apart) < len(seen.rows):
         evidence += f", in {len(apart)} of {len(seen.rows)} completions"

@@ -2,12 +2,13 @@
 # The predecessor's defects on a pretrained model: a short SFT on MuSiQue, then GRPO from there with one thing changed each.
 #
 #     PYTHON=python3 bash tools/gpu/defects.sh sft MODEL_FOLDER OUT
-#     PYTHON=python3 bash tools/gpu/defects.sh musique OUT/sft OUT "all three of these"
+#     PYTHON=python3 bash tools/gpu/defects.sh musique OUT/sft-10 OUT "all three of these"
 #     PYTHON=python3 bash tools/gpu/defects.sh gsm8k MODEL_FOLDER OUT "loss mask given as the attention mask" GSM8K_FOLDER
 #
-# The changes are the arms of tools/bench/predecessor.py, which has their names. Each part prints what `doctor` says before the
-# run and after it, and trains with LoRA r16 at rate 5e-5. SFT is short (SFT_STEPS) so that much is left to learn. STEPS sets
-# GRPO's steps and SEED its seed. Several parts can share a GPU. Needs plumbob, its environments and plumbob.testing importable by $PYTHON.
+# The changes are the arms of tools/bench/predecessor.py, which has their names. Trained is LoRA r16 at rate 5e-5; what `doctor`
+# says before a run and after it is in OUT/RUN.before.json and OUT/RUN.after.json (DOCTOR=0 leaves the first out). SFT takes
+# SFT_STEPS steps, so few that much is left to learn. STEPS, BATCH and EVAL set GRPO's steps, tasks a step and held-out tasks, SEED
+# its seed. Several parts can share a GPU. Needs plumbob, its environments and plumbob.testing importable by $PYTHON.
 set -euo pipefail
 python=${PYTHON:-python3}
 part=${1:?sft, musique or gsm8k} model=${2:?a model folder} out=${3:?a folder for runs} arm=${4:-}
@@ -25,7 +26,7 @@ musique) run=(musique "${musique[@]}") ;;
 gsm8k) run=(gsm8k --datasets "${5:?the folder of GSM8K}" --answer-style boxed --max-tokens 320 --max-context 1024 --max-concurrent 512) ;;
 *) echo "the first argument is sft, musique or gsm8k, not $part" >&2; exit 2 ;;
 esac
-name="$part-$(tr -c 'a-z0-9\n' - <<<"${arm:?an arm of tools/bench/predecessor.py}")-seed${SEED:-0}"
+name="$part-$(tr A-Z a-z <<<"${arm:?an arm of tools/bench/predecessor.py}" | tr -c 'a-z0-9\n' -)-seed${SEED:-0}"
 run+=(--model "$model" "${same[@]}" --learning-rate 5e-5 --num-generations 8 --seed "${SEED:-0}")
 one() { $python "$here/predecessor.py" --one "$arm" -- "$@"; }
 mkdir -p "$out"

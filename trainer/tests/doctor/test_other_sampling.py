@@ -114,13 +114,13 @@ def test_a_penalty_is_found_in_log_probabilities(change, way):
 
 
 def test_copies_are_told_from_a_policy_that_is_sure_of_its_tokens():
-    sure = {str(g): [([1, 2, 3], -0.05)] * 8 for g in range(8)}
+    sure = [[([1, 2, 3], -0.05)] * 8 for g in range(8)]
     assert copied(sure) < math.log(20)
-    same_seed = {str(g): [([g, 2, 3], -4.0)] * 8 for g in range(4)}
+    same_seed = [[([g, 2, 3], -4.0)] * 8 for g in range(4)]
     assert copied(same_seed) > math.log(1e6)
-    in_pairs = {str(g): [([g, k // 2], -6.0) for k in range(8)] for g in range(4)}
+    in_pairs = [[([g, k // 2], -6.0) for k in range(8)] for g in range(4)]
     assert copied(in_pairs) > math.log(1e6)
-    independent = {str(g): [([g, k], -4.0) for k in range(8)] for g in range(4)}
+    independent = [[([g, k], -4.0) for k in range(8)] for g in range(4)]
     assert copied(independent) < 0
 
 

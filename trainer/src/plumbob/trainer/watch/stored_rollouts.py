@@ -100,7 +100,7 @@ class Rollout:
             record.get("stop_condition") or "",
             tuple(unread or _unread(record)),
             *_gaps(engine, trainer),
-            max(math.fsum(engine), math.fsum(trainer)) if engine and trainer else None,
+            max(math.fsum(engine), math.fsum(trainer)) if engine else None,
             tuple(tool["name"] for tool in record.get("tools") or ()),
             _content(data),
         )

@@ -90,12 +90,12 @@ def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
 def copies(rollouts: Sequence[Rollout]) -> Finding | None:
     """Are rollouts of one group drawn independently? None without log-probabilities."""
     known = [[r for r in group if r.logprob is not None] for group in groups_of(rollouts)]
-    groups = {str(i): group for i, group in enumerate(known) if len(group) > 1}
+    groups = [group for group in known if len(group) > 1]
     if not groups:
         return None
-    equal = [r for g in groups.values() for k, r in enumerate(g) if any(r.token_ids == o.token_ids for o in g[:k])]
-    total = sum(map(len, groups.values()))
-    ratio = copied({name: [(r.token_ids, r.logprob or 0.0) for r in group] for name, group in groups.items()})
+    equal = [r for g in groups for k, r in enumerate(g) if any(r.token_ids == o.token_ids for o in g[:k])]
+    total = sum(map(len, groups))
+    ratio = copied([(r.token_ids, r.logprob or 0.0) for r in group] for group in groups)
     check = "rollouts of one task are drawn independently"
     evidence = (
         f"{len(equal)} of {total} stored rollouts equal another one of their group; that they are copied is "

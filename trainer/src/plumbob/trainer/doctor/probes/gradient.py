@@ -199,16 +199,15 @@ def _cleared(subject: Subject) -> Finding:
     evidence = f"{len(left)} of {len(found)} trained tensors still have a gradient after it was cleared"
     if not left:
         return Finding(check, "pass", evidence)
-    policy.sharding.changed()
+    evidence += f", such as {left[0]}"
     for name in left:  # so that other probes are not misled
         policy.trainable[name].grad = None
-    groups = [t for group in subject.run.optimizer.param_groups for t in group["params"]]
-    known = {id(tensor) for tensor in groups}
+    known = {id(tensor) for group in subject.run.optimizer.param_groups for tensor in group["params"]}
     missing = sum(id(policy.trainable[name]) not in known for name in left)
     if missing:
-        evidence += f", such as {left[0]}; the optimizer has no entry for {missing} of these"
+        evidence += f"; the optimizer has no entry for {missing} of these"
         return Finding(check, "fail", evidence, "optimizer-moves-nothing")
-    return Finding(check, "fail", f"{evidence}, such as {left[0]}", "gradients-not-cleared")
+    return Finding(check, "fail", evidence, "gradients-not-cleared")
 
 
 def _repeated(subject: Subject, noise: float) -> Finding:

@@ -89,7 +89,7 @@ def _anew(subject: Subject, hot: Sequence[Sample], other: float) -> Finding:
             groups.setdefault(row.group, []).append((row.token_ids, sure))
         equal = sum(len(g) - len({tuple(ids) for ids, _ in g}) for g in groups.values())
         counts.append(f"{equal} of {len(rows)}")
-        ratios.append(copied(groups))
+        ratios.append(copied(groups.values()))
     ratio = max(ratios)
     evidence = (
         f"{counts[0]} rollouts equal another one of their group, and {counts[1]} completions at temperature {HOT:g} another "

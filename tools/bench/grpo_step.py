@@ -128,6 +128,8 @@ def run_trl(args: argparse.Namespace, vllm: bool) -> None:
     )
     trl_arm.announce_rollouts(trainer)
     trainer.train()
+    if args.trl_save:
+        trainer.save_model(str(args.trl_save))
 
 
 def main() -> None:
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--engine", default="auto", help="of the arm plumbob")
+    parser.add_argument("--trl-save", type=Path, help="folder for the model that TRL has trained, to evaluate it")
     parser.add_argument("--plumbob-options", default="", help="more options of `train`, in one string")
     trl_arm.add_options(parser)
     arms.add_options(parser, "/tmp/grpo_step")

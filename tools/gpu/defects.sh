@@ -8,7 +8,8 @@
 # The changes are the arms of tools/bench/predecessor.py, which has their names. Trained is LoRA r16 at rate 5e-5; what `doctor`
 # says before a run and after it is in OUT/RUN.before.json and OUT/RUN.after.json (DOCTOR=0 leaves the first out). SFT takes
 # SFT_STEPS steps, so few that much is left to learn. STEPS, BATCH and EVAL set GRPO's steps, tasks a step and held-out tasks, SEED
-# its seed. Several parts can share a GPU. Needs plumbob, its environments and plumbob.testing importable by $PYTHON.
+# its seed. OPTIONS are more options of `train` and `doctor`, for example "--importance-correction none", and LABEL what they add to
+# the run's name. Several parts can share a GPU. Needs plumbob, its environments and plumbob.testing importable by $PYTHON.
 set -euo pipefail
 python=${PYTHON:-python3}
 part=${1:?sft, musique or gsm8k} model=${2:?a model folder} out=${3:?a folder for runs} arm=${4:-}
@@ -26,8 +27,9 @@ musique) run=(musique "${musique[@]}") ;;
 gsm8k) run=(gsm8k --datasets "${5:?the folder of GSM8K}" --answer-style boxed --max-tokens 320 --max-context 1024 --max-concurrent 512) ;;
 *) echo "the first argument is sft, musique or gsm8k, not $part" >&2; exit 2 ;;
 esac
-name="$part-$(tr A-Z a-z <<<"${arm:?an arm of tools/bench/predecessor.py}" | tr -c 'a-z0-9\n' -)-seed${SEED:-0}"
-run+=(--model "$model" "${same[@]}" --learning-rate 5e-5 --num-generations 8 --seed "${SEED:-0}")
+name="$part-$(tr A-Z a-z <<<"${arm:?an arm of tools/bench/predecessor.py}" | tr -c 'a-z0-9\n' -)${LABEL:+-$LABEL}-seed${SEED:-0}"
+read -ra options <<<"${OPTIONS:-}"
+run+=(--model "$model" "${same[@]}" --learning-rate 5e-5 --num-generations 8 --seed "${SEED:-0}" "${options[@]}")
 one() { $python "$here/predecessor.py" --one "$arm" -- "$@"; }
 mkdir -p "$out"
 if [[ ${DOCTOR:-1} == 1 ]]; then one doctor "${run[@]}" --json >"$out/$name.before.json" || true; fi

@@ -6,9 +6,9 @@
 #
 # PART is all, or one of base, sft, after-sft, grpo and after-grpo, which come in this order.
 # RECORDS.jsonl: real records in the official schema; the first 50 are trained on, the others are held out. The rest of the
-# training questions is synthetic. SEED and STEPS set GRPO's seed and steps, NAME its run's name, CONCURRENT how many rollouts
-# run at once, ENGINE_MEMORY the share of the GPU for keys and values (several parts can share a GPU, with 0.1 each). Needs
-# plumbob and its environment `musique` importable by $PYTHON.
+# training questions is synthetic. SFT_STEPS ends SFT early, so that more is left to learn. SEED and STEPS set GRPO's seed and
+# steps, NAME its run's name, CONCURRENT how many rollouts run at once, ENGINE_MEMORY the share of the GPU for keys and values
+# (several parts can share a GPU, with 0.1 each). Needs plumbob and its environment `musique` importable by $PYTHON.
 set -euo pipefail
 python=${PYTHON:-python3}
 part=${1:?a part, or all} model=${2:?a model folder} records=${3:?a file of real records} out=${4:-/tmp/learn_musique}
@@ -21,6 +21,8 @@ same=(--engine paged --bf16 --max-tokens 256 --max-turns 8 --max-context 4096 --
     --engine-memory "${ENGINE_MEMORY:-0.4}")
 train_on="synthetic,answerable,train[:600];$records,,[:50]"
 held_out="synthetic,answerable,validation[:64];$records,,[50:]"
+until=(--num-epochs 2)
+if [[ -n ${SFT_STEPS:-} ]]; then until=(--max-steps "$SFT_STEPS"); fi
 trained=(--datasets "$train_on" --eval-datasets "$held_out" --peft --output-dir "$out")
 
 evaluate() {  # MODEL NAME
@@ -35,7 +37,7 @@ if [[ $part == base || $part == all ]]; then
     evaluate "$model" before
 fi
 if [[ $part == sft || $part == all ]]; then
-    run sft musique --model "$model" "${same[@]}" "${trained[@]}" --demonstrations oracle --num-epochs 2 --eval-examples 64 \
+    run sft musique --model "$model" "${same[@]}" "${trained[@]}" --demonstrations oracle "${until[@]}" --eval-examples 64 \
         --log-completions 1 --run-name sft
 fi
 if [[ $part == after-sft || $part == all ]]; then

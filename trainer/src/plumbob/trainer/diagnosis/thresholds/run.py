@@ -47,9 +47,10 @@ PERMUTED_GAP = Threshold(
     "logprobs-permuted",
 )  # fmt: skip
 SAVED_GAP = ByPrecision(
-    1e-5, 0.25, "largest mean difference of the trained model and the one that the run saved, loaded afresh, in nats per "
-    "token on fixed ids; the limit is higher for a model whose float32 log-probabilities have larger rounding errors, as "
-    "measured when it is loaded",
+    1e-5, 0.01, "largest mean difference of the trained model and the one that the run saved, loaded afresh, in nats per "
+    "token on fixed ids. Both are computed in float32, with --bf16 too, where the limit is higher because that was measured on "
+    "CPUs only; it is also higher for a model whose float32 log-probabilities have larger rounding errors, as measured when it "
+    "is loaded",
     "saved-model-differs",
 )  # fmt: skip
 LOOKALIKE = Threshold(

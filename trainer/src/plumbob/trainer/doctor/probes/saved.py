@@ -12,7 +12,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.probes.reward import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.doctor.weight_change import change_largely
-from plumbob.trainer.training.saved_model import saved_gap, why_not_compared
+from plumbob.trainer.training.saved_model import saved_gap, saved_limit, why_not_compared
 
 ORDER = 95
 
@@ -39,7 +39,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
             moved = mean_abs(subject.score([row], 1.0), fixed)
             run.policy.save_final(Path(folder))
             gap = saved_gap(run, Path(folder))
-    limit = max(thresholds.SAMPLING_GAP[run.config.bf16], thresholds.ARRIVED * moved * run.config.bf16)
+    limit = max(thresholds.SAMPLING_GAP[run.config.bf16], saved_limit(run))
     evidence = (
         f"a weight change moves log-probabilities by {moved:.2g} nats; the model that is saved then, loaded afresh, differs "
         f"from the trained one by {gap:.2g} (limit {limit:.2g})"

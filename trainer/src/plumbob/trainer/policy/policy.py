@@ -162,6 +162,29 @@ class Policy:
         self._set_mode()
         return TokenScores(*self.sharding(batch.ids, batch.inputs, batch.wanted, batch.targets, temperature))
 
+    @contextmanager
+    def in_float32(self) -> Generator[None]:
+        """In this context scores are computed in float32, also in a run with `--bf16`, to tell small changes from rounding.
+
+        Frozen matrices that are held in bfloat16 take 4 bytes per parameter meanwhile. Where the forward pass is a
+        collective, nothing changes. No gradient may be computed here: it would be that of another run.
+        """
+        if not self.config.bf16 or self.sharding.collective_forward:
+            yield
+            return
+        halves = {p: p.data for p in self.model.parameters() if p.dtype == torch.bfloat16}
+        scorer, flash = self.scorer.bf16, self._flash
+        try:
+            for parameter, half in halves.items():
+                parameter.data = half.float()
+            self.scorer.bf16 = self._flash = False
+            with uncompiled(), torch.no_grad():
+                yield
+        finally:
+            self.scorer.bf16, self._flash = scorer, flash
+            for parameter, half in halves.items():
+                parameter.data = half
+
     def microbatches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         """Divide rows of these lengths into microbatches of at most `max_tokens` tokens; returns indices of their rows.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.loading import load_model
-from plumbob.trainer.policy.policy import uncompiled
 from plumbob.trainer.training.run import Run
 
 
@@ -67,7 +64,7 @@ def saved_gap(run: Run, folder: Path) -> float:
     The policy's weights must be whole in this process.
     """
     policy = run.policy
-    with uncompiled(), _frozen_in_float32(policy.model):
+    with policy.in_float32():
         policy.model.set_attn_implementation(policy.plan.own_attention)
         try:
             trained = own_logprobs(policy.model, run.parity_row.token_ids).cpu()
@@ -81,19 +78,6 @@ def saved_gap(run: Run, folder: Path) -> float:
         base = load_model(run.config.model)
         gaps.append((_logprobs(run, PeftModel.from_pretrained(base, folder / "adapter")) - trained).abs().mean().item())
     return max(gaps)
-
-
-@contextmanager
-def _frozen_in_float32(model: torch.nn.Module) -> Generator[None]:
-    """In this context the model's frozen matrices, which a run with LoRA and `--bf16` may hold in bfloat16, are float32."""
-    halves = {p: p.data for p in model.parameters() if p.dtype == torch.bfloat16}
-    try:
-        for parameter, half in halves.items():
-            parameter.data = half.float()
-        yield
-    finally:
-        for parameter, half in halves.items():
-            parameter.data = half
 
 
 def _logprobs(run: Run, model: Any) -> torch.Tensor:

@@ -19,6 +19,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model import settings, task_sets, tool_results, transcripts
 from plumbob.trainer.doctor.scope import Scope, missed
 from plumbob.trainer.rollouts.tasks import Tasks, load_tasks
+from plumbob.trainer.training.sampling_warnings import checkpoint_warnings
 
 SYNTHETIC = ("datasets=synthetic", "num_examples=200")
 
@@ -279,6 +280,31 @@ def test_steps_with_too_few_groups_are_named_before_anything_loads():
     assert finding.cause == "too-little-signal"
     for size in (2, 8, 64):
         assert causes(settings.checks(TrainConfig(num_generations=size))) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "given"),
+    [
+        ("kl-backwards", {"kl_beta": 0.1, "kl_estimator": "k1"}),
+        (None, {"kl_beta": 0.1, "kl_estimator": "k3"}),
+        (None, {"kl_beta": 0.1, "kl_estimator": "k1", "kl_placement": "reward"}),
+        (None, {"kl_estimator": "k1"}),  # it is measured, and in no loss
+        ("warmup-too-long", {"warmup_steps": 1000}),
+        ("warmup-too-long", {"warmup_steps": 70, "lr_scheduler_type": "constant"}),
+        (None, {"warmup_steps": 30}),
+        (None, {"warmup_steps": 1000, "max_steps": 2000}),
+        (None, {"warmup_steps": 1000, "max_steps": -1}),  # the number of steps is not known yet
+        ("saved-model-differs", {"keep_best": "policy/entropy"}),
+        ("saved-model-differs", {"keep_best": "loss"}),
+        ("saved-model-differs", {"keep_best": "reward/std"}),
+        (None, {"keep_best": "eval/greedy", "eval_steps": 5}),
+        (None, {"keep_best": "env/correct"}),
+    ],
+)
+def test_what_the_settings_alone_show_is_named_before_anything_loads(cause, given):
+    config = TrainConfig(**given)
+    assert causes(settings.checks(config)) == ([cause] if cause else [])
+    assert bool(checkpoint_warnings(config)) == (cause == "saved-model-differs")
 
 
 def test_penalties_of_a_generation_config_are_told_and_are_no_fault_here(tmp_path):

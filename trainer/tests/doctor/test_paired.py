@@ -18,6 +18,7 @@ from plumbob.testing.faults.doubles import Inject, put
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.probes import pairing
+from plumbob.trainer.doctor.probes.movement import divergence
 from plumbob.trainer.doctor.rehearsal import trained_positions
 from plumbob.trainer.doctor.run_probes import PROBES
 from plumbob.trainer.doctor.schedule import scheduled_rate
@@ -174,7 +175,59 @@ def test_rollouts_that_the_settings_take_out_of_the_loss_show_no_missing_gradien
     for cut in subject.drawn.samples:
         object.__setattr__(cut, "truncated", True)
     first = next(PROBES["training_step"](subject))
-    assert (first.check, first.verdict) == ("rewards reach the gradient", "unsure")
+    assert (first.check, first.cause) == ("rewards reach the gradient", "signal-masked")
+
+
+def test_a_correction_that_takes_every_token_is_named_and_not_the_missing_gradient(subject_with):
+    """The bound lies below the difference of engine and trainer."""
+    subject = subject_with(importance_correction="token_mask", importance_cap=1 + 1e-6)
+    for row in subject.drawn.samples:
+        row.sampling_logprobs[:] = [
+            x + 1e-5 if m else x for x, m in zip(row.sampling_logprobs, row.loss_mask, strict=True)
+        ]
+    for probe in ("training_step", "gradient"):
+        named = {f.cause for f in PROBES[probe](subject) if f.cause}
+        assert named == {"correction-mutes-rollouts"}
+
+
+def kl_times(factor: float) -> Inject:
+    """The KL divergence of the reward arrives multiplied by `factor`."""
+
+    def inject(stack: ExitStack, run: Any) -> None:
+        original = training_step.reference_kl
+        put(stack, training_step, "reference_kl", lambda *args: [factor * kl for kl in original(*args)])
+
+    return inject
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause", "estimator"),
+    [
+        (0.0, "advantages-wrong", "k1"),
+        pytest.param(1.0, None, "k1", marks=pytest.mark.slow),
+        pytest.param(1.0, None, "k3", marks=pytest.mark.slow),
+        pytest.param(0.5, "advantages-wrong", "k3", marks=pytest.mark.slow),
+        pytest.param(-1.0, "kl-backwards", "k1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kl_penalty_that_is_not_subtracted_from_rewards_is_named(subject_with, factor, cause, estimator):
+    subject = subject_with(kl_times(factor), kl_beta=0.05, kl_placement="reward", kl_estimator=estimator)
+    findings = list(PROBES["training_step"](subject))
+    named = [f for f in findings if f.cause]
+    assert [f.cause for f in named] == ([cause] if cause else []), named
+    last = findings[-1]
+    assert last.check == "the KL divergence is subtracted from each rollout's reward" and last.verdict != "unsure"
+
+
+def test_a_change_of_one_task_alone_is_not_certain():
+    """The same mean divergence, of all tasks or of one."""
+    rows = [sample(0.0, i // 4, False, {}) for i in range(16)]
+    old = [torch.zeros(10) for _ in rows]
+    everywhere = divergence(rows, old, [torch.full((10,), 0.5 + 0.01 * i) for i in range(16)])
+    in_one = divergence(rows, old, [torch.full((10,), 1.0) * (i < 4) for i in range(16)])
+    assert everywhere.low > 0.1 and everywhere.low < everywhere.mean < everywhere.high
+    assert in_one.mean == pytest.approx(0.125) and in_one.low < 0
+    assert divergence(rows, old, [torch.full((10,), math.nan) for _ in rows]).low == math.inf
 
 
 @pytest.mark.slow

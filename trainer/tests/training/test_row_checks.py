@@ -112,10 +112,19 @@ def test_other_advantages_than_follow_from_the_rewards_are_counted(wrong, change
     assert found["advantage/wrong"] == pytest.approx(wrong / 12)
 
 
+@pytest.mark.parametrize(("applied", "wrong"), [(1.0, 0), (0.0, 12), (-1.0, 12)])
+def test_a_kl_penalty_of_the_reward_must_be_in_the_advantages(applied, wrong):
+    samples, traces = step(1)
+    settings = dataclasses.replace(SETTINGS[0], kl_beta=0.1)
+    sums = [float(i * i) for i in range(len(samples))]
+    values = step_advantages(samples, settings, [applied * kl for kl in sums]).values
+    found = row_checks(samples, traces, values, settings, sums, whole=True)
+    assert found["advantage/wrong"] == pytest.approx(wrong / 12)
+
+
 def test_what_cannot_be_known_is_left_out():
     samples, traces = step(2)
     values = step_advantages(samples, SETTINGS[0]).values
-    assert "advantage/wrong" not in row_checks(samples, traces, values, None, whole=True)
     part = row_checks(samples, traces[:6], values, SETTINGS[0], whole=False)  # the others are on another process
     assert part == dict.fromkeys(part, 0.0) and "rollout/unmatched" not in part
     assert row_checks(samples, [], values, SETTINGS[0], whole=False) == {}

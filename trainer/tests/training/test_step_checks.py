@@ -31,9 +31,32 @@ def objective(loss_type: str) -> Objective:
 @pytest.mark.parametrize("loss_type", list(LOSSES))
 def test_every_loss_type_weighs_tokens_by_their_advantages(loss_type):
     inputs = inputs_of()
-    count = misweighted(inputs)
+    count = misweighted(inputs, objective(loss_type))
     policy_loss(inputs, objective(loss_type)).loss.backward()
     assert count.item() == 0
+
+
+@pytest.mark.parametrize("loss_type", list(LOSSES))
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("moved", [3e-4, 0.3], ids=["near the old policy", "far from it"])
+def test_two_computations_of_the_slopes_agree_in_later_updates_and_with_a_kl_term(loss_type, estimator, moved):
+    for seed in range(20):
+        inputs = inputs_of(seed)
+        old, reference = (inputs.logprobs.detach() + moved * torch.randn(9) for _ in range(2))
+        inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=reference)
+        delta = None if LOSSES[loss_type].bound == "cap" else 1.5
+        full = dataclasses.replace(objective(loss_type), kl_beta=0.1, kl_estimator=estimator, delta=delta)
+        count = misweighted(inputs, full)
+        policy_loss(inputs, full).loss.backward()
+        assert count.item() == 0
+
+
+def test_a_clip_that_is_never_applied_is_counted_in_later_updates():
+    inputs = inputs_of()
+    inputs = dataclasses.replace(inputs, old_logprobs=inputs.logprobs.detach() - 0.5)
+    count = misweighted(inputs, objective("grpo"))
+    policy_loss(inputs, dataclasses.replace(objective("grpo"), epsilon_high=9.0)).loss.backward()
+    assert count.item() == 3  # the tokens with a positive advantage
 
 
 @pytest.mark.parametrize(
@@ -47,7 +70,7 @@ def test_every_loss_type_weighs_tokens_by_their_advantages(loss_type):
 )
 def test_a_loss_of_other_values_is_counted_token_by_token(wrong, change):
     inputs = inputs_of()
-    count = misweighted(inputs)
+    count = misweighted(inputs, objective("grpo"))
     policy_loss(change(inputs), objective("grpo")).loss.backward()
     # The token with an importance weight of 0 has no slope in either loss.
     assert count.item() == wrong - (wrong != 0)

@@ -244,7 +244,22 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_a_saved_model_is_judged_by_what_the_runs_end_measured(tmp_path, summary, verdict, cause):
-    assert saved_model(tmp_path, TrainConfig()) == []  # it has not ended
+    assert saved_model(tmp_path, TrainConfig(), 8) == []  # it has not ended
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (found,) = saved_model(tmp_path, TrainConfig())
+    (found,) = saved_model(tmp_path, TrainConfig(), 8)
     assert (found.verdict, found.cause) == (verdict, cause)
+
+
+@pytest.mark.parametrize(
+    ("metric", "kept", "cause"),
+    [
+        ("policy/entropy", 1, "saved-model-differs"),
+        ("policy/entropy", 8, None),  # it is the last one all the same
+        ("reward/mean", 1, None),
+        ("env/correct", 1, None),  # what it means is the environment's own matter
+    ],
+)
+def test_a_checkpoint_chosen_by_no_reward_is_not_the_trained_model(tmp_path, metric, kept, cause):
+    (tmp_path / "summary.json").write_text(json.dumps({"model_step": kept, "saved_gap": 0.0}))
+    (found,) = saved_model(tmp_path, TrainConfig(keep_best=metric), 8)
+    assert found.cause == cause, found

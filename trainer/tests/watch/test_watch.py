@@ -184,6 +184,37 @@ def test_a_sign_in_an_otherwise_healthy_run_is_named(cause: str) -> None:
     assert all(finding.step is not None and finding.step >= 3 for finding in faulty.failed.values())
 
 
+NARROW = {"epsilon": 3e-4, "epsilon_high": 4e-4, "num_iterations": 4}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "metrics", "causes"),
+    [
+        # Bounds for the mean of a row, on the ratios of tokens.
+        (NARROW, {"policy/step_kl": 1e-3, "reward/mean": 0.5}, {"ratio-clipped"}),
+        (NARROW, {"policy/step_kl": 1e-3}, set()),  # the reward rises all the same
+        (NARROW, {"policy/step_kl": 1e-9}, set()),  # tokens move less than the bounds
+        ({**NARROW, "num_iterations": 1}, {"policy/step_kl": 1e-3}, set()),  # the ratio is 1
+        ({**NARROW, "loss_type": "gspo"}, {"policy/step_kl": 1e-3}, set()),
+        ({"num_iterations": 4}, {"policy/step_kl": 1e-2}, set()),
+        ({"warmup_steps": 1000}, {}, {"warmup-too-long"}),
+        ({"kl_beta": 0.1, "kl_estimator": "k1"}, {}, {"kl-backwards"}),
+        # A gradient that the correction takes away is no missing gradient.
+        (
+            {"importance_correction": "token_mask"},
+            {"correction/masked_share": 1.0, "optimizer/grad_norm": 0.0},
+            {"correction-mutes-rollouts"},
+        ),
+    ],
+)
+def test_what_the_settings_lead_to_is_named_and_not_its_effect(overrides, metrics, causes) -> None:
+    watch = Watch(dataclasses.replace(config_of(FIRST), **{"learning_rate": 3e-4, **overrides}))
+    for row in rows_of(FIRST)[:10]:
+        rate = {"optimizer/learning_rate": 3e-7 * row["step"]} if "warmup_steps" in overrides else {}
+        watch.update({**row, **metrics, **rate})
+    assert {finding.cause for finding in watch.failed.values()} == causes
+
+
 @pytest.fixture(scope="module")
 def warned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A real run of 6 steps whose gradient is clipped to nothing, and what it said."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 EVALUATED = "eval/"
 """How the names of metrics of held-out evaluations begin."""
+NOT_EARNED = frozenset({"std", "group_std", "length_correlation", "misplaced", "prompts_differ", "cut_off", "count"})
+"""Metrics of rewards and evaluations, without their family, of which a higher value is not a better one."""
 DEFAULT = "eval/greedy"
 """What --stop-when-flat judges without --keep-best."""
 
@@ -21,6 +23,22 @@ def evaluation_metrics(config: TrainConfig) -> list[str]:
     ks = ks_of(config.eval_rollouts) if config.eval_rollouts > 1 else []
     names = [f"{EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
     return names + [f"{name}/{env}" for env, _ in config.members for name in names if config.mixture]
+
+
+def why_not_better(metric: str) -> str | None:
+    """Why the highest value of this metric does not show the best model, in one sentence; None if it does.
+
+    What a model earns is in rewards and evaluations. What an environment measures (env/NAME) has a meaning of its own.
+    """
+    family, _, rest = metric.partition("/")
+    about_rewards = rest in NOT_EARNED or rest.endswith("/variance_share")
+    earned = metric == "groups/all_pass" or (family in ("eval", "reward", "env") and not about_rewards)
+    if earned:
+        return None
+    return (
+        f"--keep-best {metric} keeps the checkpoint where {metric} is highest, which does not say that its model earns more; "
+        "use eval/greedy (with --eval-steps) or reward/mean"
+    )
 
 
 def check(config: TrainConfig) -> None:

@@ -147,7 +147,8 @@ class TrainConfig(LearningConfig):
     keep_best: str | None = option(
         None,
         "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
-        "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean.",
+        "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that "
+        "is nothing the model earns, such as policy/entropy, a warning says so.",
     )
     stop_when_flat: int | None = option(
         None,

@@ -11,6 +11,14 @@ from plumbob.trainer.algorithm.pass_at_k import ks_of, pass_at_k, passed
 Z95 = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution: half the width of a 95% interval, in standard errors."""
 
+T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5% quantile of Student's t distribution, by degrees of freedom."""
+
+
+def t_95(freedom: int) -> float:
+    """Half the width of a 95% interval in estimated standard errors; with more than ten degrees of freedom, `Z95`."""
+    return T_95[freedom] if freedom < len(T_95) else Z95
+
 
 @dataclass(frozen=True)
 class Estimate:

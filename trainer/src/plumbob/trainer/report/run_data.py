@@ -14,14 +14,13 @@ from typing import Any
 from plumbob.console import UserError
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding, Place
+from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.watch.watch import WARNINGS, examine, read_lines, read_metrics
 
 NO_REWARDS = ("eval/count", "eval/prompts_differ", "eval/cut_off")
 """Metrics of evaluations that are not held-out rewards."""
-T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5% quantile of Student's t distribution, by degrees of freedom; with more than ten, 1.96 is used."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,7 @@ def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     for number, run in enumerate(runs):
         same = {k: v for k, v in run.config.items() if k not in ("seed", "run_name", "output_dir")}
         groups.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(number)
-    return [
-        {"runs": numbers, "t": T_95[len(numbers) - 1] if len(numbers) <= len(T_95) else 1.96}
-        for numbers in groups.values()
-        if len(numbers) > 1
-    ]
+    return [{"runs": numbers, "t": t_95(len(numbers) - 1)} for numbers in groups.values() if len(numbers) > 1]
 
 
 def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:

@@ -204,8 +204,9 @@ METRICS = (
     Metric(
         "loss/misweighted",
         "share",
-        "Share of the sampled tokens whose slope in the loss is not what follows from the advantage and the weight of their "
-        "row. 0 in a correct run; only compared with one update per step, no KL term and undivided weights.",
+        "Share of the sampled tokens whose slope in the loss, computed again from --loss-type, its clip bounds and the KL "
+        "term, is not what follows from the advantage and the weight of their row. 0 in a correct run; only compared with "
+        "undivided weights.",
     ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),

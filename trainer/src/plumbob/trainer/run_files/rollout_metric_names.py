@@ -147,7 +147,6 @@ ROLLOUTS = (
     Metric(
         "advantage/wrong",
         "share",
-        "Share of the trained rows whose advantage is not what the settings say of the rollouts' rewards, computed again. "
-        "Absent with --kl-placement reward.",
+        "Share of the trained rows whose advantage is not what the settings say of the rollouts' rewards, computed again.",
     ),
 )

@@ -13,12 +13,16 @@ from plumbob.trainer.diagnosis import thresholds
 
 
 def expected_advantages(
-    samples: Sequence[Sample], rewards: Sequence[float], settings: AdvantageSettings
+    samples: Sequence[Sample],
+    rewards: Sequence[float],
+    settings: AdvantageSettings,
+    kl_sums: Sequence[float] | None = None,
 ) -> list[float]:
     """The advantage of each sample by the formulas in the help of the settings, in float64.
 
     Written independently of the training step, except for `--reward-weights` and `--random-rewards`, which are the
-    trainer's own. `rewards`: of each sample, from its trace. Without the KL divergence of `--kl-placement reward`.
+    trainer's own. `rewards`: of each sample, from its trace. `kl_sums`: with `--kl-placement reward`, each sample's KL
+    divergence to the reference policy, summed over its sampled tokens, in nats.
     """
     samples = [dataclasses.replace(s, reward=r) for s, r in zip(samples, rewards, strict=True)]
     if settings.reward_weights:
@@ -28,6 +32,8 @@ def expected_advantages(
     rewards = [s.reward for s in samples]
     penalty = settings.overlong_penalty if settings.overlong == "penalise" else 0.0
     shaped = [r - penalty * s.truncated for r, s in zip(rewards, samples, strict=True)]
+    if kl_sums is not None:
+        shaped = [r - settings.kl_beta * kl for r, kl in zip(shaped, kl_sums, strict=True)]
     if settings.aggregation == "sum_then_normalize" or settings.scale == "none":
         return scaled(samples, shaped, settings.scale, settings)
     # The penalty is no component, so it is added as it is.

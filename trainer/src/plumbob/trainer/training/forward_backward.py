@@ -143,9 +143,8 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     outputs = policy_loss(inputs, run.objective)
     sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
     # Where processes divide weights, a library may multiply the loss before its backward pass.
-    plain = run.updates_per_step == 1 and reference_N is None and policy.sharding.kind == "replicated"
-    if plain and scores.logprobs.requires_grad:
-        sums.on_device["misweighted"] = misweighted(inputs)
+    if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:
+        sums.on_device["misweighted"] = misweighted(inputs, run.objective)
     return outputs.loss, sums
 
 

@@ -24,17 +24,21 @@ from plumbob.trainer.training.tally import Tally
 
 
 def metrics_before_training(
-    run: Run, batch: Batch, advantages: Advantages, trained_with: Sequence[float]
+    run: Run,
+    batch: Batch,
+    advantages: Advantages,
+    trained_with: Sequence[float],
+    kl_sums: Sequence[float] | None,
 ) -> dict[str, float]:
     """The metrics of a step's rollouts and advantages, which are known before anything is trained on them.
 
-    `trained_with` [B]: the advantage with which each sample is trained.
+    `trained_with` [B]: the advantage with which each sample is trained. `kl_sums` [B]: as in `training_metrics`.
     """
-    settings = None if run.config.kl_in_reward else run.config.advantages()
+    settings = run.config.advantages()
     return {
         **batch_metrics(batch),
         **tools_unshown(batch.traces, run.tokenizer.decode),
-        **row_checks(batch.samples, batch.traces, trained_with, settings, whole=run.world.size == 1),
+        **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
         **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages),

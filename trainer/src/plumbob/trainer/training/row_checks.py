@@ -23,15 +23,16 @@ def row_checks(
     samples: Sequence[Sample],
     traces: Sequence[vf.Trace],
     advantages: Sequence[float],
-    settings: AdvantageSettings | None,
+    settings: AdvantageSettings,
+    kl_sums: Sequence[float] | None = None,
     *,
     whole: bool,
 ) -> dict[str, float]:
     """Compare rows [B] and their advantages [B] with the traces that have the same token ids.
 
-    `traces`: the step's rollouts of this process. `settings`: None if advantages do not follow from rewards alone, as with
-    --kl-placement reward. `whole`: whether the traces are those of all processes; if not, rows without a trace are left out,
-    and advantages are not compared. Returns only what can be computed:
+    `traces`: the step's rollouts of this process. `kl_sums` [B]: see `expected_advantages`. `whole`: whether the traces are
+    those of all processes; if not, rows without a trace are left out, and advantages are not compared. Returns only what can
+    be computed:
 
     `reward/misplaced`: share of the rows with a trace whose reward is not the trace's.
     `rollout/unmatched`: share of the rows that are no rollout of this step.
@@ -60,8 +61,8 @@ def row_checks(
     result["reward/misplaced"] = misplaced / len(matched)
     result |= _masks(matched) | _groups(matched)
     sizes = map(abs, [*rewards, *(value for s in samples for value in s.rewards.values())])
-    if whole and settings is not None and len(matched) == len(samples) and max(sizes) < LARGEST_REWARD:
-        wrong = differing(advantages, expected_advantages(samples, rewards, settings))
+    if whole and len(matched) == len(samples) and max(sizes) < LARGEST_REWARD:
+        wrong = differing(advantages, expected_advantages(samples, rewards, settings, kl_sums))
         result["advantage/wrong"] = len(wrong) / len(samples)
     return result
 

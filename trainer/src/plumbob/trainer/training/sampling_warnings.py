@@ -1,7 +1,8 @@
-"""Warnings before the first step: rewards that are not the environment's, sampling that the trainer cannot reproduce."""
+"""Warnings before the first step: other rewards than the environment's, biased sampling, a final model chosen by no reward."""
 
 from __future__ import annotations
 
+from plumbob.trainer.config.best_metric import why_not_better
 from plumbob.trainer.config.train import TrainConfig
 
 
@@ -23,6 +24,12 @@ def sampling_warnings(config: TrainConfig) -> list[str]:
         for active, setting, what in settings
         if active
     ]
+
+
+def checkpoint_warnings(config: TrainConfig) -> list[str]:
+    """A warning if --keep-best chooses the final model by a metric of which a higher value is not better."""
+    why = None if config.keep_best is None else why_not_better(config.keep_best)
+    return [] if why is None else [why]
 
 
 def reward_warnings(config: TrainConfig) -> list[str]:

@@ -88,7 +88,7 @@ def train_step(
 
     def meanwhile() -> None:
         """What Python can do while a GPU computes the first update's passes."""
-        measured.update(metrics_before_training(run, batch, advantages, trained_with))
+        measured.update(metrics_before_training(run, batch, advantages, trained_with, kl_sums))
         batch.prepared = prepared_records(
             *(batch.records, step + 1, config.num_generations, kept_traces.parse(config.keep_traces)),
             seed=config.seed,

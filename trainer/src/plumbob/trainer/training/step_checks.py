@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.losses import LossInputs
+from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, Objective
 from plumbob.trainer.training.minibatches import Minibatch
 
+LARGEST = 20.0
+"""Logarithm of the largest importance ratio."""
 TOLERANCE = 1e-3
 """Largest difference of a token's slope from what it should be, as a share of the largest one: rounding makes 1e-6."""
 
@@ -19,14 +21,13 @@ def advantages_in_minibatches(samples: Sequence[Sample], minibatches: Sequence[M
     return [found.get(id(sample), float("nan")) for sample in samples]
 
 
-def misweighted(inputs: LossInputs) -> torch.Tensor:
-    """Number of tokens whose slope in the loss is not minus their advantage times weight times importance weight.
+def misweighted(inputs: LossInputs, objective: Objective) -> torch.Tensor:
+    """Number of tokens whose slope in the loss is not the one of `expected_slopes`.
 
-    That is the slope of every loss type in a step with one update, where the importance ratio is 1 and without a KL term
-    (see `policy_loss`). `inputs`: as the training step makes them, not as a loss may change them. The number is 0 until
-    the backward pass has run, and stays on the device.
+    `inputs`: as the training step makes them, not as a loss may change them. The number is 0 until the backward pass has
+    run, and stays on the device.
     """
-    wanted = -(inputs.advantages * inputs.weights * inputs.corrections).detach()
+    wanted = expected_slopes(inputs, objective)
     count = torch.zeros((), device=wanted.device)
 
     def compare(slopes: torch.Tensor) -> None:
@@ -35,3 +36,34 @@ def misweighted(inputs: LossInputs) -> torch.Tensor:
 
     inputs.logprobs.register_hook(compare)
     return count
+
+
+@torch.no_grad()
+def expected_slopes(inputs: LossInputs, objective: Objective) -> torch.Tensor:
+    """The slope of the loss in each token's log-probability, by the formulas in the help of the options: [N].
+
+    Written independently of `policy_loss`. In a step's first update, without a KL term, it is minus the advantage times
+    weight times importance weight for every loss type.
+    """
+    loss, advantages = LOSSES[objective.loss_type], inputs.advantages
+    log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(max=LARGEST)
+    own = log_ratio.exp()
+    ratio = own
+    if loss.ratio == "sequence":
+        counts = torch.bincount(inputs.rows)
+        sums = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
+        ratio = (sums.scatter_add(0, inputs.rows, log_ratio) / counts.clamp(min=1)).exp()[inputs.rows]
+    above, below = ratio > 1 + objective.epsilon_high, ratio < 1 - objective.epsilon
+    if loss.bound == "cap":
+        pull = ratio.clamp(max=1 + objective.epsilon_high)
+    else:
+        out = (above & (advantages > 0)) | (below & (advantages < 0))
+        if objective.delta is not None:
+            out |= (ratio > objective.delta) & (advantages < 0)
+        pull = torch.where(out, 0.0, ratio)
+    slopes = -inputs.corrections * advantages * pull
+    if inputs.ref_logprobs is not None and objective.kl_beta:
+        apart = inputs.logprobs - inputs.ref_logprobs
+        estimators = {"k1": torch.ones_like(apart), "k2": apart, "k3": 1 - (-apart).clamp(max=LARGEST).exp()}
+        slopes = slopes + objective.kl_beta * own * estimators[objective.kl_estimator]
+    return slopes * inputs.weights

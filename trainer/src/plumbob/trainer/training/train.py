@@ -34,7 +34,7 @@ from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.sampling_warnings import reward_warnings, sampling_warnings
+from plumbob.trainer.training.sampling_warnings import checkpoint_warnings, reward_warnings, sampling_warnings
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
@@ -166,7 +166,7 @@ def _own_lines(run_: Run) -> list[str]:
     """What is said before the first step of this kind of run: biases of sampling, or some demonstrations."""
     if isinstance(run_.config, SftConfig):
         return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[: _asked_for(run_)]]
-    return [*reward_warnings(run_.config), *sampling_warnings(run_.config)]
+    return [*reward_warnings(run_.config), *sampling_warnings(run_.config), *checkpoint_warnings(run_.config)]
 
 
 def _asked_for(run_: Run) -> int:

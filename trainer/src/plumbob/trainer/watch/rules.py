@@ -44,6 +44,7 @@ from plumbob.trainer.watch.row_rules import (
     weighed,
 )
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
+from plumbob.trainer.watch.settings_rules import kl_estimator, warm_up
 from plumbob.trainer.watch.update_rules import (
     breaking,
     cleared,
@@ -55,9 +56,13 @@ from plumbob.trainer.watch.update_rules import (
     kl_penalty,
     movement,
     on_policy,
+    room,
     schedule,
     state_kept,
 )
+
+ROOM = "the clip bounds leave room for more than one update"
+"""Check of a rule that `examine` asks once more, earlier."""
 
 RULES: tuple[Rule, ...] = (
     Rule("top-p, top-k and min-p do not bias training", sampling),
@@ -96,12 +101,15 @@ RULES: tuple[Rule, ...] = (
     Rule("rewards and gradients are finite", finite),
     Rule("groups with a signal give a gradient", gradient),
     Rule("the learning rate is that of the settings", schedule),
+    Rule("the learning rate reaches its peak", lambda h: warm_up(h.config)),
     Rule("weight decay leaves the weights", decay),
     Rule("updates change the weights and the policy", movement),
     Rule("an update moves every trained tensor", all_move),
     Rule("steps are small enough", breaking),
+    Rule("the KL term has a direction", lambda h: kl_estimator(h.config)),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),
+    Rule(ROOM, room),
     Rule("the importance ratio is 1 where each batch has one update", on_policy),
     Rule("each update has its own gradient", cleared),
     Rule("the optimizer remembers earlier gradients", state_kept),

@@ -84,11 +84,14 @@ def correction(h: History) -> Outcome:
     """Does --importance-correction leave most tokens in the gradient?"""
     if h.config.correction()[0] == "none" or h.steps < WINDOW:
         return None
-    masked, ratio = mean(h.recent, "correction/masked_share"), mean(h.recent, "correction/mean_weight", 1.0)
+    return muted(mean(h.recent, "correction/masked_share"), mean(h.recent, "correction/mean_weight", 1.0))
+
+
+def muted(masked: float, ratio: float) -> tuple[str | None, str]:
+    """The verdict on an importance correction. `masked`: share of the tokens; `ratio`: their mean weight before bounds."""
     evidence = f"{masked:.0%} of the sampled tokens are masked, and the mean importance weight is {ratio:.3f}"
-    return (
-        "correction-mutes-rollouts" if masked > thresholds.MUTED_TOKENS or ratio < thresholds.MUTED_WEIGHT else None
-    ), evidence
+    bad = masked > thresholds.MUTED_TOKENS or ratio < thresholds.MUTED_WEIGHT
+    return ("correction-mutes-rollouts" if bad else None), evidence
 
 
 def staleness(h: History) -> Outcome:

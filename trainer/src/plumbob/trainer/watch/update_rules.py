@@ -8,6 +8,7 @@ import math
 import statistics
 
 from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
+from plumbob.trainer.algorithm.losses import LOSSES
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import (
@@ -23,6 +24,8 @@ from plumbob.trainer.watch.history import (
     policy_change,
     share,
 )
+from plumbob.trainer.watch.row_rules import masks, weighed
+from plumbob.trainer.watch.sampling_rules import muted
 
 
 def finite(h: History) -> Outcome:
@@ -54,12 +57,21 @@ def gradient(h: History) -> Outcome:
             f"no rollout is left to train on in {len(masked)} of {len(with_signal)} steps with a signal; "
             f"limits cut off {cut:.0%} of the rollouts",
         )
+    if fails(masks(h)) or fails(weighed(h)):  # they say what takes the gradient away
+        return None
     # A step whose updates were all skipped has no gradient norm; `finite` reports it.
     norms = [number(row, "optimizer/grad_norm") for row in with_signal if number(row, "optimizer/updates")]
     if len(norms) < 3:
         return None
     evidence = f"median gradient norm {statistics.median(norms):.2g} in {len(norms)} steps with a signal"
-    return ("no-gradient" if max(norms) < thresholds.NO_GRADIENT else None), evidence
+    if max(norms) >= thresholds.NO_GRADIENT:
+        return None, evidence
+    if h.config.correction()[0] != "none":  # it may take every token out, and is asked about after more steps
+        masked, weight = mean(with_signal, "correction/masked_share"), mean(with_signal, "correction/mean_weight", 1.0)
+        cause, why = muted(masked, weight)
+        if cause is not None:
+            return cause, f"{evidence}; {why}"
+    return "no-gradient", evidence
 
 
 def schedule(h: History) -> Outcome:
@@ -294,6 +306,37 @@ def clipping(h: History) -> Outcome:
     low, high = h.config.clip_bounds()
     evidence = f"the importance ratio of {clipped:.0%} of the tokens is outside 1 - {low:g} to 1 + {high:g}"
     return ("ratio-clipped" if clipped > limit and not h.gained(0.05) and not h.solved else None), evidence
+
+
+def room(h: History, least: int = 2 * WINDOW) -> Outcome:
+    """Do the clip bounds leave room for what a step's updates do?
+
+    The first update of each step has its gradient all the same, and may be enough, so that the reward has time to say so:
+    `least` steps.
+    """
+    if h.steps < least or len(h.changes) < 3:
+        return None
+    outcome = clip_room(h.config, statistics.median(h.changes))
+    return outcome if outcome is None or not h.gained(0.05) else (None, outcome[1])
+
+
+def clip_room(c: TrainConfig, change: float) -> Outcome:
+    """Are the clip bounds far narrower than what an update does to tokens? Then later updates have no gradient.
+
+    `change`: KL divergence of one update, or of a step's, in nats per token; to second order, twice its root is the root
+    mean square of the tokens' log ratios. Only of token ratios: the bounds of gspo are for a mean over a row, in which
+    tokens cancel, and are narrow by design; those of cispo remove no gradient.
+    """
+    loss = LOSSES[c.loss_type]
+    if c.updates_per_step == 1 or loss.ratio != "token" or loss.bound != "clip":
+        return None
+    moved, (low, high) = math.sqrt(2 * max(change, 0.0)), c.clip_bounds()
+    evidence = (
+        f"updates change the log-probabilities of tokens by {moved:.2g} nats (root mean square), and the importance ratio is "
+        f"clipped outside 1 - {low:g} to 1 + {high:g}: of {c.updates_per_step} updates on the same rollouts, "
+        f"{c.updates_per_step - 1} come after the first"
+    )
+    return ("ratio-clipped" if moved > thresholds.CLIP_ROOM * max(low, high) else None), evidence
 
 
 def on_policy(h: History) -> Outcome:

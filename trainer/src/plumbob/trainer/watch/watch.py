@@ -28,10 +28,12 @@ from plumbob.trainer.run_files.run_directory import saved_checkpoints, write_who
 from plumbob.trainer.watch.change import of_same_tasks, of_windows
 from plumbob.trainer.watch.history import WINDOW, History, Row, mean, number
 from plumbob.trainer.watch.places import with_places
-from plumbob.trainer.watch.rules import RULES, contradicted
+from plumbob.trainer.watch.rules import ROOM, RULES, contradicted
+from plumbob.trainer.watch.settings_rules import kept_checkpoint
 from plumbob.trainer.watch.stopped_run import stop_finding
 from plumbob.trainer.watch.stored_rollouts import Rollout
 from plumbob.trainer.watch.traces import calls_read, examine_traces, stored_rollouts
+from plumbob.trainer.watch.update_rules import room
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with one line per failed rule, with the step in which it first failed."""
@@ -195,7 +197,7 @@ def examine(run_dir: Path) -> list[Finding]:
         later = (i for i, f in enumerate(judged) if f.check in CONSEQUENCES_OF_UNREAD_CALLS)
         judged.insert(next(later, len(judged)), unread)
     found = [*damaged, *examine_traces(run_dir, config, rollouts, rows), *judged]
-    found += saved_model(run_dir, config)
+    found += saved_model(run_dir, config, len(rows))
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
     found = [with_places(_quoted(finding, rollouts), rollouts, run_dir) for finding in found]
@@ -203,15 +205,24 @@ def examine(run_dir: Path) -> list[Finding]:
         few = f"the run has {len(rows)} of the {WINDOW} steps that most rules need"
         found.append(Finding("there are enough steps to judge", "unsure", few))
     elif all(f.cause is None for f in found):
-        found.append(_learning(watch.history, rows, rollouts))
+        # What a run in progress is given time for, an examination is told: there may be no further steps.
+        clipped = room(watch.history, WINDOW)
+        if clipped is not None and clipped[0] is not None:
+            found.append(Finding(ROOM, "fail", clipped[1], clipped[0], len(rows)))
+        else:
+            found.append(_learning(watch.history, rows, rollouts))
     return found
 
 
-def saved_model(run_dir: Path, config: TrainConfig) -> list[Finding]:
+def saved_model(run_dir: Path, config: TrainConfig, steps: int) -> list[Finding]:
     """Is the model that the run saved the trained one? `train` loads it afresh at its end; empty before that."""
     check = "the saved model is the trained one"
     try:
         summary = json.loads((run_dir / "summary.json").read_text())
+        chosen = kept_checkpoint(config)
+        if chosen is not None and chosen[0] and (kept := summary.get("model_step", steps)) < steps:
+            evidence = f"the final model is that of step {kept} of {steps}: {chosen[1]}"
+            return [Finding(check, "fail", evidence, chosen[0])]
         if "saved_gap" not in summary and "model_step" in summary:
             why = summary.get("saved_not_compared", "its model was too large, was divided, or could not be loaded")
             return [Finding(check, "unsure", f"not compared at the run's end, because {why}")]

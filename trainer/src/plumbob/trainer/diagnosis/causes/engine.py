@@ -164,8 +164,10 @@ CAUSES = (
     ),
     Cause(
         "saved-model-differs",
-        "The model that a run saves is not the one that it trained: loaded afresh, it gives other log-probabilities.",
-        "Save the weights that are trained, with the adapter merged at the trainer's own scale (lora_alpha / r) and in "
+        "The model that a run saves is not the one that it trained: loaded afresh, it gives other log-probabilities, or it is "
+        "an earlier checkpoint, chosen by a metric that does not say what a model earns.",
+        "If --keep-best chose it, use --keep-best eval/greedy or reward/mean. If not, save the weights that are trained, "
+        "with the adapter merged at the trainer's own scale (lora_alpha / r) and in "
         "float32, tie the embeddings again, and load what was saved before it is used.",
         ("H06",),
         "PrimeIntellect-ai/prime-rl#1456, unslothai/unsloth#2009",

@@ -38,7 +38,8 @@ CAUSES = (
     ),
     Cause(
         "kl-backwards",
-        "The KL term pushes the policy away from the reference policy instead of towards it.",
+        "The KL term does not pull the policy towards the reference policy: it pushes it away, or has a gradient that is 0 on "
+        "average.",
         "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with --kl-placement "
         "reward, which are the defaults.",
         ("H03",),
@@ -91,7 +92,7 @@ CAUSES = (
     ),
     Cause(
         "warmup-too-long",
-        "The learning rate is still close to 0, because the warm-up takes up most of the run.",
+        "The learning rate stays far below its peak, because the warm-up takes up most of the run or more than all of it.",
         "Lower --warmup-steps, or raise --max-steps.",
     ),
     Cause(

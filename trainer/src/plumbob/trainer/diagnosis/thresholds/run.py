@@ -253,6 +253,9 @@ MOVED_SHARE = Threshold(
     0.5, "smallest share of the weights with a gradient that one update must change",
     "weights-in-bf16", "optimizer-moves-nothing",
 )  # fmt: skip
+WARMED_UP = Threshold(
+    0.5, "smallest share of --learning-rate that the schedule must reach in the course of the run", "warmup-too-long"
+)
 TOO_FAR = Threshold(
     0.03, "largest change of the policy on other rollouts by one update, in nats per token. The bundled models change "
     "by up to 0.001 at their default learning rates, by 0.025 to 0.05 at ten times these, and by 2 at a hundred times",
@@ -290,6 +293,11 @@ KL_SETTLED = Threshold(
 CLIPPED = Threshold(
     0.3, "largest share of sampled tokens whose gradient the ratio clip may remove (gspo: 0.7)", "ratio-clipped"
 )
+CLIP_ROOM = Threshold(
+    10, "largest root mean square change of tokens' log-probabilities by the updates of a step, in multiples of the wider clip "
+    "bound. At the default bounds the bundled models have 0.2; gspo's bounds with token ratios give 100 and more",
+    "ratio-clipped",
+)  # fmt: skip
 ENTROPY_FALL = Threshold(
     0.2, "smallest entropy, as a share of its value in the first steps, while the reward does not rise",
     "entropy-collapse",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.model_path import model_path
+from plumbob.trainer.watch.history import Outcome
+from plumbob.trainer.watch.settings_rules import kept_checkpoint, kl_estimator, warm_up
 
 PENALTIES = {
     "repetition_penalty": 1.0,
@@ -24,10 +26,21 @@ PENALTIES = {
 OTHERS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
 """Other settings of a generation config that change what is sampled."""
 
+BY_SETTINGS: dict[str, Callable[[TrainConfig], Outcome]] = {
+    "the KL term has a direction": kl_estimator,
+    "the learning rate reaches its peak": warm_up,
+    "the final model is chosen by what it earns": kept_checkpoint,
+}
+"""Check -> rule, of the rules that the watch has as well."""
+
 
 def checks(config: TrainConfig) -> Iterator[Finding]:
     yield _groups(config)
     yield _sampling(config)
+    for check, rule in BY_SETTINGS.items():
+        if (outcome := rule(config)) is not None:
+            cause, evidence = outcome
+            yield Finding(check, "fail" if cause else "pass", evidence, cause)
 
 
 def _groups(config: TrainConfig) -> Finding:

@@ -10,6 +10,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.left_out import NO_GRADIENT, without_gradient
 from plumbob.trainer.doctor.subject import Subject, undone
 
 ORDER = 80
@@ -22,8 +23,6 @@ KL_STEP = 1e-3
 """Length of a step along the KL term."""
 LINEAR = 0.3
 """Largest relative difference of the slopes of two steps, one a quarter of the other, that count as one slope."""
-CERTAIN = -1e-6
-"""Log-probability of a token that has no gradient, because no other token has any probability."""
 NO_SIGNAL = "no group has a signal, so there is no advantage to examine it with"
 EPSILON = 1e-8
 """Adam's epsilon, for an optimizer that has none in its parameter groups."""
@@ -58,13 +57,13 @@ def probe(subject: Subject) -> Iterator[Finding]:
     for sign in (1.0, -1.0):
         finding = _direction(subject, rows[:ROWS], sign)
         yield finding
-        if finding.cause == "no-gradient" or finding.verdict == "unsure":
+        if finding.cause in NO_GRADIENT or finding.verdict == "unsure":
             return  # the other checks need a gradient
     if found.real:
         yield _clipping(subject, rows, advantages)
     else:
         yield Finding("gradient clipping leaves a gradient", "unsure", NO_SIGNAL)
-    if subject.run.objective.kl_beta > 0:
+    if subject.run.objective.kl_beta > 0 and subject.run.objective.kl_estimator != "k1":  # the settings show that of k1
         yield _kl(subject, rows[:ROWS])
 
 
@@ -116,11 +115,11 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
     check = f"an advantage of {sign:+g} {word} log-probabilities"
     gradient = gradient_of(subject, rows, [sign] * len(rows))
     norm = norm_of(gradient)
-    if not norm > 0 or not math.isfinite(norm):
-        if norm == 0 and all((scores > CERTAIN).all() for scores in subject.score(rows)):
-            evidence = "every sampled token has a probability of 1, so no gradient is to be expected"
-            return Finding(check, "unsure", evidence)
-        return Finding(check, "fail", f"gradient norm {norm:g} over {len(gradient)} tensors", "no-gradient")
+    evidence = f"gradient norm {norm:g} over {len(gradient)} tensors"
+    if norm == 0:
+        return without_gradient(subject, check, rows, evidence)
+    if not math.isfinite(norm):
+        return Finding(check, "fail", evidence, "no-gradient")
     wanted, slopes = _expected_slope(subject, rows, norm), []
     for size in SMALL_STEPS:
         slopes.append(_slope(subject, rows, gradient, size))
@@ -274,8 +273,6 @@ def _kl(subject: Subject, rows: Sequence[Sample]) -> Finding:
         f"with estimator {estimator}, a step along the KL term changes the KL divergence from {away:.2g} to {back:.2g} "
         "nats per token"
     )
-    if estimator == "k1":
-        return Finding(check, "unsure", f"{evidence}; the gradient of k1 in the loss has mean 0: use --kl-estimator k2")
     if back >= away:
         return Finding(check, "fail", evidence, "kl-backwards")
     if estimator == "k3":

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_of, norm_of, rows_with_advantage
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
+from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.watch.history import History
-from plumbob.trainer.watch.update_rules import decay, projected_steps
+from plumbob.trainer.watch.rules import ROOM
+from plumbob.trainer.watch.settings_rules import warm_up
+from plumbob.trainer.watch.update_rules import clip_room, decay, projected_steps
 
 ORDER = 90
 
 RATE = "updates change the policy neither too little nor too much"
 OVERFITS = "a few updates on one group favour its better rollouts"
+OTHERS = 32
+"""Largest number of rows of other groups on which an update's change of the policy is measured."""
 UPDATES = 4
 """Number of updates on one group."""
 
@@ -27,6 +34,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
     found, run = rows_with_advantage(subject), subject.run
     if run.config.weight_decay:
         yield _decay(subject)
+    if (reached := warm_up(run.config)) is not None:  # with --max-steps -1, the number of steps is known only now
+        cause, evidence = reached
+        yield Finding("the learning rate reaches its peak", "fail" if cause else "pass", evidence, cause)
     rows, advantages = found.rows, found.advantages
     if not found.real:
         for check in (RATE, OVERFITS):
@@ -35,19 +45,22 @@ def probe(subject: Subject) -> Iterator[Finding]:
     with undone(run) as before:
         full_rate(run)
         others = _other_rows(subject, rows)
-        old, old_others = torch.cat(subject.score(rows)), torch.cat(subject.score(others))
+        old, old_others = subject.score(rows), subject.score(others)
         push = norm_of(gradient_of(subject, rows, advantages))
         subject.gradient(rows, advantages)
         touched = _touched(subject)
         run.policy.sharding.update()
-        near = divergence(old, torch.cat(subject.score(rows)))
-        far = divergence(old_others, torch.cat(subject.score(others)))
+        near = divergence(rows, old, subject.score(rows))
+        far = divergence(others, old_others, subject.score(others))
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)
         yield _rate(subject, near, far)
         if run.objective.kl_beta > 0:
-            yield _kl_pull(subject, rows, push, near)
+            yield _kl_pull(subject, rows, push, near.mean)
+    if (room := clip_room(run.config, near.mean)) is not None:  # the watch has the same rule
+        cause, evidence = room
+        yield Finding(ROOM, "fail" if cause else "pass", evidence, cause)
     yield _overfits(subject, rows, advantages)
 
 
@@ -135,41 +148,63 @@ def _schedule(subject: Subject) -> Finding:
 def _other_rows(subject: Subject, rows: Sequence[Sample]) -> list[Sample]:
     """Rows of other groups than those of `rows`; `rows` themselves if there are no others."""
     groups = {row.group for row in rows}
-    others = [s for s in subject.drawn.samples if s.group not in groups and s.num_sampled][: len(rows)]
-    return others or list(rows)
+    others = [s for s in subject.drawn.samples if s.group not in groups and s.num_sampled]
+    return [others[i] for i in spread(len(others), OTHERS)] or list(rows)
 
 
-def divergence(old: torch.Tensor, new: torch.Tensor) -> float:
-    """KL divergence to second order (k2) in nats per token: half the mean square of the log ratios, from [N] and [N].
+@dataclass(frozen=True)
+class Divergence:
+    """A KL divergence in nats per token, with the 95% interval of its mean over tasks."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def divergence(rows: Sequence[Sample], old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> Divergence:
+    """KL divergence to second order (k2): half the mean square of the log ratios, from each row's [n] and [n].
 
     A token counts for at most 2 nats, because a rare token that was sampled and rewarded may become a hundred times as
-    likely.
+    likely. Rollouts of one task change alike, so groups are the independent values of the interval (rows, if there is one
+    group), which is that of a ratio of sums. It is infinite if a log-probability is no number.
     """
-    square = (new - old).square().clamp(max=4.0).mean().item() / 2
-    return square if math.isfinite(square) else math.inf
+    alone = len({row.group for row in rows}) == 1
+    sums: dict[str, tuple[float, int]] = {}
+    for i, (row, a, b) in enumerate(zip(rows, old, new, strict=True)):
+        name = str(i) if alone else row.group
+        square, count = sums.get(name, (0.0, 0))
+        sums[name] = square + (b - a).double().square().clamp(max=4.0).sum().item() / 2, count + len(a)
+    total, tokens, n = math.fsum(s for s, _ in sums.values()), sum(count for _, count in sums.values()), len(sums)
+    if not math.isfinite(total):
+        return Divergence(math.inf, math.inf, math.inf)
+    mean = total / tokens
+    apart = math.fsum((s - mean * count) ** 2 for s, count in sums.values())
+    half = t_95(n - 1) * math.sqrt(n / (n - 1) * apart) / tokens if n > 1 else math.inf
+    return Divergence(mean, mean - half, mean + half)
 
 
-def _rate(subject: Subject, near: float, far: float) -> Finding:
+def _rate(subject: Subject, near: Divergence, far: Divergence) -> Finding:
     """Does an update change the policy enough, but not too much?
 
-    `near`: divergence on the rows of the update, in nats per token; `far`: divergence on other rows.
+    `near`: divergence on the rows of the update; `far`: divergence on other rows. Both bounds are failed only if chance does
+    not explain it: the interval lies beyond.
     """
     config = subject.run.config
     steps = projected_steps(config)
-    low, high = steps * near, steps**2 * near
+    low, high = steps * near.mean, steps**2 * near.mean
     evidence = (
         f"one update at learning rate {_rate_of(subject):.2g}{' (LoRA)' if config.peft else ''} changes the policy by "
-        f"{near:.2g} nats per token, and by {far:.2g} on other tasks; {steps} updates change it by {low:.2g} in "
-        f"random directions and by {high:.2g} in the same direction"
+        f"{near.mean:.2g} nats per token, and by {far.mean:.2g} on other tasks (at least {max(far.low, 0.0):.2g}, by the "
+        f"lower end of the 95% interval); {steps} updates change it by {low:.2g} in random directions and by {high:.2g} in "
+        "the same direction"
     )
     check = RATE
-    if not far <= thresholds.TOO_FAR:
+    if far.low > thresholds.TOO_FAR:
         return Finding(check, "fail", evidence, "learning-rate-too-high")
-    if high < thresholds.TOO_NEAR:
+    if steps**2 * near.high < thresholds.TOO_NEAR:
         return Finding(check, "fail", evidence, "learning-rate-too-low")
-    return Finding(
-        check, "unsure" if far > thresholds.TOO_FAR / 3 or high < 10 * thresholds.TOO_NEAR else "pass", evidence
-    )
+    near_a_bound = far.mean > thresholds.TOO_FAR / 3 or high < 10 * thresholds.TOO_NEAR
+    return Finding(check, "unsure" if near_a_bound else "pass", evidence)
 
 
 def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, step_kl: float) -> Finding:

@@ -9,7 +9,9 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.explanations import explain, third_opinion
+from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
@@ -32,10 +34,13 @@ def probe(subject: Subject) -> Iterator[Finding]:
     samples = [s for s in subject.drawn.samples if s.num_sampled and not s.truncated] or subject.drawn.samples
     turns = sorted(samples, key=lambda s: -sum(b and not a for a, b in zip(s.loss_mask, s.loss_mask[1:], strict=False)))
     rows = [s for s in turns if s.num_sampled][:LOOKED_AT]
+    if (correction := left_out.correction(subject)) is not None:
+        yield correction
     if subject.run.objective.kl_beta > 0 or subject.run.config.kl_in_reward:
         yield _reference(subject, rows)
     yield (term := _policy_term(subject, rows))
-    if term.verdict != "fail":  # otherwise what gets a gradient is not what the loss is on
+    muted = correction is not None and correction.verdict == "fail"
+    if term.verdict != "fail" and not muted:  # otherwise what gets a gradient is not what the loss is on
         yield _positions(subject, rows)
     chosen = _some_groups(subject)
     check = "the loss gets each token's own advantage"
@@ -54,6 +59,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield slopes
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
+    if subject.run.config.kl_in_reward and given.verdict != "fail":
+        yield subtracted(subject, chosen, _rewards(subject, chosen))
 
 
 def _reference(subject: Subject, rows: Sequence[Sample]) -> Finding:
@@ -86,16 +93,10 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
         f"the gradients of {len(rows)} rollouts with an advantage of +1 and of -1 differ by {apart:.2g}; their norms add up to "
         f"{size:.2g}"
     )
-    config = subject.run.config
-    cut = config.overlong == "mask" and all(row.truncated for row in rows)
-    masked = cut or config.correction()[0].endswith("mask")
-    if not math.isfinite(size) or (size == 0 and masked):
-        return Finding(
-            check, "unsure", evidence + ("; the settings take these rollouts out of the loss" if not size else "")
-        )
+    if not math.isfinite(size):
+        return Finding(check, "unsure", evidence)
     if size == 0:  # at the start a KL term has no gradient either, because the policy is the reference
-        certain = all((scores > CERTAIN).all() for scores in subject.score(rows))
-        return Finding(check, "unsure" if certain else "fail", evidence, None if certain else "no-gradient")
+        return left_out.without_gradient(subject, check, rows, evidence)
     bad = apart < thresholds.SAME_GRADIENT * size
     return Finding(check, "fail" if bad else "pass", evidence, "policy-term-missing" if bad else None)
 
@@ -149,13 +150,23 @@ def _shift(trained: set[int], mask: Sequence[int], length: int) -> int | None:
     return None
 
 
+def _rewards(subject: Subject, samples: Sequence[Sample]) -> list[float]:
+    """The reward of each sample's own trace."""
+    drawn = subject.drawn
+    rewards = {id(s): t.reward for s, t in zip(drawn.samples, drawn.traces, strict=True)}
+    return [rewards[id(s)] for s in samples]
+
+
+def _expected(subject: Subject, samples: Sequence[Sample]) -> list[float]:
+    """The advantage of each sample, computed a second time."""
+    config = subject.run.config
+    kl = kl_sums(subject, samples) if config.kl_in_reward else None
+    return expected_advantages(samples, _rewards(subject, samples), config.advantages(), kl)
+
+
 def _advantages(subject: Subject, check: str, samples: Sequence[Sample], found: Sequence[Trained]) -> Finding:
     """Every token's advantage must be that of its row, by the settings' formula, from the reward of its own trace."""
-    drawn, config = subject.drawn, subject.run.config
-    if config.kl_in_reward:
-        return Finding(check, "unsure", "with --kl-placement reward, advantages also depend on the KL divergence")
-    rewards = {id(s): t.reward for s, t in zip(drawn.samples, drawn.traces, strict=True)}
-    values = expected_advantages(samples, [rewards[id(s)] for s in samples], config.advantages())
+    values = _expected(subject, samples)
     wanted = {id(s): value for s, value in zip(samples, values, strict=True)}
     pairs = [(t, wanted[id(t.row)]) for t in found if id(t.row) in wanted]
     limit = thresholds.ADVANTAGE_OF_TOKEN * max(1.0, *map(abs, values))
@@ -182,12 +193,9 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     run, config = subject.run, subject.run.config
     first = [t for t in found if t.update == 0 and t.slopes]
     kl = run.objective.kl_beta > 0 and run.objective.kl_estimator == "k1"  # the others have no slope at the reference
-    if not first or config.kl_in_reward or kl or run.policy.sharding.kind != "replicated":
+    if not first or kl or run.policy.sharding.kind != "replicated":
         return None
-    drawn = subject.drawn
-    rewards = {id(s): t.reward for s, t in zip(drawn.samples, drawn.traces, strict=True)}
-    values = expected_advantages(samples, [rewards[id(s)] for s in samples], config.advantages())
-    advantages = {id(s): value for s, value in zip(samples, values, strict=True)}
+    advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
     names = list(dict.fromkeys(s.group for s in samples))
     here = set(names[: len(names) // config.num_minibatches]) if config.num_minibatches > 1 else set(names)
     minibatch = [s for s in samples if s.group in here]

@@ -240,8 +240,10 @@ def movement(h: History) -> Outcome:
     else:
         # Rounding hides the policy's change, so the weights decide, once the reward has had time to contradict them.
         # Chance may contradict as well, but not in every step of a run, and each step is judged.
-        drowned = change is None or change <= mean(rows, "sync/mismatch_kl")
-        low = drowned and h.largest_update * steps < 1e-4 and h.steps >= 2 * WINDOW and not h.gained(0.02)
+        drowned = change is None or change <= 2 * mean(rows, "sync/mismatch_kl")
+        # An adapter's output grows from 0 with one of its two matrices, and the norm is mostly the other one's.
+        least = 1e-2 if c.peft else 1e-4
+        low = drowned and h.largest_update * steps < least and h.steps >= 2 * WINDOW and not h.gained(0.02)
     return ("learning-rate-too-low" if low else None), f"learning rate {rate:.1e}: {evidence}"
 
 

@@ -146,7 +146,8 @@ def _slope(subject: Subject, rows: Sequence[Sample], gradient: Gradient, size: f
     for way in (1.0, -1.0):
         with undone(subject.run):
             step_along(subject, gradient, way * size)
-            ends.append(_mean_logprob(subject, rows))
+            with subject.run.policy.in_float32():
+                ends.append(_mean_logprob(subject, rows))
     return (ends[0] - ends[1]) / (2 * size)
 
 

@@ -45,13 +45,16 @@ def probe(subject: Subject) -> Iterator[Finding]:
     with undone(run) as before:
         full_rate(run)
         others = _other_rows(subject, rows)
-        old, old_others = subject.score(rows), subject.score(others)
+        # In bfloat16, rounding alone would seem to change the policy by 1e-4 nats per token.
+        with run.policy.in_float32():
+            old, old_others = subject.score(rows), subject.score(others)
         push = norm_of(gradient_of(subject, rows, advantages))
         subject.gradient(rows, advantages)
         touched = _touched(subject)
         run.policy.sharding.update()
-        near = divergence(rows, old, subject.score(rows))
-        far = divergence(others, old_others, subject.score(others))
+        with run.policy.in_float32():
+            near = divergence(rows, old, subject.score(rows))
+            far = divergence(others, old_others, subject.score(others))
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)

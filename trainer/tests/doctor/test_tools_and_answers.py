@@ -122,6 +122,21 @@ def test_answers_that_the_tools_contradict_are_named(examined, every, cause):
     assert causes(contradicted_answers.checks(examined(tasks=changed(lookup_tasks(), wrong)))) == cause
 
 
+def test_answers_of_other_tasks_are_told_from_answers_that_must_be_worked_out(examined):
+    tasks = lookup_tasks()
+
+    def of_the_next(i: int, data: Any) -> Any:
+        return data.model_copy(update={"answer": tasks.train[(i + 1) % len(tasks.train)].data.answer})
+
+    def worked_out(i: int, data: Any) -> Any:
+        return data.model_copy(update={"answer": following[data.answer]})
+
+    values = sorted({task.data.answer for task in tasks.train})
+    following = dict(zip(values, [*values[1:], values[0]], strict=True))
+    assert causes(contradicted_answers.checks(examined(tasks=changed(tasks, of_the_next)))) == ["oracle-fails"]
+    assert causes(contradicted_answers.checks(examined(tasks=changed(tasks, worked_out)))) == []
+
+
 class SolvedData(vf.TaskData):
     answer: str
     solution: str

@@ -22,6 +22,8 @@ from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, te
 
 PLACES = 100
 """Most places that are looked at."""
+VOCABULARY = 500
+"""Number of tasks whose answers are looked for in what other tasks' transcripts read."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ def contradicted(environment: Environment, played: Sequence[Played]) -> Finding 
     None if no text has a place after which most answers stand.
     """
     check, known = "answers agree with what their tasks say", list[str]()
+    golds = sorted(
+        {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]} - {""}, key=len, reverse=True
+    )
     for name, told in _texts(environment, played).items():
+        if shifted := _of_others(told, golds):
+            return Finding(check, "fail", f"in {name} {shifted}", "oracle-fails")
         place, own, other = _best_place(told)
         if not own:
             continue
@@ -106,3 +113,35 @@ def _best_place(told: Sequence[Told]) -> tuple[str, list[Told], list[Told]]:
         if len(own) > len(told) / 2 and len(own) + len(other) == len(follows):
             return place, own, other
     return "", [], []
+
+
+def _of_others(told: Sequence[Told], golds: Sequence[str]) -> str:
+    """Evidence that tasks have the answers of other tasks; "" if there is none. `golds`: all answers, long ones first.
+
+    After some place stands an answer of another task in nearly all texts, while the task's own stands nowhere. It may be
+    that the answer has to be worked out of it, as its opposite, for example. But then it is the same where the same is read.
+    """
+    counts: Counter[str] = Counter()
+    for one in told:
+        low = one.text.casefold()
+        others = [gold for gold in golds if gold != one.gold and gold.casefold() in low]
+        found = [at for gold in others for at in places(gold, one.text)]
+        counts.update({left for at in found for left in lefts(one.text[:at])})
+    for place, count in counts.most_common(PLACES):
+        if count < max(thresholds.CONTRADICTED_LEAST, thresholds.GIVEN_AWAY * len(told)):
+            break
+        read: dict[str, set[str]] = {}
+        for one in told:
+            text = after(place, one.text)
+            said = next((gold for gold in golds if text and text[0] == gold[0] and begins(text, gold)), None)
+            if said is not None and not places(one.gold, one.text):
+                read.setdefault(said, set()).add(one.gold)
+                count -= 1
+        different = [said for said, answers in read.items() if len(answers) > 1]
+        if count <= 0 and len(different) >= thresholds.CONTRADICTED:
+            example = ", ".join(sorted(read[different[0]])[:3])
+            return (
+                f"answers of other tasks stand after {place!r} and the task's own nowhere, and {len(different)} of them belong "
+                f"to tasks with different answers, as {different[0]!r} to {example}"
+            )
+    return ""

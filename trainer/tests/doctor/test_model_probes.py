@@ -4,16 +4,27 @@ import dataclasses
 import itertools
 from collections import Counter
 from contextlib import contextmanager
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from plumbob.rollout import Chat, Sample
+from plumbob.rollout import Chat, EngineError, Sample
 from plumbob.testing.examinations import causes
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor.probes import conditioning, empty_turns, parity, penalties, signal, tools
-from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.earned import earned
+from plumbob.trainer.doctor.probes import (
+    conditioning,
+    data,
+    empty_turns,
+    needed_tools,
+    parity,
+    penalties,
+    signal,
+    tools,
+)
+from plumbob.trainer.doctor.subject import Subject, draw
 
 
 @pytest.fixture
@@ -96,6 +107,46 @@ def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
     rewritten_turns(monkeypatch, lambda text: "amber<|im_end|>")
     findings = list(tools.probe(subject_of()))
     assert causes(findings) == ["tools-never-used"] and "amber" in findings[-1].evidence
+
+
+def test_a_tool_for_the_answer_that_is_never_called_is_named(subject_of):
+    """The bundled policy writes its answer into its last message, and the environment takes it from a tool."""
+    given = {"env": "musique", "model": "tiny-musique", "datasets": "synthetic", "max_tokens": 128}
+    for style, cause in (("complete", ["tools-never-used"]), ("tags", [])):
+        subject = subject_of(**given, env_args=("hops=2", "num_examples=60", f"answer_style={style}"))
+        (finding,) = needed_tools.probe(subject)
+        assert causes([finding]) == cause
+        assert ("complete in 0" in finding.evidence) == (style == "complete")
+
+
+# The engine
+
+
+def refusing(subject: Subject, refuses) -> None:
+    """The engine raises an error for the requests, (prompt, number of its earlier requests), that `refuses` is true of."""
+    engine: Any = subject.run.engine
+    generate, count = engine.generate, itertools.count()
+
+    async def generated(prompt_ids, sampling):
+        if refuses(prompt_ids, next(count)):
+            raise EngineError("400: too long")
+        return await generate(prompt_ids, sampling)
+
+    engine.generate = generated
+
+
+def test_an_engine_that_always_refuses_the_same_requests_is_named_however_few(subject_of):
+    subject = subject_of()
+    lengths = sorted(len(calls[-1].prompt_ids) for calls in draw(subject, 1).calls)
+    refusing(subject, lambda prompt, number: len(prompt) >= lengths[-1])
+    finding = next(data.probe(subject))
+    assert finding.cause == "engine-fails" and "sent again" in finding.evidence
+
+
+def test_an_engine_that_fails_once_is_no_fault(subject_of):
+    subject = subject_of()
+    refusing(subject, lambda prompt, number: number == 3)
+    assert next(data.probe(subject)).cause is None
 
 
 @pytest.mark.slow
@@ -252,4 +303,4 @@ def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subjec
 
     worth.__name__ = "correct"
     monkeypatch.setattr(task, "correct", vf.reward(weight=1.0)(worth))
-    assert signal._solved(subject) < 0.95
+    assert fmean(share >= 0.95 for share in earned(subject)) < 0.95

@@ -56,6 +56,40 @@ def test_faulty_runs_get_one_cause_and_it_is_theirs(name: str) -> None:
     assert {finding.cause for finding in replay(name).failed.values()} == {RUNS[name]["cause"]}
 
 
+@pytest.mark.parametrize(("broken", "cause"), [(6.0, ["engine-fails"]), (2.0, [])])
+def test_few_rollouts_that_the_engine_fails_may_cost_many_groups(broken: float, cause: list[str]) -> None:
+    watch, row = Watch(TrainConfig(num_generations=8)), rows_of(FIRST)[0]
+    lost = {"rollout/count": 128.0, "rollout/errored": broken, "rollout/engine_errors": broken, "groups/broken": broken}
+    told = [finding for step in range(1, 7) for finding in watch.update({**row, **lost, "step": step})]
+    assert [f.cause for f in told if f.check == "rollouts end without errors"] == cause
+
+
+@pytest.mark.parametrize(
+    ("known", "cause"),
+    [
+        ({"env/exact_match": 0.0, "env/f1": 0.0}, "task-out-of-reach"),
+        ({"env/exact_match": 0.0, "env/f1": 0.1}, "reward-constant"),
+        ({"env/searches": 0.0}, "reward-constant"),
+    ],
+)
+def test_a_part_of_the_credit_that_all_rollouts_earn_is_no_success(known: dict[str, float], cause: str) -> None:
+    """A metric may say that no answer is right, where all rollouts earn the same for their searches."""
+    watch, row = Watch(TrainConfig()), rows_of(FIRST)[0]
+    same = {"reward/mean": 0.04, "reward/std": 0.0, "groups/zero_signal_share": 1.0, "groups/zero_signal": 8.0}
+    groups = {"groups/all_fail": 0.0, "groups/all_pass": 8.0, "groups/count": 8.0, "advantage/mean_abs": 0.0}
+    told = [f for step in range(1, 6) for f in watch.update({**row, **same, **groups, **known, "step": step})]
+    assert [f.cause for f in told if f.check == "groups have a signal"] == [cause]
+
+
+@pytest.mark.parametrize(("right", "cause"), [(0.0, "task-out-of-reach"), (1.0, "task-solved")])
+def test_groups_that_all_earn_a_little_are_solved_only_if_answers_are_right(right: float, cause: str) -> None:
+    watch, row = Watch(TrainConfig()), rows_of(FIRST)[0]
+    most = {"reward/mean": 0.04, "reward/std": 0.002, "groups/zero_signal_share": 0.9, "groups/zero_signal": 7.0}
+    groups = {"groups/all_fail": 0.0, "groups/all_pass": 7.0, "groups/count": 8.0, "env/exact_match": right}
+    told = [f for step in range(1, 6) for f in watch.update({**row, **most, **groups, "step": step})]
+    assert [f.cause for f in told if f.check == "groups have a signal"] == [cause]
+
+
 def test_a_rule_speaks_once_and_says_the_step() -> None:
     name = "learning rate 100 times too high"
     watch, told = Watch(config_of(name)), []

@@ -26,7 +26,8 @@ UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
 """Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 MOST_HANGING = 2
 """Number of rollouts that may hang before no more are played, because each takes --max-tool-seconds."""
-_LABELS = {"idx", "id", "name", "description", "prompt", "system_prompt"}
+LABELLED = frozenset({"idx", "id", "name", "description", "prompt", "system_prompt"})
+"""Fields of a task's data that say nothing of its answer."""
 _ANSWER = re.compile(r"answer|gold|target|solution|label|expected|reference|truth", re.IGNORECASE)
 
 
@@ -127,8 +128,8 @@ class Environment:
     @functools.cached_property
     def gold_field(self) -> str | None:
         """The field of a task's data that holds its right answer, as the oracles' last replies show; None if unknown."""
-        best: tuple[bool, float, str] | None = None
-        for name in type(self.sample[0].data).model_fields.keys() - _LABELS:
+        best: tuple[bool, float, int, str] | None = None
+        for name in type(self.sample[0].data).model_fields.keys() - LABELLED:
             values = [_first_text(getattr(task.data, name, None)) for task in self.sample]
             if not all(values):
                 continue
@@ -137,9 +138,11 @@ class Environment:
             if self.has_oracle:
                 finals = [said(turns[-1]) for turns in self.replies if isinstance(turns, list) and turns]
                 share = sum(value in final for value, final in zip(values, finals, strict=False)) / len(values)
-            if share >= 0.9 and (best is None or (named, share) > best[:2]):
-                best = (named, share, name)
-        return best[2] if best else None
+            # Of two that oracles say, the longer one says more; of two names, the longer text is a worked solution.
+            length = sum(map(len, values)) * (1 if self.has_oracle else -1)
+            if share >= 0.9:
+                best = max(best or (False, 0.0, 0, ""), (named, share, length, name))
+        return best[-1] if best else None
 
     def gold(self, task: vf.Task) -> str:
         """The right answer of a task; "" if it is unknown."""

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """One request of a rollout that the engine did not answer."""
+
+    prompt_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
 class Drawn:
     """The rollouts of one step.
 
@@ -62,6 +70,8 @@ class Drawn:
     tasks: list[vf.Task]
     """Task of each trace."""
     calls: list[list[Call]]
+    refused: list[Refused] = field(default_factory=list)
+    """Requests of rollouts that failed because the engine raised an error."""
 
 
 @dataclass
@@ -217,7 +227,7 @@ def load_subject(
 def draw(subject: Subject, step: int = 0) -> Drawn:
     """Sample the batch of `step` and record all requests to the engine. Raises RunFailed if every rollout failed."""
     run, group_size = subject.run, subject.run.config.num_generations
-    with recorded(run.engine) as calls:
+    with recorded(run.engine) as (calls, refused):
         batch = subject.runner.run(collect(run.sampler, step, 0, run.world))
     tasks = run.tasks.take(0, subject.groups)
     by_seed = dict(calls)
@@ -229,7 +239,9 @@ def draw(subject: Subject, step: int = 0) -> Drawn:
         turns = [by_seed.get(derive_seed(seed, turn)) for turn in range(trace.num_turns)]
         kept.append((trace, tasks[i // group_size], [turn for turn in turns if turn is not None]))
     chosen = [kept[i] for i in matched(batch.drawn, [trace for trace, _, _ in kept])]
-    return Drawn(batch, list(batch.drawn), [c[0] for c in chosen], [c[1] for c in chosen], [c[2] for c in chosen])
+    return Drawn(
+        batch, list(batch.drawn), [c[0] for c in chosen], [c[1] for c in chosen], [c[2] for c in chosen], refused
+    )
 
 
 def matched(samples: Sequence[Sample], traces: Sequence[vf.Trace]) -> list[int]:
@@ -262,22 +274,27 @@ def _numbers(logprobs: Sequence[float]) -> tuple[float, ...]:
 
 
 @contextmanager
-def recorded(engine: Any) -> Generator[list[tuple[int | None, Call]]]:
-    """Record every request that the engine answers inside the context: (seed, call).
+def recorded(engine: Any) -> Generator[tuple[list[tuple[int | None, Call]], list[Refused]]]:
+    """Record every request to the engine inside the context: (seed, call) of those that it answers, and the others.
 
     A seed identifies a request, because each turn of each rollout has its own.
     """
     calls: list[tuple[int | None, Call]] = []
+    refused: list[Refused] = []
     generate = engine.generate
 
     async def recording(prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        completion = await generate(prompt_ids, sampling)
+        try:
+            completion = await generate(prompt_ids, sampling)
+        except EngineError:
+            refused.append(Refused(list(prompt_ids), sampling))
+            raise
         calls.append((sampling.seed, Call(list(prompt_ids), completion)))
         return completion
 
     engine.generate = recording
     try:
-        yield calls
+        yield calls, refused
     finally:
         engine.generate = generate
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.environment_rules import tool_errors, tools_fail
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, fails, is_exact, largest_gap, mean, number, total
+from plumbob.trainer.watch.history import (
+    WINDOW,
+    History,
+    Outcome,
+    fails,
+    is_exact,
+    largest_gap,
+    mean,
+    names_right,
+    number,
+    total,
+)
 
 LEAST_GAIN = 0.05
 """Rise of the reward, as a share of its scale, that justifies a change of the rollouts."""
-
-
-RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
-"""Names of metrics that say whether an answer is right."""
 
 
 def _changes_can_be_judged(h: History) -> bool:
@@ -57,7 +64,7 @@ def abandoned(h: History) -> Outcome:
 
 def _fewer_right(h: History) -> bool:
     """Whether fewer answers are right than at first, by a metric or component of the reward that says so."""
-    names = {name for name in h.recent[-1] if name.startswith(("env/", "reward/")) and name.split("/")[-1] in RIGHT}
+    names = filter(names_right, h.recent[-1])
     return any(mean(h.recent, name) < mean(h.first, name) - LEAST_GAIN for name in names)
 
 

@@ -29,7 +29,12 @@ def errors(h: History) -> Outcome:
     failed = share(h.recent, "rollout/errored", "rollout/count") - share(h.recent, "rollout/stuck", "rollout/count")
     by_engine = share(h.recent, "rollout/engine_errors", "rollout/count")
     cause = failure_cause(failed, by_engine) if failed > thresholds.FAILED_ROLLOUTS else None
-    return cause, f"{failed:.0%} of the rollouts ended in an error, {by_engine:.0%} in one of the engine"
+    # One rollout that the engine fails costs its whole group.
+    lost = total(h.recent, "groups/broken") / max(total(h.recent, "rollout/count") / h.config.num_generations, 1)
+    if cause is None and lost > thresholds.BROKEN_GROUPS:
+        cause = "engine-fails"
+    evidence = f"{failed:.0%} of the rollouts ended in an error, {by_engine:.0%} in one of the engine"
+    return cause, evidence + (f", which cost {lost:.0%} of the groups" if lost else "")
 
 
 def first_turns(h: History) -> Outcome:

@@ -24,6 +24,18 @@ DIFFICULTY = ("tasks/difficulty", "env/difficulty", "env/hops", "env/level")
 """Metrics that say how hard the step's tasks are; the first one that a row has counts."""
 
 
+RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
+"""Names of metrics and of components of the reward that say whether an answer is right."""
+
+
+def names_right(name: str) -> bool:
+    """Whether a row's metric of this name says whether answers are right.
+
+    Examples: names_right("env/exact_match") -> True; names_right("reward/mean") -> False
+    """
+    return name.startswith(("env/", "reward/")) and name.split("/")[-1] in RIGHT
+
+
 @dataclass
 class Trend:
     """A straight line through all values so far, by least squares, in constant memory."""

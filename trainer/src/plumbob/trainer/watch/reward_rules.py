@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.environment_rules import malformed_calls, tools_fail, truncation, unknown, unread_calls
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, number, share, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, names_right, number, share, total
 from plumbob.trainer.watch.sampling_rules import sampling
 
 
@@ -32,6 +32,12 @@ def variety(h: History) -> Outcome:
         return None, evidence
     if _explained(h):
         return None
+    right = _right(h)
+    if right is not None and right[1] == 0:
+        # All rollouts of a group may earn the same part of the credit, for their form or their calls: that is no success.
+        evidence += f"; {right[0]} is 0 in all of them"
+        hot = h.config.temperature >= thresholds.HOT
+        return ("temperature-too-high" if hot else "task-out-of-reach"), evidence
     constant = all(number(row, "reward/std", 1.0) == 0 and number(row, "reward/mean") == reward for row in h.start)
     # A constant reward of 1 is that of a solved task, and one of 0 or less that of a task which the model never solves.
     if constant and reward > 0 and reward != 1:
@@ -43,6 +49,13 @@ def variety(h: History) -> Outcome:
     if h.config.temperature >= thresholds.HOT:
         return "temperature-too-high", f"--temperature {h.config.temperature:g}: {evidence}"
     return "task-out-of-reach", evidence
+
+
+def _right(h: History) -> tuple[str, float] | None:
+    """(name, largest value in the first steps) of the metric by which most answers are right; None without such a metric."""
+    names = sorted({name for row in h.start for name in row if names_right(name)})
+    largest = {name: max(number(row, name) for row in h.start) for name in names}
+    return max(largest.items(), key=lambda pair: pair[1], default=None)
 
 
 def live_groups(h: History) -> Outcome:

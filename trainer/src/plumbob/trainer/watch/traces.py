@@ -17,8 +17,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.watch.drift_rules import RIGHT
-from plumbob.trainer.watch.history import number
+from plumbob.trainer.watch.history import RIGHT, number
 from plumbob.trainer.watch.reward_rules import is_format
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
 from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed

@@ -26,9 +26,10 @@ CAUSES = (
     ),
     Cause(
         "oracle-fails",
-        "The environment's own perfect transcript earns no more than an empty one: right answers are not rewarded.",
-        "Correct the environment's reward functions, or the `oracle` method of its task, until `evaluate ENV "
-        "--oracle` prints a reward of 1.",
+        "The environment's own perfect transcript earns no more than an empty one, or answers something else than what "
+        "it has read says: right answers are not rewarded.",
+        "Correct the environment's reward functions, the `oracle` method of its task, or the answers in its data, until "
+        "`evaluate ENV --oracle` prints a reward of 1 for answers that are right.",
         ("H05",),
     ),
     Cause(
@@ -185,10 +186,11 @@ CAUSES = (
     ),
     Cause(
         "tool-results-mixed",
-        "Tool results in a rollout are those of another rollout's calls: the policy is trained on evidence that it did "
-        "not ask for.",
+        "Tool results in a rollout are those of another rollout's calls, or change from one time to the next where the "
+        "tool's own do not: the policy is trained on evidence that it did not ask for.",
         "Keep what a tool remembers of a rollout in that rollout's own state, not in a global variable or an attribute "
-        "that concurrent rollouts share; --max-concurrent 1 shows whether that is the reason.",
+        "that concurrent rollouts share; --max-concurrent 1 shows whether that is the reason. "
+        "If it is not, look at what stands between tool and conversation: a cache, a proxy, or a model that plays the tool.",
         ("H05", "H07"),
     ),
 )

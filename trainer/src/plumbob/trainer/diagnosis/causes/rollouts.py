@@ -14,11 +14,13 @@ CAUSES = (
     ),
     Cause(
         "engine-fails",
-        "Many rollouts end because no turn could be sampled, in the engine or where the chat template turns messages "
-        "into tokens: their groups are left out. The environment's code did not fail.",
+        "Many rollouts, or always those of one kind, such as long ones, end because no turn could be sampled, in the "
+        "engine or where the chat template turns messages into tokens: their groups are left out. The environment's "
+        "code did not fail.",
         "Read the error, which `doctor ENV` and the run's traces/ show. With --engine vllm, read the server's log "
-        "(vllm.log in the run directory, if the run started it); if memory is short, lower --max-concurrent; report an "
-        "error that you cannot explain as a bug of plumbob.",
+        "(vllm.log in the run directory, if the run started it); if memory is short, lower --max-concurrent; if long "
+        "requests are refused, raise the server's limit (vLLM: --max-model-len) or lower --max-context; report an error "
+        "that you cannot explain as a bug of plumbob.",
         (),
     ),
     Cause(
@@ -121,10 +123,12 @@ CAUSES = (
     ),
     Cause(
         "tools-never-used",
-        "The environment offers tools, and its own perfect transcripts use them, but hardly any rollout calls one: what "
-        "is never sampled cannot be reinforced.",
+        "The environment offers tools, and its own perfect transcripts use them, but hardly any rollout calls one, or "
+        "the one that hands in the answer: what is never sampled cannot be reinforced.",
         "Read the prompt and a few replies. Use a --model whose chat template describes tools, ask for their use in the "
-        "prompt, or teach their use first (`sft ENV --model MODEL --demonstrations oracle`).",
+        "prompt, or teach their use first (`sft ENV --model MODEL --demonstrations oracle`). An answer can also be taken "
+        "in the form in which the model gives it (an environment may have a setting for it, such as musique's -a "
+        "answer_style=tags).",
         ("H07",),
         "volcengine/verl#1569",
     ),
@@ -187,8 +191,10 @@ CAUSES = (
     ),
     Cause(
         "tool-arguments-changed",
-        "Tools get other arguments than the model wrote: numbers in place of texts, or texts with something added.",
-        "Pass the arguments on as they were read, and let the tool's own schema decide about their types.",
+        "Tools get other arguments than the model wrote: numbers in place of texts, or texts that are cut or have "
+        "something added.",
+        "Pass the arguments on as they were read, let the tool's own schema decide about their types, and look for a limit "
+        "on the length of a query, such as that of the encoder of a search.",
         (),
         "ml-explore/mlx-lm#1910",
     ),

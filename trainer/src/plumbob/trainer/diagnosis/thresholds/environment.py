@@ -105,6 +105,16 @@ UNLIKELY_EMPTY = Threshold(
     1e3, "mean over all turns of 1 / probability of those that are empty, above which the model did not make them; it is 1 "
     "if it did, and above k with a probability of at most 1/k", "empty-completions",
 )  # fmt: skip
+CONTRADICTED = Threshold(
+    3, "smallest number of tasks whose answer is contradicted by what their perfect transcript read, or by their own data",
+    "oracle-fails",
+)  # fmt: skip
+CONTRADICTED_SHARE = Threshold(0.05, "largest share of such tasks", "oracle-fails")
+CONTRADICTED_LEAST = Threshold(
+    12, "smallest number of tasks whose answer must follow a text, such as an equals sign, for that text to be the place of "
+    "answers",
+    "oracle-fails",
+)  # fmt: skip
 NOT_PERFECT = Threshold(
     0.05, "how much less than 1 a task's oracle may earn with the settings for which the environment says that it earns 1",
     "oracle-fails",
@@ -112,6 +122,11 @@ NOT_PERFECT = Threshold(
 NEVER_CALLED = Threshold(
     0.05, "largest number of tool calls per rollout at which tools count as not used", "tools-never-used"
 )
+REACHED = Threshold(
+    0.5, "share of what a task's perfect transcript earns above an empty reply that some rollout must earn, if hardly any "
+    "rollout calls a tool that every perfect transcript calls, or if few groups have a signal",
+    "tools-never-used", "task-out-of-reach",
+)  # fmt: skip
 UNREAD_REPLIES = Threshold(
     0.1, "largest share of rollouts with a reply that names a tool and its arguments in a form that is not read",
     "calls-in-unread-form",
@@ -119,6 +134,16 @@ UNREAD_REPLIES = Threshold(
 OTHER_RESULTS = Threshold(
     0.3, "largest share of tool results that may be others than the tool returns when it is called directly",
     "tool-results-mixed", "tool-arguments-changed", "tools-fail", "tools-return-nothing",
+)  # fmt: skip
+SAME_CHANGE = Threshold(
+    0.8, "smallest share of tool results, of those that are others than the tool returns, that it must return when its "
+    "arguments are changed in one way",
+    "tool-arguments-changed",
+)  # fmt: skip
+MADE_UP_RESULTS = Threshold(
+    0.05, "largest share of tool results that may change from one time to the next although the tool, called directly, "
+    "returns the same",
+    "tool-results-mixed",
 )  # fmt: skip
 RESULTS_FILL = Threshold(
     0.5, "share of --max-context that tool results fill in most of the rollouts that a limit cuts off, above which they "

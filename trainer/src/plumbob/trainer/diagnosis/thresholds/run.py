@@ -116,6 +116,10 @@ FAILED_ROLLOUTS = Threshold(
         "not a fair sample",
     "environment-fails", "engine-fails",
 )  # fmt: skip
+BROKEN_GROUPS = Threshold(
+    0.3, "largest share of groups that may be left out because the engine failed on one of their rollouts or more",
+    "engine-fails",
+)  # fmt: skip
 STUCK_ROLLOUTS = Threshold(
     0.02, "largest share of rollouts in which a tool, hook or reward may exceed --max-tool-seconds", "environment-hangs"
 )

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model import cheap, task_sets, tool_results, transcripts
+from plumbob.trainer.doctor.before_model import cheap, contradicted_answers, task_sets, tool_results, transcripts
 from plumbob.trainer.doctor.environment import Environment
 
 CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
     "transcripts": transcripts.checks,
     "tasks": task_sets.checks,
     "tools": tool_results.checks,
+    "answers": contradicted_answers.checks,
     "cheap transcripts": cheap.checks,
 }
 """Name -> checks. If the environment cannot be played, the others are not asked."""

@@ -50,17 +50,28 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def other_results(compared: Sequence[Result]) -> tuple[str | None, str] | None:
-    """(cause, evidence) if many results are others than the tools return; the cause is None if none fits.
+def others(compared: Sequence[Result]) -> list[Result]:
+    """The results that are others than the tools return.
 
-    A result that holds what the tool returns, with more around it, is not another one. None if few are others.
+    A result that holds what the tool returns, with more around it, is not another one, nor is one of which a part is left
+    out.
     """
     # A call that fails directly, too, is the tool's own.
-    other = [
-        r for r in compared if squeezed(r.own or "") not in squeezed(r.shown) and not is_part(r.shown, r.own or "")
-    ]
-    if len(other) < thresholds.JUDGED_RESULTS or len(other) <= thresholds.OTHER_RESULTS * len(compared):
-        return None
+    return [r for r in compared if is_other(r) and not is_part(r.shown, r.own or "")]
+
+
+def many(other: Sequence[Result], compared: Sequence[Result]) -> bool:
+    """Whether so many results are others than the tools return that it is a fault, whatever the reason is."""
+    return len(other) >= thresholds.JUDGED_RESULTS and len(other) > thresholds.OTHER_RESULTS * len(compared)
+
+
+def is_other(result: Result) -> bool:
+    """Whether what is shown does not hold what the tool returns."""
+    return squeezed(result.own or "") not in squeezed(result.shown)
+
+
+def explained(other: Sequence[Result], compared: Sequence[Result]) -> tuple[str | None, str]:
+    """(cause, evidence) of results that are others than the tools return; the cause is None if what they say fits none."""
     first = other[0]
     evidence = (
         f"{len(other)} of {len(compared)} tool results are others than the tool returns for the same arguments, such as "
@@ -76,7 +87,7 @@ def other_results(compared: Sequence[Result]) -> tuple[str | None, str] | None:
     returned = {squeezed(r.own or "") for r in compared}
     if sum(squeezed(r.shown) in returned | _known(r.task) for r in other) > many:
         return "tool-results-mixed", f"{evidence}; they are results of other calls"
-    return None, f"{evidence}; they may depend on time, or on rollouts that run at the same time"
+    return None, evidence
 
 
 def _changed_argument(result: Result) -> bool:

@@ -227,43 +227,43 @@ def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]
     """(a place, prompts in which the answer follows it, prompts that have it, share in which another's answer does)."""
     counts: Counter[str] = Counter()
     for prompt, gold in pairs:
-        counts.update({left for at in _places(gold, prompt) for left in _lefts(prompt[:at])})
+        counts.update({left for at in places(gold, prompt) for left in lefts(prompt[:at])})
     best = ("", 0, 1, 0.0)
     golds = [gold for _, gold in pairs]
     for left, count in counts.most_common(200):
         if count < thresholds.GIVEN_AWAY_TASKS:
             break
-        follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := _after(left, prompt)) is not None]
-        own = sum(_begins(text, golds[i]) for i, text in follows)
+        follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := after(left, prompt)) is not None]
+        own = sum(begins(text, golds[i]) for i, text in follows)
         if follows and (own / len(follows), own) > (best[1] / best[2], best[1]):
-            other = _mean([_begins(text, golds[j]) for i, text in follows for j in spread(len(golds), 16) if j != i])
+            other = _mean([begins(text, golds[j]) for i, text in follows for j in spread(len(golds), 16) if j != i])
             best = (left, own, len(follows), other)
     return best
 
 
-def _lefts(before: str) -> list[str]:
+def lefts(before: str) -> list[str]:
     """The texts of 6, 12 and 24 characters that stand before a place, with # for digits."""
     tail = re.sub(r"\d", "#", before[-24:])
     return [tail[-size:] for size in (6, 12, 24) if len(tail) >= size]
 
 
-def _after(left: str, prompt: str) -> str | None:
+def after(left: str, prompt: str) -> str | None:
     """What follows a text in a prompt, if the prompt has it exactly once."""
     masked = re.sub(r"\d", "#", prompt)
     at = masked.find(left)
     return prompt[at + len(left) :] if at >= 0 and masked.find(left, at + 1) < 0 else None
 
 
-def _begins(text: str, gold: str) -> bool:
+def begins(text: str, gold: str) -> bool:
     return bool(re.match(rf"{re.escape(gold)}(?!\w)", text, re.IGNORECASE))
 
 
-def _places(gold: str, prompt: str) -> list[int]:
+def places(gold: str, prompt: str) -> list[int]:
     return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", prompt, re.IGNORECASE)]
 
 
 def _occurs(gold: str, prompt: str) -> bool:
-    return bool(_places(gold, prompt))
+    return bool(places(gold, prompt))
 
 
 def _mean(values: Sequence[float]) -> float:

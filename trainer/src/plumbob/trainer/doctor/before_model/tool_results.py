@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import verifiers.v1 as vf
-from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.rollout import verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.other_results import NOTHING, Result, is_part, other_results
-from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
+from plumbob.trainer.doctor.before_model.changed_arguments import change_of
+from plumbob.trainer.doctor.before_model.direct_calls import results_of
+from plumbob.trainer.doctor.before_model.made_up_results import made_up
+from plumbob.trainer.doctor.before_model.other_results import NOTHING, Result, explained, is_part, many, others
+from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
 from plumbob.trainer.watch.trace_contents import says_failed
+
+TWICE = 12
+"""Number of oracles whose calls are made again."""
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
@@ -28,51 +30,26 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     played = [p for p in environment.oracles if p.trace.ok]
     results = [result for p in played for result in results_of(environment, p.task, p.trace)]
-    yield (found := whole(results))
+    yield (found := whole(environment, results))
     if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
+        yield _steady(environment, played)
         yield _useful(environment, played, results)
 
 
-def results_of(environment: Environment, task: vf.Task, trace: vf.Trace) -> list[Result]:
-    """The tool calls of a trace, with what the conversation shows and what the tools return when called directly."""
-    calls = {call.id: call for message in trace.assistant_messages for call in message.tool_calls or ()}
-    shown = [node.message for node in trace.nodes if node.message.role == "tool"]
-    pairs = [(calls[message.tool_call_id], text_of(message)) for message in shown if message.tool_call_id in calls]
-    own = environment.runner.run(_directly(environment, task, [call for call, _ in pairs]))
-    return [
-        Result(task, call.name, arguments_of(call), text, result)
-        for (call, text), result in zip(pairs, own, strict=True)
-    ]
-
-
-async def _directly(environment: Environment, task: vf.Task, calls: Sequence[object]) -> list[str | None]:
-    """Call the tools of a task one after another, outside a rollout; None from the first call on that fails."""
-
-    async def play() -> list[str | None]:
-        found: list[str | None] = []
-        box = await adapter.open_tools(task, verifiers_messages.new_trace(task), environment.tasks.toolsets)
-        for call in calls:
-            tool, arguments = box.tools.get(getattr(call, "name", "")), arguments_of(call)
-            found.append(await tool.own_result(arguments) if tool and isinstance(arguments, dict) else None)
-        return found
-
-    try:
-        # In an asyncio task of its own, because tools find their state in a context variable.
-        async with asyncio.timeout(environment.config.max_tool_seconds):
-            return await asyncio.create_task(play())
-    except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
-        return [None] * len(calls)
-
-
-def whole(results: Sequence[Result]) -> Finding:
+def whole(environment: Environment, results: Sequence[Result]) -> Finding:
     """Does the model see what tools return? Each result is compared with that of a call outside the rollout."""
     check = "tool results reach the model whole"
     compared = [r for r in results if r.own is not None]
     if not compared:
         return Finding(check, "unsure", f"none of {len(results)} tool results could be compared with a direct call")
-    if (other := other_results(compared)) is not None:
-        cause, evidence = other
-        return Finding(check, "fail" if cause else "unsure", evidence, cause)
+    other = others(compared)
+    if other:
+        cause, evidence = explained(other, compared) if many(other, compared) else (None, "")
+        # What a tool is called with is known for certain, so few results are enough.
+        if cause is None and (change := change_of(environment, other)):
+            cause, evidence = "tool-arguments-changed", f"{explained(other, compared)[1]}; {change}"
+        if evidence:
+            return Finding(check, "fail" if cause else "unsure", evidence, cause)
     cut = [r for r in compared if is_part(r.shown, r.own or "")]
     evidence = f"{len(cut)} of {len(compared)} tool results are shorter than what the tool returns"
     if cut:
@@ -80,6 +57,14 @@ def whole(results: Sequence[Result]) -> Finding:
         evidence += f", such as {len(lost.shown)} of {len(lost.own or '')} characters, ending in {lost.shown[-30:]!r}"
         return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", "tool-results-cut")
     return Finding(check, "pass", evidence)
+
+
+def _steady(environment: Environment, played: Sequence[Played]) -> Finding:
+    """Do the same calls get the same results the second time?"""
+    called = [p for p in played if any(node.message.role == "tool" for node in p.trace.nodes)]
+    cause, evidence = made_up(environment, [(called[i].task, called[i].trace) for i in spread(len(called), TWICE)])
+    check = "the same calls get the same results"
+    return Finding(check, "fail" if cause else "pass", evidence, cause)
 
 
 def _useful(environment: Environment, played: Sequence[Played], results: Sequence[Result]) -> Finding:

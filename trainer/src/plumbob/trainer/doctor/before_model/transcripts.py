@@ -79,7 +79,7 @@ def _perfect(environment: Environment) -> Finding | None:
     # Those that earn 1 with the run's own settings need no others.
     if len(imperfect(environment.oracles)) <= len(environment.oracles) / 2:
         return None
-    if not (own := _with_own_settings(environment)):
+    if not (own := with_own_settings(environment)):
         return None
     settings = ", ".join(f"{name}={value}" for name, value in _oracle_settings(environment).items())
     evidence = f"with {settings} oracles of {len(own)} tasks earn {_range([p.reward for p in own])}"
@@ -142,7 +142,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
     if nothing:
         keys = ", ".join(p.task.key for p in nothing[:NAMED])
         evidence += f"; in {len(nothing)} tasks the oracle earns no more than an empty reply, such as {keys}"
-        if own := _with_own_settings(environment):
+        if own := with_own_settings(environment):
             # Where, for example, a retriever misses a document, the oracle cannot earn anything.
             settings = _oracle_settings(environment)
             missed = [p for p in own if p.reward <= silent_reward(environment, p.task) + _TOLERANCE]
@@ -212,7 +212,7 @@ def _oracle_settings(environment: Environment) -> dict[str, str]:
     return dict(getattr(find(environment.config.env).load(), "oracle_settings", {}))
 
 
-def _with_own_settings(environment: Environment) -> list[Played]:
+def with_own_settings(environment: Environment) -> list[Played]:
     """The sampled tasks played by their oracles with the settings for which these are made; [] if there are none."""
     if not _oracle_settings(environment):
         return []

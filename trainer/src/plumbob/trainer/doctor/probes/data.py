@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plumbob.rollout import EngineError
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.environment import spread
+from plumbob.trainer.doctor.subject import Refused, Subject
 from plumbob.trainer.policy.loading import load_chat
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
 
 ORDER = 10
+
+ASKED_AGAIN = 4
+"""Number of refused requests that are sent to the engine again."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -24,15 +29,42 @@ def probe(subject: Subject) -> Iterator[Finding]:
     share = batch.errored / batch.num_rollouts
     first = f"; the first reason: {batch.failures[0]}" if batch.failures else ""
     evidence = f"{batch.errored} of {batch.num_rollouts} rollouts failed, {batch.engine_failures} in the engine{first}"
-    failed = share > thresholds.FAILED_ROLLOUTS
-    yield Finding(
-        "rollouts finish without errors",
-        "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass",
-        evidence,
-        _cause_of_failures(batch) if failed else None,
-    )
+    failed, check = share > thresholds.FAILED_ROLLOUTS, "rollouts finish without errors"
+    if not failed and batch.engine_failures and (always := _always_refused(subject)):
+        yield Finding(check, "fail", f"{evidence}; {always}", "engine-fails")
+    else:
+        verdict = "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass"
+        yield Finding(check, verdict, evidence, _cause_of_failures(batch) if failed else None)
     yield _grouping(subject)
     yield _stops(subject)
+
+
+def _always_refused(subject: Subject) -> str:
+    """Evidence that the engine refuses requests for what they are, and not by chance; "" if it answers one the next time.
+
+    Then few failures are enough: the same kinds of rollouts, such as long ones, are lost in every step, with their groups.
+    """
+    drawn = subject.drawn
+    refused = sorted(drawn.refused, key=lambda request: len(request.prompt_ids))
+    again = [refused[i] for i in spread(len(refused), ASKED_AGAIN)]
+    if not again or any(_answered(subject, request) for request in again):
+        return ""
+    shortest = len(refused[0].prompt_ids)
+    answered = [len(call.prompt_ids) for calls in drawn.calls for call in calls]
+    longer = sum(length >= shortest for length in answered)
+    return (
+        f"{len(again)} of the refused requests were sent again, one at a time, and all were refused again; their prompts "
+        f"have {shortest} to {len(refused[-1].prompt_ids)} tokens, as many as or more than all but {longer} of the "
+        f"{len(answered)} that were answered; {drawn.batch.groups_broken} of {subject.groups} groups are left out for it"
+    )
+
+
+def _answered(subject: Subject, request: Refused) -> bool:
+    try:
+        subject.generate([request.prompt_ids], request.sampling)
+    except EngineError:
+        return False
+    return True
 
 
 def _cause_of_failures(batch: Batch) -> str:

@@ -10,7 +10,8 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.reward import spread
+from plumbob.trainer.doctor.before_model.made_up_results import made_up
+from plumbob.trainer.doctor.environment import Environment, spread
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.training import step as training_step
 from plumbob.trainer.training.expected_advantages import deviation, differing, expected_advantages, scaled
@@ -108,8 +109,12 @@ def _tool_results(subject: Subject) -> Finding:
     other = [i for i in chosen if i not in unsteady and again[i][0] != told[i]]
     evidence = f"the tool calls of {len(chosen)} rollouts were made again, twice: in {len(other)} the results differ"
     if unsteady:
-        evidence += f"; in {len(unsteady)} they differ from one time to the next, so the tools are random"
-        return Finding(check, "unsure", evidence)
+        evidence += f"; in {len(unsteady)} they differ from one time to the next"
+        environment = Environment(subject.run.config, subject.run.tasks, subject.runner)
+        cause, how = made_up(environment, [(drawn.tasks[i], drawn.traces[i]) for i in chosen])
+        if cause:
+            return Finding(check, "fail", f"{evidence}; {how}", cause)
+        return Finding(check, "unsure", f"{evidence}, so the tools are random")
     if not other:
         return Finding(check, "pass", evidence)
     i = other[0]

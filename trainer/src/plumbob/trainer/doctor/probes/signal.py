@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
-from plumbob.rollout import ChatReply, Sample, StopReason
+from plumbob.rollout import Sample, StopReason
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.environment import oracle_of
+from plumbob.trainer.doctor.earned import earned
 from plumbob.trainer.doctor.group_sizes import dead_share, needed_size, table
 from plumbob.trainer.doctor.subject import Subject, draw
 
@@ -83,7 +83,8 @@ def _reach(subject: Subject) -> Finding:
     )
     check = "the base policy sometimes succeeds and sometimes fails"
     few = signal < max(1, thresholds.LITTLE_SIGNAL * groups)
-    if few and (solved := _solved(subject)) >= thresholds.SOLVED:
+    shares = earned(subject) if few else []
+    if few and (solved := sum(share >= thresholds.SOLVED for share in shares) / len(shares)) >= thresholds.SOLVED:
         evidence += f"; {solved:.0%} of rollouts earn what is best there"
         if (order := subject.run.tasks.order) != "shuffle":  # then the first tasks do not stand for all
             return Finding(check, "unsure", f"{evidence}; these are the first tasks by --task-order {order}")
@@ -93,30 +94,11 @@ def _reach(subject: Subject) -> Finding:
     if signal == 0:
         both = found.groups_all_min and found.groups_all_max
         return Finding(check, "fail", evidence, "groups-without-variety" if both else "task-out-of-reach")
+    if few and all(hasattr(task, "oracle") for task in subject.drawn.tasks):
+        evidence += f"; the best rollout earns {max(shares):.0%} of what its task's perfect transcript earns"
+        if max(shares) < thresholds.REACHED:
+            return Finding(check, "fail", evidence, "task-out-of-reach")
     return Finding(check, "unsure" if few else "pass", evidence)
-
-
-def _solved(subject: Subject) -> float:
-    """Share of rollouts that earn nearly as much, above an empty reply, as their own task's perfect transcript.
-
-    Without an oracle, the best is the largest of 1 and all rewards.
-    """
-    drawn = subject.drawn
-    most = max(1.0, *(s.reward for s in drawn.samples))
-    bounds: dict[int, tuple[float, float]] = {}
-    solved = 0
-    for task, sample in zip(drawn.tasks, drawn.samples, strict=True):
-        if id(task) not in bounds:
-            floor = subject.play(task, ScriptedChat([ChatReply("")], ending="max_turns")).reward
-            best = (
-                subject.play(task, ScriptedChat.of_messages(oracle_of(task))).reward
-                if hasattr(task, "oracle")
-                else most
-            )
-            bounds[id(task)] = floor, best
-        floor, best = bounds[id(task)]
-        solved += sample.reward - floor >= thresholds.SOLVED * (best - floor) if best > floor else sample.reward >= most
-    return solved / len(drawn.samples)
 
 
 def _groups(subject: Subject) -> Finding:

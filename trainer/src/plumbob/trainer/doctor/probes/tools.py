@@ -12,8 +12,9 @@ from plumbob.trainer.config.chat_template import marks_left_out
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.diagnosis.unread_calls import call_like
+from plumbob.trainer.doctor.before_model.direct_calls import results_of
 from plumbob.trainer.doctor.before_model.other_results import Result
-from plumbob.trainer.doctor.before_model.tool_results import results_of, whole
+from plumbob.trainer.doctor.before_model.tool_results import whole
 from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
 from plumbob.trainer.policy.call_tokens import unwritable
@@ -136,7 +137,7 @@ def _whole(subject: Subject, drawn: Drawn) -> Finding:
     results = [result for i in chosen for result in results_of(environment, drawn.tasks[i], drawn.traces[i])]
     if not results:
         return Finding("tool results reach the model whole", "pass", "no rollout has a tool result")
-    found = whole(results)
+    found = whole(environment, results)
     if found.verdict == "fail":
         return found
     cut = [result for i in chosen for result in _lost_in_prompts(subject, drawn, i)]

@@ -1,0 +1,147 @@
+"""Does a task's right answer stand where the answers of other tasks stand: in what the perfect transcript read, or in another
+field of the task's data, such as a worked solution?
+
+A place is the text before an answer, such as "value=" or "####". If answers follow a place in most tasks, and in some tasks
+something else does while the answer stands nowhere, then the answer of these tasks is contradicted by their own evidence:
+either of them is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import verifiers.v1 as vf
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.task_sets import after, begins, lefts, places
+from plumbob.trainer.doctor.before_model.transcripts import with_own_settings
+from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, text_of
+
+PLACES = 100
+"""Most places that are looked at."""
+VOCABULARY = 500
+"""Number of tasks whose answers are looked for in what other tasks' transcripts read."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A task, its right answer, and a text that should hold it."""
+
+    task: vf.Task
+    gold: str
+    text: str
+
+
+def checks(environment: Environment) -> Iterator[Finding]:
+    if environment.gold_field is None:
+        return
+    # With the settings for which oracles are made, their calls find what the answer needs.
+    played = with_own_settings(environment) or (environment.oracles if environment.has_oracle else environment.silent)
+    if (found := contradicted(environment, [p for p in played if p.trace.ok])) is not None:
+        yield found
+
+
+def contradicted(environment: Environment, played: Sequence[Played]) -> Finding | None:
+    """Compare the answers of these tasks with what was read, and with other fields of their data.
+
+    None if no text has a place after which most answers stand.
+    """
+    check, known = "answers agree with what their tasks say", list[str]()
+    golds = sorted(
+        {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]} - {""}, key=len, reverse=True
+    )
+    for name, told in _texts(environment, played).items():
+        if shifted := _of_others(told, golds):
+            return Finding(check, "fail", f"in {name} {shifted}", "oracle-fails")
+        place, own, other = _best_place(told)
+        if not own:
+            continue
+        known.append(f"in {name} {len(own)} of {len(own) + len(other)} answers stand after {place!r}")
+        if len(other) >= thresholds.CONTRADICTED and len(other) > thresholds.CONTRADICTED_SHARE * (
+            len(own) + len(other)
+        ):
+            first = other[0]
+            instead = (after(place, first.text) or "").split("\n")[0][:40]
+            evidence = (
+                f"{known[-1]}; in the other {len(other)} something else does, and the answer stands nowhere: in task "
+                f"{first.task.key} {instead!r}, where the answer is {first.gold!r}"
+            )
+            return Finding(check, "fail", evidence, "oracle-fails")
+    return Finding(check, "pass", "; ".join(known)) if known else None
+
+
+def _texts(environment: Environment, played: Sequence[Played]) -> Mapping[str, list[Told]]:
+    """What the text is -> the tasks with their answers and that text."""
+    found: dict[str, list[Told]] = {"the tool results of perfect transcripts": []}
+    (read,) = found.values()
+    for p in played:
+        gold = environment.gold(p.task)
+        results = [text_of(node.message) for node in p.trace.nodes if node.message.role == "tool"]
+        if gold and results:
+            read.append(Told(p.task, gold, "\n".join(results)))
+        for name, text in _fields(environment, p.task) if gold else ():
+            found.setdefault(f"the field {name!r}", []).append(Told(p.task, gold, text))
+    return found
+
+
+def _fields(environment: Environment, task: vf.Task) -> Iterator[tuple[str, str]]:
+    """(name, text) of the other fields of a task's data that are texts. Prompts may name answers that are none."""
+    for name in type(task.data).model_fields.keys() - LABELLED - {environment.gold_field}:
+        value = getattr(task.data, name, None)
+        if isinstance(value, str):
+            yield name, value
+
+
+def _best_place(told: Sequence[Told]) -> tuple[str, list[Told], list[Told]]:
+    """(a place, tasks whose answer follows it, tasks in which something else follows it and the answer stands nowhere).
+
+    Of the places that answers follow in most of the texts that have them, the one that most answers follow; empty lists
+    if there is none.
+    """
+    counts: Counter[str] = Counter()
+    for one in told:
+        counts.update({left for at in places(one.gold, one.text) for left in lefts(one.text[:at])})
+    for place, count in counts.most_common(PLACES):
+        if count < thresholds.CONTRADICTED_LEAST:
+            break
+        follows = [(one, text) for one in told if (text := after(place, one.text)) is not None]
+        own = [one for one, text in follows if begins(text, one.gold)]
+        other = [one for one, text in follows if re.match(r"\s*\w", text) and not places(one.gold, one.text)]
+        if len(own) > len(told) / 2 and len(own) + len(other) == len(follows):
+            return place, own, other
+    return "", [], []
+
+
+def _of_others(told: Sequence[Told], golds: Sequence[str]) -> str:
+    """Evidence that tasks have the answers of other tasks; "" if there is none. `golds`: all answers, long ones first.
+
+    After some place stands an answer of another task in nearly all texts, while the task's own stands nowhere. It may be
+    that the answer has to be worked out of it, as its opposite, for example. But then it is the same where the same is read.
+    """
+    counts: Counter[str] = Counter()
+    for one in told:
+        low = one.text.casefold()
+        others = [gold for gold in golds if gold != one.gold and gold.casefold() in low]
+        found = [at for gold in others for at in places(gold, one.text)]
+        counts.update({left for at in found for left in lefts(one.text[:at])})
+    for place, count in counts.most_common(PLACES):
+        if count < max(thresholds.CONTRADICTED_LEAST, thresholds.GIVEN_AWAY * len(told)):
+            break
+        read: dict[str, set[str]] = {}
+        for one in told:
+            text = after(place, one.text)
+            said = next((gold for gold in golds if text and text[0] == gold[0] and begins(text, gold)), None)
+            if said is not None and not places(one.gold, one.text):
+                read.setdefault(said, set()).add(one.gold)
+                count -= 1
+        different = [said for said, answers in read.items() if len(answers) > 1]
+        if count <= 0 and len(different) >= thresholds.CONTRADICTED:
+            example = ", ".join(sorted(read[different[0]])[:3])
+            return (
+                f"answers of other tasks stand after {place!r} and the task's own nowhere, and {len(different)} of them belong "
+                f"to tasks with different answers, as {different[0]!r} to {example}"
+            )
+    return ""

@@ -208,6 +208,11 @@ METRICS = (
         "term, is not what follows from the advantage and the weight of their row. 0 in a correct run; only compared with "
         "undivided weights.",
     ),
+    Metric(
+        "loss/without_policy_term",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one.",
+    ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
     Metric("sync/weights", "tensors", "Number of tensors that the weight sync sent to the engine."),

@@ -144,7 +144,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
     # Where processes divide weights, a library may multiply the loss before its backward pass.
     if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:
-        sums.on_device["misweighted"] = misweighted(inputs, run.objective)
+        sums.on_device["misweighted"], sums.on_device["unpulled"] = misweighted(inputs, run.objective)
     return outputs.loss, sums
 
 

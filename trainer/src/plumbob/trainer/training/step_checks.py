@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -21,21 +22,24 @@ def advantages_in_minibatches(samples: Sequence[Sample], minibatches: Sequence[M
     return [found.get(id(sample), float("nan")) for sample in samples]
 
 
-def misweighted(inputs: LossInputs, objective: Objective) -> torch.Tensor:
-    """Number of tokens whose slope in the loss is not the one of `expected_slopes`.
+def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
+    """(number of tokens whose slope in the loss is not the one of `expected_slopes`, of these: that of the KL term alone).
 
-    `inputs`: as the training step makes them, not as a loss may change them. The number is 0 until the backward pass has
-    run, and stays on the device.
+    `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
+    run, and stay on the device.
     """
     wanted = expected_slopes(inputs, objective)
-    count = torch.zeros((), device=wanted.device)
+    without = expected_slopes(dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages)), objective)
+    count, unpulled = (torch.zeros((), device=wanted.device) for _ in range(2))
 
     def compare(slopes: torch.Tensor) -> None:
         limit = TOLERANCE * wanted.abs().amax() if len(wanted) else 0.0
-        count.copy_(((slopes - wanted).abs() > limit).sum())
+        wrong = (slopes - wanted).abs() > limit
+        count.copy_(wrong.sum())
+        unpulled.copy_((wrong & ((slopes - without).abs() <= limit)).sum())
 
     inputs.logprobs.register_hook(compare)
-    return count
+    return count, unpulled
 
 
 @torch.no_grad()

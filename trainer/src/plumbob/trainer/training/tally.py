@@ -112,6 +112,8 @@ class Tally:
     """Sum of squares of the sampled weights' changes."""
     misweighted: float = 0.0
     """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
+    unpulled: float = 0.0
+    """Number of these tokens whose slope is that of the KL term alone."""
     strayed: int = 0
     """Number of sampled weights that were not those of the end of the step before."""
     still: int = 0
@@ -175,6 +177,7 @@ class Tally:
             "sync/largest_gap": self.largest_gap,
             "sync/mismatch_kl": self.mismatch_kl / n,
             "loss/misweighted": self.misweighted / n,
+            "loss/without_policy_term": self.unpulled / max(self.misweighted, 1),
             **self.optimizer_metrics(),
         }
 

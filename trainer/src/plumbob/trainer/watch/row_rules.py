@@ -86,7 +86,12 @@ def weighed(h: History) -> Outcome:
     if wrong is None or not any(number(row, "train/rows") for row in h.recent):
         return None
     evidence = f"the loss has another slope than the advantages say at up to {wrong:.1%} of a step's sampled tokens"
-    return ("advantages-wrong" if wrong > thresholds.MISWEIGHTED else None), evidence
+    if wrong <= thresholds.MISWEIGHTED:
+        return None, evidence
+    found = [number(row, "loss/without_policy_term") for row in h.recent if number(row, "loss/misweighted")]
+    if h.config.kl_in_loss and min(found) > 1 - thresholds.MISWEIGHTED:
+        return "policy-term-missing", f"{evidence}; there it is that of the KL term alone"
+    return "advantages-wrong", evidence
 
 
 def ends(h: History) -> Outcome:

@@ -4,6 +4,7 @@
     python tools/bench/tools_step.py /tmp/lookup-0.5b --arms plumbob --steps 6
     python tools/bench/tools_step.py /tmp/lookup-0.5b --arms trl-rollouts --steps 6
     python tools/bench/tools_step.py /tmp/lookup-0.5b --arms trl-tools --steps 2 --limit 590
+    python tools/bench/tools_step.py TINY --arms plumbob,trl-tools-transformers --float32 --tool-ms 0 --prompts 16 --engine auto
 
 The task is the environment lookup with two hops, so that a rollout is two calls of `lookup`, each in a turn of its own, and an
 answer. The policy is the bundled one in a shape of Qwen2.5 (tools/gpu/grow_model.py), which makes both calls in nearly every
@@ -18,7 +19,9 @@ form of `tools` for tools with state, and vLLM in its process; the same with tra
 of 200 ms take 102 s, twice in a step. `trl-rollouts` is therefore the fastest loop that we could write for TRL's `rollout_func`:
 the same, but all tools of a turn are called at once, in threads. TRL reads calls with its own parser of Qwen's format, and gets
 plumbob's chat template with the tool's description as plumbob writes it, so that all prompts have the same token ids
-(checked: `same prompt`). `--tool-ms 0` shows what is left without the tool.
+(checked: `same prompt`). `--tool-ms 0` shows what is left without the tool. The last command compares both on a CPU, with the
+bundled policy itself; TINY is its folder, which `python -c "from plumbob.trainer.run_files.model_path import *;
+print(model_path('tiny'))"` prints.
 
 Printed as JSON lines: see arms.py. Of each step also turns, calls and sampled tokens per rollout, and the share of rollouts
 whose answer is right. "GPU busy" is nvidia-smi's utilisation while rollouts are sampled, of all arms; for plumbob also the time
@@ -59,7 +62,8 @@ def plumbob_arm(args: argparse.Namespace) -> arms.Arm:
             "--max-hops",
             "2",
         ),
-        *("--model", str(args.model), "--engine", args.engine, "--bf16", "--max-steps", str(args.steps)),
+        *("--model", str(args.model), "--engine", args.engine, "--max-steps", str(args.steps)),
+        *(() if args.float32 else ("--bf16",)),
         *("--num-generations", str(args.group), "--batch-size", str(args.prompts)),
         *("--gradient-accumulation-steps", str(args.group), "--temperature", str(args.temperature)),
         *("--max-tokens", str(args.tokens), "--max-turns", str(TURNS), "--max-context", str(args.context)),

@@ -39,7 +39,7 @@ def grpo_config(args: argparse.Namespace, vllm: bool, rollouts: int, length: int
         loss_type="dr_grpo",
         scale_rewards="none",
         beta=0.0,
-        bf16=True,
+        bf16=not args.float32,
         use_cpu=shutil.which("nvidia-smi") is None,
         gradient_checkpointing=args.trl_gradient_checkpointing,
         report_to="none",
@@ -120,6 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trl-vllm-memory", type=float, default=0.25, help="share of the GPU for vLLM in TRL's process"
     )
+    parser.add_argument("--float32", action="store_true", help="all arms compute in float32, as on a CPU")
     parser.add_argument("--trl-dtype", default="float32", help="of TRL's weights; the computation is in bfloat16")
 
 

@@ -304,3 +304,20 @@ def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subjec
     worth.__name__ = "correct"
     monkeypatch.setattr(task, "correct", vf.reward(weight=1.0)(worth))
     assert fmean(share >= 0.95 for share in earned(subject)) < 0.95
+
+
+@pytest.mark.parametrize(
+    ("stops", "truncated", "verdict", "cause"),
+    [
+        (["agent_completed"] * 8, False, "pass", None),
+        (["agent_completed"] * 8, True, "unsure", None),  # marked, and no limit ended them
+        (["max_turn_tokens"] * 5 + ["own_stop"] * 3, True, "fail", "truncated-turns"),
+        (["agent_timeout"] * 2 + ["own_stop"] * 6, True, "unsure", None),
+    ],
+)
+def test_rollouts_that_are_marked_as_cut_off_count_by_the_limit_that_ended_them(stops, truncated, verdict, cause):
+    samples = [SimpleNamespace(stop=stop, truncated=truncated, token_ids=[1, 2]) for stop in stops]
+    drawn = SimpleNamespace(samples=samples, traces=[SimpleNamespace(nodes=[]) for _ in stops])
+    subject = SimpleNamespace(drawn=drawn, run=SimpleNamespace(config=TrainConfig()))
+    found = signal._truncation(subject)
+    assert (found.verdict, found.cause) == (verdict, cause)

@@ -48,26 +48,28 @@ def probe(subject: Subject) -> Iterator[Finding]:
 
 
 def _truncation(subject: Subject) -> Finding:
-    samples = subject.drawn.samples
-    counts = Counter(s.stop for s in samples if s.truncated or s.stop in LIMITS)
+    check, samples = "rollouts end by themselves", subject.drawn.samples
+    counts = Counter(s.stop for s in samples if s.stop in LIMITS)
+    marked = Counter(s.stop for s in samples if s.truncated and s.stop not in LIMITS)
     cut, total = sum(counts.values()), len(samples)
     names = ", ".join(f"{count} by {name}" for name, count in counts.most_common()) or "none"
     lengths = sorted(len(s.token_ids) for s in samples)
     evidence = f"{cut} of {total} rollouts cut off: {names}; median {lengths[total // 2]} tokens, longest {lengths[-1]}"
-    if cut > thresholds.CUT_SHARE * total and (filled := _filled(subject)) > thresholds.RESULTS_FILL:
-        evidence += f"; tool results fill {filled:.0%} of --max-context in most of these"
-        return Finding("rollouts end by themselves", "fail", evidence, "tool-results-too-long")
+    if marked:
+        kinds = ", ".join(f"{count} by {name}" for name, count in marked.most_common())
+        evidence += f"; {sum(marked.values())} more are marked as cut off, and ended otherwise: {kinds}"
     if cut > thresholds.CUT_SHARE * total:
-        return Finding("rollouts end by themselves", "fail", evidence, LIMITS[counts.most_common(1)[0][0]])
-    return Finding(
-        "rollouts end by themselves", "unsure" if cut > thresholds.CUT_SHARE / 3 * total else "pass", evidence
-    )
+        if (filled := _filled(subject)) > thresholds.RESULTS_FILL:
+            evidence += f"; tool results fill {filled:.0%} of --max-context in most of these"
+            return Finding(check, "fail", evidence, "tool-results-too-long")
+        return Finding(check, "fail", evidence, LIMITS[counts.most_common(1)[0][0]])
+    return Finding(check, "unsure" if marked or cut > thresholds.CUT_SHARE / 3 * total else "pass", evidence)
 
 
 def _filled(subject: Subject) -> float:
     """The median share of --max-context that tool results fill in the rollouts that a limit cut off."""
     pairs = zip(subject.drawn.samples, subject.drawn.traces, strict=True)
-    cut = [trace for sample, trace in pairs if sample.truncated or sample.stop in LIMITS]
+    cut = [trace for sample, trace in pairs if sample.stop in LIMITS]
     sizes = sorted(sum(len(n.token_ids) for n in trace.nodes if n.message.role == "tool") for trace in cut)
     return sizes[len(sizes) // 2] / subject.run.config.max_context if sizes else 0.0
 

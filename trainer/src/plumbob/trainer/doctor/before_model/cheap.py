@@ -116,7 +116,7 @@ def _cheap(environment: Environment) -> Finding:
         gains = [p.reward - f for p, f in zip(kept, floor, strict=True)]
         error = stdev(gains) / math.sqrt(len(gains))
         share = thresholds.EXPLOITABLE_EMPTY if name == EMPTY else thresholds.EXPLOITABLE
-        if lift > thresholds.REWARD_TOLERANCE and fmean(gains) - error >= share * lift:
+        if lift > thresholds.REWARD_TOLERANCE and fmean(gains) - error > share * lift + thresholds.REWARD_TOLERANCE:
             example = max(kept, key=lambda p: p.reward)
             evidence = (
                 f"{name} earns {mean:.3g}, {fmean(gains) / lift:.0%} of what the oracle earns above an empty reply, in "

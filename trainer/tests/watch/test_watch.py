@@ -56,40 +56,6 @@ def test_faulty_runs_get_one_cause_and_it_is_theirs(name: str) -> None:
     assert {finding.cause for finding in replay(name).failed.values()} == {RUNS[name]["cause"]}
 
 
-@pytest.mark.parametrize(("broken", "cause"), [(6.0, ["engine-fails"]), (2.0, [])])
-def test_few_rollouts_that_the_engine_fails_may_cost_many_groups(broken: float, cause: list[str]) -> None:
-    watch, row = Watch(TrainConfig(num_generations=8)), rows_of(FIRST)[0]
-    lost = {"rollout/count": 128.0, "rollout/errored": broken, "rollout/engine_errors": broken, "groups/broken": broken}
-    told = [finding for step in range(1, 7) for finding in watch.update({**row, **lost, "step": step})]
-    assert [f.cause for f in told if f.check == "rollouts end without errors"] == cause
-
-
-@pytest.mark.parametrize(
-    ("known", "cause"),
-    [
-        ({"env/exact_match": 0.0, "env/f1": 0.0}, "task-out-of-reach"),
-        ({"env/exact_match": 0.0, "env/f1": 0.1}, "reward-constant"),
-        ({"env/searches": 0.0}, "reward-constant"),
-    ],
-)
-def test_a_part_of_the_credit_that_all_rollouts_earn_is_no_success(known: dict[str, float], cause: str) -> None:
-    """A metric may say that no answer is right, where all rollouts earn the same for their searches."""
-    watch, row = Watch(TrainConfig()), rows_of(FIRST)[0]
-    same = {"reward/mean": 0.04, "reward/std": 0.0, "groups/zero_signal_share": 1.0, "groups/zero_signal": 8.0}
-    groups = {"groups/all_fail": 0.0, "groups/all_pass": 8.0, "groups/count": 8.0, "advantage/mean_abs": 0.0}
-    told = [f for step in range(1, 6) for f in watch.update({**row, **same, **groups, **known, "step": step})]
-    assert [f.cause for f in told if f.check == "groups have a signal"] == [cause]
-
-
-@pytest.mark.parametrize(("right", "cause"), [(0.0, "task-out-of-reach"), (1.0, "task-solved")])
-def test_groups_that_all_earn_a_little_are_solved_only_if_answers_are_right(right: float, cause: str) -> None:
-    watch, row = Watch(TrainConfig()), rows_of(FIRST)[0]
-    most = {"reward/mean": 0.04, "reward/std": 0.002, "groups/zero_signal_share": 0.9, "groups/zero_signal": 7.0}
-    groups = {"groups/all_fail": 0.0, "groups/all_pass": 7.0, "groups/count": 8.0, "env/exact_match": right}
-    told = [f for step in range(1, 6) for f in watch.update({**row, **most, **groups, "step": step})]
-    assert [f.cause for f in told if f.check == "groups have a signal"] == [cause]
-
-
 def test_a_rule_speaks_once_and_says_the_step() -> None:
     name = "learning rate 100 times too high"
     watch, told = Watch(config_of(name)), []
@@ -216,37 +182,6 @@ def test_a_sign_in_an_otherwise_healthy_run_is_named(cause: str) -> None:
     assert {finding.cause for finding in faulty.failed.values()} == {cause}
     assert healthy.failed == {}
     assert all(finding.step is not None and finding.step >= 3 for finding in faulty.failed.values())
-
-
-NARROW = {"epsilon": 3e-4, "epsilon_high": 4e-4, "num_iterations": 4}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "metrics", "causes"),
-    [
-        # Bounds for the mean of a row, on the ratios of tokens.
-        (NARROW, {"policy/step_kl": 1e-3, "reward/mean": 0.5}, {"ratio-clipped"}),
-        (NARROW, {"policy/step_kl": 1e-3}, set()),  # the reward rises all the same
-        (NARROW, {"policy/step_kl": 1e-9}, set()),  # tokens move less than the bounds
-        ({**NARROW, "num_iterations": 1}, {"policy/step_kl": 1e-3}, set()),  # the ratio is 1
-        ({**NARROW, "loss_type": "gspo"}, {"policy/step_kl": 1e-3}, set()),
-        ({"num_iterations": 4}, {"policy/step_kl": 1e-2}, set()),
-        ({"warmup_steps": 1000}, {}, {"warmup-too-long"}),
-        ({"kl_beta": 0.1, "kl_estimator": "k1"}, {}, {"kl-backwards"}),
-        # A gradient that the correction takes away is no missing gradient.
-        (
-            {"importance_correction": "token_mask"},
-            {"correction/masked_share": 1.0, "optimizer/grad_norm": 0.0},
-            {"correction-mutes-rollouts"},
-        ),
-    ],
-)
-def test_what_the_settings_lead_to_is_named_and_not_its_effect(overrides, metrics, causes) -> None:
-    watch = Watch(dataclasses.replace(config_of(FIRST), **{"learning_rate": 3e-4, **overrides}))
-    for row in rows_of(FIRST)[:10]:
-        rate = {"optimizer/learning_rate": 3e-7 * row["step"]} if "warmup_steps" in overrides else {}
-        watch.update({**row, **metrics, **rate})
-    assert {finding.cause for finding in watch.failed.values()} == causes
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,17 @@ def config_of(name: str) -> TrainConfig:
     return dataclasses.replace(TrainConfig(), **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def rows_of(name: str) -> list[dict[str, float]]:
+def row_of(name: str, step: int) -> dict[str, Any]:
+    """The metrics of a step (from 1) of a recorded run; after its last step it begins again."""
+    metrics, i = RUNS[name]["metrics"], (step - 1) % RUNS[name]["steps"]
+    return {**{k: v[i] if isinstance(v, list) else v for k, v in metrics.items()}, "step": step}
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
     """The metrics of a recorded run, step by step."""
-    metrics, steps = RUNS[name]["metrics"], RUNS[name]["steps"]
-    return [{k: v[i] if isinstance(v, list) else v for k, v in metrics.items()} for i in range(steps)]
+    return [row_of(name, step) for step in range(1, RUNS[name]["steps"] + 1)]
+
+
+def said(watch: Any, rows: Iterable[dict[str, Any]]) -> list[Any]:
+    """What a watch finds in these rows, one after another."""
+    return [finding for row in rows for finding in watch.update(row)]

@@ -25,15 +25,19 @@ def evaluation_metrics(config: TrainConfig) -> list[str]:
     return names + [f"{name}/{env}" for env, _ in config.members for name in names if config.mixture]
 
 
+def earned(metric: str) -> bool:
+    """Whether a metric is what a model earns, and not, for example, how much it varies or how many tasks were evaluated."""
+    family, _, rest = metric.partition("/")
+    about_rewards = rest in NOT_EARNED or rest.endswith("/variance_share")
+    return metric == "groups/all_pass" or (family in ("eval", "reward", "env") and not about_rewards)
+
+
 def why_not_better(metric: str) -> str | None:
     """Why the highest value of this metric does not show the best model, in one sentence; None if it does.
 
     What a model earns is in rewards and evaluations. What an environment measures (env/NAME) has a meaning of its own.
     """
-    family, _, rest = metric.partition("/")
-    about_rewards = rest in NOT_EARNED or rest.endswith("/variance_share")
-    earned = metric == "groups/all_pass" or (family in ("eval", "reward", "env") and not about_rewards)
-    if earned:
+    if earned(metric):
         return None
     return (
         f"--keep-best {metric} keeps the checkpoint where {metric} is highest, which does not say that its model earns more; "

@@ -76,6 +76,12 @@ class Finding:
     command: str = ""
     """A command that shows it again; empty if the command that found it is the one."""
 
+    @classmethod
+    def of(cls, check: str, outcome: tuple[str | None, str]) -> Finding:
+        """The finding of a check that fails if it names a cause. `outcome`: (id of the cause or None, evidence)."""
+        cause, evidence = outcome
+        return cls(check, "fail" if cause else "pass", evidence, cause)
+
     def __post_init__(self) -> None:
         if (self.verdict == "fail") != (self.cause is not None):
             raise ValueError(f"A finding has a cause if and only if it failed: {self.check!r} is {self.verdict}.")

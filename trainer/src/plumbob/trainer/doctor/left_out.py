@@ -34,7 +34,7 @@ def correction(subject: Subject) -> Finding | None:
     mode, cap = subject.run.config.correction()
     evidence = f"with --importance-correction {mode} and a cap of {cap:g}, {evidence}"
     check = "the importance correction leaves most of the gradient"
-    return Finding(check, "fail" if cause else "pass", evidence, cause)
+    return Finding.of(check, (cause, evidence))
 
 
 def without_gradient(subject: Subject, check: str, rows: Sequence[Sample], evidence: str) -> Finding:

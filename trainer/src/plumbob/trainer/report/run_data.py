@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.trainer.config.best_metric import EVALUATED, earned
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding, Place
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.watch.watch import WARNINGS, examine, read_lines, read_metrics
-
-NO_REWARDS = ("eval/count", "eval/prompts_differ", "eval/cut_off")
-"""Metrics of evaluations that are not held-out rewards."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[d
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith("eval/") and name not in NO_REWARDS:
+            if name.startswith(EVALUATED) and earned(name):
                 key = (int(row["step"]), name.removeprefix("eval/"))
                 found[key] = {"mean": value, "n": row.get("eval/count")}
     for path in (*(folder / "state.json" for folder in saved_checkpoints(directory)), directory / "summary.json"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -23,13 +22,13 @@ def advantages_in_minibatches(samples: Sequence[Sample], minibatches: Sequence[M
 
 
 def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
-    """(number of tokens whose slope in the loss is not the one of `expected_slopes`, of these: that of the KL term alone).
+    """(number of tokens whose slope in the loss is not what the formulas say, of these: that of the KL term alone).
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
-    wanted = expected_slopes(inputs, objective)
-    without = expected_slopes(dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages)), objective)
+    without = _slopes_of_kl(inputs, objective)
+    wanted = _slopes_of_advantages(inputs, objective) + without
     count, unpulled = (torch.zeros((), device=wanted.device) for _ in range(2))
 
     def compare(slopes: torch.Tensor) -> None:
@@ -43,16 +42,15 @@ def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor,
 
 
 @torch.no_grad()
-def expected_slopes(inputs: LossInputs, objective: Objective) -> torch.Tensor:
-    """The slope of the loss in each token's log-probability, by the formulas in the help of the options: [N].
+def _slopes_of_advantages(inputs: LossInputs, objective: Objective) -> torch.Tensor:
+    """The slope of the loss without its KL term in each token's log-probability, by the formulas in the options' help: [N].
 
-    Written independently of `policy_loss`. In a step's first update, without a KL term, it is minus the advantage times
-    weight times importance weight for every loss type.
+    Written independently of `policy_loss`. In a step's first update it is minus the advantage times weight times importance
+    weight for every loss type.
     """
     loss, advantages = LOSSES[objective.loss_type], inputs.advantages
-    log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(max=LARGEST)
-    own = log_ratio.exp()
-    ratio = own
+    log_ratio = _log_ratio(inputs)
+    ratio = log_ratio.exp()
     if loss.ratio == "sequence":
         counts = torch.bincount(inputs.rows)
         sums = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
@@ -65,9 +63,19 @@ def expected_slopes(inputs: LossInputs, objective: Objective) -> torch.Tensor:
         if objective.delta is not None:
             out |= (ratio > objective.delta) & (advantages < 0)
         pull = torch.where(out, 0.0, ratio)
-    slopes = -inputs.corrections * advantages * pull
-    if inputs.ref_logprobs is not None and objective.kl_beta:
-        apart = inputs.logprobs - inputs.ref_logprobs
-        estimators = {"k1": torch.ones_like(apart), "k2": apart, "k3": 1 - (-apart).clamp(max=LARGEST).exp()}
-        slopes = slopes + objective.kl_beta * own * estimators[objective.kl_estimator]
-    return slopes * inputs.weights
+    return -inputs.corrections * advantages * pull * inputs.weights
+
+
+@torch.no_grad()
+def _slopes_of_kl(inputs: LossInputs, objective: Objective) -> torch.Tensor:
+    """The slope of the loss's KL term in each token's log-probability, by the formulas in the options' help: [N]."""
+    if inputs.ref_logprobs is None or not objective.kl_beta:
+        return torch.zeros_like(inputs.logprobs)
+    apart = inputs.logprobs - inputs.ref_logprobs
+    estimators = {"k1": torch.ones_like(apart), "k2": apart, "k3": 1 - (-apart).clamp(max=LARGEST).exp()}
+    return objective.kl_beta * _log_ratio(inputs).exp() * estimators[objective.kl_estimator] * inputs.weights
+
+
+def _log_ratio(inputs: LossInputs) -> torch.Tensor:
+    """The logarithm of each token's own importance ratio: [N]."""
+    return (inputs.logprobs - inputs.old_logprobs).clamp(max=LARGEST)

@@ -20,6 +20,7 @@ from plumbob.trainer.watch.environment_rules import (
     unused_tools,
 )
 from plumbob.trainer.watch.history import WINDOW, History, Rule, fails
+from plumbob.trainer.watch.ratio_rules import ROOM, clipping, on_policy, room
 from plumbob.trainer.watch.reward_rules import (
     components,
     hacking,
@@ -44,25 +45,19 @@ from plumbob.trainer.watch.row_rules import (
     weighed,
 )
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
-from plumbob.trainer.watch.settings_rules import kl_estimator, warm_up
+from plumbob.trainer.watch.settings_rules import HAS_DIRECTION, REACHES_PEAK, kl_estimator, warm_up
 from plumbob.trainer.watch.update_rules import (
     breaking,
     cleared,
-    clipping,
     decay,
     entropy,
     finite,
     gradient,
     kl_penalty,
     movement,
-    on_policy,
-    room,
     schedule,
     state_kept,
 )
-
-ROOM = "the clip bounds leave room for more than one update"
-"""Check of a rule that `examine` asks once more, earlier."""
 
 RULES: tuple[Rule, ...] = (
     Rule("top-p, top-k and min-p do not bias training", sampling),
@@ -101,12 +96,12 @@ RULES: tuple[Rule, ...] = (
     Rule("rewards and gradients are finite", finite),
     Rule("groups with a signal give a gradient", gradient),
     Rule("the learning rate is that of the settings", schedule),
-    Rule("the learning rate reaches its peak", lambda h: warm_up(h.config)),
+    Rule(REACHES_PEAK, lambda h: warm_up(h.config)),
     Rule("weight decay leaves the weights", decay),
     Rule("updates change the weights and the policy", movement),
     Rule("an update moves every trained tensor", all_move),
     Rule("steps are small enough", breaking),
-    Rule("the KL term has a direction", lambda h: kl_estimator(h.config)),
+    Rule(HAS_DIRECTION, lambda h: kl_estimator(h.config)),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),
     Rule(ROOM, room),

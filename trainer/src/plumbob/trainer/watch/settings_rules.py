@@ -13,6 +13,11 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import Outcome
 
+HAS_DIRECTION = "the KL term has a direction"
+"""The check of `kl_estimator`."""
+REACHES_PEAK = "the learning rate reaches its peak"
+"""The check of `warm_up`."""
+
 
 def kl_estimator(c: TrainConfig) -> Outcome:
     """Has the KL term of the loss a direction? The expectation of k1's gradient is 0, whatever the policies are.

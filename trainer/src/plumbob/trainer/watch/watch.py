@@ -28,12 +28,12 @@ from plumbob.trainer.run_files.run_directory import saved_checkpoints, write_who
 from plumbob.trainer.watch.change import of_same_tasks, of_windows
 from plumbob.trainer.watch.history import WINDOW, History, Row, mean, number
 from plumbob.trainer.watch.places import with_places
-from plumbob.trainer.watch.rules import ROOM, RULES, contradicted
+from plumbob.trainer.watch.ratio_rules import ROOM, room
+from plumbob.trainer.watch.rules import RULES, contradicted
 from plumbob.trainer.watch.settings_rules import kept_checkpoint
 from plumbob.trainer.watch.stopped_run import stop_finding
 from plumbob.trainer.watch.stored_rollouts import Rollout
 from plumbob.trainer.watch.traces import calls_read, examine_traces, stored_rollouts
-from plumbob.trainer.watch.update_rules import room
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with one line per failed rule, with the step in which it first failed."""

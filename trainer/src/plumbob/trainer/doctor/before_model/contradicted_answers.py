@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.task_sets import after, begins, lefts, places
+from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
 from plumbob.trainer.doctor.before_model.transcripts import with_own_settings
 from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, text_of
 
@@ -103,7 +103,7 @@ def _best_place(told: Sequence[Told]) -> tuple[str, list[Told], list[Told]]:
     """
     counts: Counter[str] = Counter()
     for one in told:
-        counts.update({left for at in places(one.gold, one.text) for left in lefts(one.text[:at])})
+        counts.update(before([one.gold], one.text))
     for place, count in counts.most_common(PLACES):
         if count < thresholds.CONTRADICTED_LEAST:
             break
@@ -124,9 +124,7 @@ def _of_others(told: Sequence[Told], golds: Sequence[str]) -> str:
     counts: Counter[str] = Counter()
     for one in told:
         low = one.text.casefold()
-        others = [gold for gold in golds if gold != one.gold and gold.casefold() in low]
-        found = [at for gold in others for at in places(gold, one.text)]
-        counts.update({left for at in found for left in lefts(one.text[:at])})
+        counts.update(before((gold for gold in golds if gold != one.gold and gold.casefold() in low), one.text))
     for place, count in counts.most_common(PLACES):
         if count < max(thresholds.CONTRADICTED_LEAST, thresholds.GIVEN_AWAY * len(told)):
             break

@@ -13,7 +13,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.watch.history import Outcome
-from plumbob.trainer.watch.settings_rules import kept_checkpoint, kl_estimator, warm_up
+from plumbob.trainer.watch.settings_rules import HAS_DIRECTION, REACHES_PEAK, kept_checkpoint, kl_estimator, warm_up
 
 PENALTIES = {
     "repetition_penalty": 1.0,
@@ -27,8 +27,8 @@ OTHERS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p
 """Other settings of a generation config that change what is sampled."""
 
 BY_SETTINGS: dict[str, Callable[[TrainConfig], Outcome]] = {
-    "the KL term has a direction": kl_estimator,
-    "the learning rate reaches its peak": warm_up,
+    HAS_DIRECTION: kl_estimator,
+    REACHES_PEAK: warm_up,
     "the final model is chosen by what it earns": kept_checkpoint,
 }
 """Check -> rule, of the rules that the watch has as well."""
@@ -39,8 +39,7 @@ def checks(config: TrainConfig) -> Iterator[Finding]:
     yield _sampling(config)
     for check, rule in BY_SETTINGS.items():
         if (outcome := rule(config)) is not None:
-            cause, evidence = outcome
-            yield Finding(check, "fail" if cause else "pass", evidence, cause)
+            yield Finding.of(check, outcome)
 
 
 def _groups(config: TrainConfig) -> Finding:

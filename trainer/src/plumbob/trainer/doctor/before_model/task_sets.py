@@ -14,6 +14,7 @@ from statistics import correlation, fmean
 import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, spread
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.watch.stored_rollouts import LABELS
@@ -227,7 +228,7 @@ def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]
     """(a place, prompts in which the answer follows it, prompts that have it, share in which another's answer does)."""
     counts: Counter[str] = Counter()
     for prompt, gold in pairs:
-        counts.update({left for at in places(gold, prompt) for left in lefts(prompt[:at])})
+        counts.update(before([gold], prompt))
     best = ("", 0, 1, 0.0)
     golds = [gold for _, gold in pairs]
     for left, count in counts.most_common(200):
@@ -239,27 +240,6 @@ def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]
             other = _mean([begins(text, golds[j]) for i, text in follows for j in spread(len(golds), 16) if j != i])
             best = (left, own, len(follows), other)
     return best
-
-
-def lefts(before: str) -> list[str]:
-    """The texts of 6, 12 and 24 characters that stand before a place, with # for digits."""
-    tail = re.sub(r"\d", "#", before[-24:])
-    return [tail[-size:] for size in (6, 12, 24) if len(tail) >= size]
-
-
-def after(left: str, prompt: str) -> str | None:
-    """What follows a text in a prompt, if the prompt has it exactly once."""
-    masked = re.sub(r"\d", "#", prompt)
-    at = masked.find(left)
-    return prompt[at + len(left) :] if at >= 0 and masked.find(left, at + 1) < 0 else None
-
-
-def begins(text: str, gold: str) -> bool:
-    return bool(re.match(rf"{re.escape(gold)}(?!\w)", text, re.IGNORECASE))
-
-
-def places(gold: str, prompt: str) -> list[int]:
-    return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", prompt, re.IGNORECASE)]
 
 
 def _occurs(gold: str, prompt: str) -> bool:

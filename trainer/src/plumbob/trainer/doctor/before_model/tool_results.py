@@ -62,9 +62,8 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
 def _steady(environment: Environment, played: Sequence[Played]) -> Finding:
     """Do the same calls get the same results the second time?"""
     called = [p for p in played if any(node.message.role == "tool" for node in p.trace.nodes)]
-    cause, evidence = made_up(environment, [(called[i].task, called[i].trace) for i in spread(len(called), TWICE)])
-    check = "the same calls get the same results"
-    return Finding(check, "fail" if cause else "pass", evidence, cause)
+    outcome = made_up(environment, [(called[i].task, called[i].trace) for i in spread(len(called), TWICE)])
+    return Finding.of("the same calls get the same results", outcome)
 
 
 def _useful(environment: Environment, played: Sequence[Played], results: Sequence[Result]) -> Finding:

@@ -16,9 +16,9 @@ from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.watch.history import History
-from plumbob.trainer.watch.rules import ROOM
-from plumbob.trainer.watch.settings_rules import warm_up
-from plumbob.trainer.watch.update_rules import clip_room, decay, projected_steps
+from plumbob.trainer.watch.ratio_rules import ROOM, clip_room
+from plumbob.trainer.watch.settings_rules import REACHES_PEAK, warm_up
+from plumbob.trainer.watch.update_rules import decay, projected_steps
 
 ORDER = 90
 
@@ -35,8 +35,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if run.config.weight_decay:
         yield _decay(subject)
     if (reached := warm_up(run.config)) is not None:  # with --max-steps -1, the number of steps is known only now
-        cause, evidence = reached
-        yield Finding("the learning rate reaches its peak", "fail" if cause else "pass", evidence, cause)
+        yield Finding.of(REACHES_PEAK, reached)
     rows, advantages = found.rows, found.advantages
     if not found.real:
         for check in (RATE, OVERFITS):
@@ -62,15 +61,15 @@ def probe(subject: Subject) -> Iterator[Finding]:
         if run.objective.kl_beta > 0:
             yield _kl_pull(subject, rows, push, near.mean)
     if (room := clip_room(run.config, near.mean)) is not None:  # the watch has the same rule
-        cause, evidence = room
-        yield Finding(ROOM, "fail" if cause else "pass", evidence, cause)
+        yield Finding.of(ROOM, room)
     yield _overfits(subject, rows, advantages)
 
 
 def _decay(subject: Subject) -> Finding:
     """What does weight decay leave of the weights at the end of the run? The watch has the same rule."""
-    cause, evidence = decay(History(subject.run.config)) or (None, "the run has no steps")
-    return Finding("weight decay leaves the weights", "fail" if cause else "pass", evidence, cause)
+    return Finding.of(
+        "weight decay leaves the weights", decay(History(subject.run.config)) or (None, "the run has no steps")
+    )
 
 
 def _rate_of(subject: Subject) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.probes.reward import spread
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.doctor.weight_change import change_largely
 from plumbob.trainer.training.saved_model import saved_gap, saved_limit, why_not_compared

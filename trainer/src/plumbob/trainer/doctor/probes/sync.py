@@ -271,7 +271,7 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     if refused:
         evidence += f"; {refused}"
     cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "engine-trainer-mismatch" if refused else None
-    return Finding(check, "fail" if cause else "pass", evidence, cause)
+    return Finding.of(check, (cause, evidence))
 
 
 @torch.no_grad()

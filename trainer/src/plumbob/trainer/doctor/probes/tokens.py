@@ -167,7 +167,7 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
     )
     cause = "context-tokens-trained" if extra else "sampled-tokens-masked" if missing else None
     cause = cause or ("row-not-what-was-sampled" if wrong else None)
-    return Finding(check, "fail" if cause else "pass", evidence, cause)
+    return Finding.of(check, (cause, evidence))
 
 
 def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:

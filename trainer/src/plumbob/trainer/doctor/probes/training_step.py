@@ -213,9 +213,7 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     ]
     if not any(p.wanted.abs().max() > 0 for p in parts):
         return None
-    cause, evidence = judged(parts)
-    check = "the loss weighs each token by its rollout's advantage"
-    return Finding(check, "fail" if cause else "pass", evidence, cause)
+    return Finding.of("the loss weighs each token by its rollout's advantage", judged(parts))
 
 
 def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch.Tensor]) -> Finding:

@@ -70,6 +70,9 @@ NARROW = {"epsilon": 3e-4, "epsilon_high": 4e-4, "num_iterations": 4}
 def test_what_the_settings_lead_to_is_named_and_not_its_effect(overrides, metrics, causes) -> None:
     watch = Watch(dataclasses.replace(config_of(FIRST), **{"learning_rate": 3e-4, **overrides}))
     for row in rows_of(FIRST)[:10]:
-        rate = {"optimizer/learning_rate": 3e-7 * row["step"]} if "warmup_steps" in overrides else {}
+        rate = {}
+        if "warmup_steps" in overrides:
+            own = 3e-7 * row["step"]
+            rate = {"optimizer/learning_rate": own, "optimizer/update_rms": own / row["step"]}
         watch.update({**row, **metrics, **rate})
     assert {finding.cause for finding in watch.failed.values()} == causes

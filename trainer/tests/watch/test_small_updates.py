@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from plumbob.testing.recorded_runs import FIRST, row_of, said
+from plumbob.testing.recorded_runs import FIRST, config_of, row_of, said
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.watch.watch import Watch
 
@@ -96,3 +96,39 @@ def test_a_rise_of_the_reward_contradicts_a_rate_only_where_rounding_hides_the_p
         ]
         told[how] = [f.cause for f in said(Watch(config), changed)]
     assert told == {"float32": ["learning-rate-too-low"], "bfloat16": [] if gain else ["learning-rate-too-low"]}
+
+
+@pytest.mark.parametrize(
+    ("times", "moved", "still", "step", "cause"),
+    [
+        (1.0, 1.0, 0.0, 1, None),
+        (2.0, 1.0, 0.0, 1, "schedule-hides-rate"),
+        (2.0, 0.5, 0.5, 1, "schedule-hides-rate"),  # of an adapter, half of the matrices cannot move yet
+        (1.0, 0.5, 0.5, 1, None),
+        (2.0, 1.0, 0.0, 11, None),  # a resumed run has no first update of Adam
+    ],
+)
+def test_a_first_update_of_more_than_a_learning_rate_is_named(
+    times: float, moved: float, still: float, step: int, cause: str | None
+) -> None:
+    config = config_of(FIRST)
+    rows = [row_of(FIRST, k) for k in range(1, 7)]
+    for k, row in enumerate(rows):
+        row |= {
+            "step": step + k,
+            "optimizer/moved_share": moved,
+            "optimizer/still_tensors": still,
+            "optimizer/updates": 1,
+        }
+    rows[0]["optimizer/update_rms"] = times * moved**0.5 * rows[0]["optimizer/learning_rate"]
+    named = [f.cause for f in said(Watch(config), rows) if f.check == "the learning rate is that of the settings"]
+    assert named == ([cause] if cause else [])
+
+
+def test_weights_that_stand_still_as_whole_tensors_are_not_called_rounded() -> None:
+    still = {"optimizer/moved_share": 0.3 * 0.9, "optimizer/still_tensors": 0.7}
+    rows = [{**row_of(FIRST, k), **still} for k in range(1, 8)]
+    found = said(
+        Watch(config_of(FIRST)), [{**r, "optimizer/update_rms": r["optimizer/learning_rate"] / 2} for r in rows]
+    )
+    assert [f.cause for f in found] == ["optimizer-moves-nothing"]

@@ -22,6 +22,8 @@ from plumbob.trainer.rollouts.tasks import Tasks
 
 ORACLES = 48
 """Number of training tasks whose oracle is played. If no oracle fails, at most 6% of all do (at 95% confidence)."""
+HELD_OUT_ORACLES = 24
+"""Number of held-out tasks whose oracle is played."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
 """Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 MOST_HANGING = 2
@@ -118,6 +120,17 @@ class Environment:
         known = self.turns
         playable = [task for task in self.sample if id(task) in known]
         return self._each(playable, lambda task: self.play(task, ScriptedChat(known[id(task)])))
+
+    @functools.cached_property
+    def held_out_oracles(self) -> list[Played]:
+        """Held-out tasks, played by their oracles; tasks whose `oracle` method failed are left out. Empty without oracles."""
+        held_out = self.tasks.held_out
+        if not self.has_oracle or not held_out:
+            return []
+        chosen = [held_out[i] for i in spread(len(held_out), HELD_OUT_ORACLES)]
+        turns = {id(task): replies for task in chosen if isinstance(replies := _replies(task), list)}
+        playable = [task for task in chosen if id(task) in turns]
+        return self._each(playable, lambda task: self.play(task, ScriptedChat(turns[id(task)])))
 
     @functools.cached_property
     def turns(self) -> dict[int, list[ChatReply]]:

@@ -128,7 +128,7 @@ _STRENGTHS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 _FACTORS = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 WAYS = (
-    Way(_COLD, "at temperature {:.3g}", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0), View.at_temperature),
+    Way(_COLD, "at temperature {:.3g}", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.8, 2.0, 2.2), View.at_temperature),
     Way(_COLD, "the likeliest token only", (1.0,), _top_k),
     Way(_CUT, "with top-k {:.0f}", (2.0, 5.0, 10.0, 20.0, 50.0, 100.0), _top_k),
     Way(_CUT, "with top-p {:g}", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99), lambda v, x: v.cut(lambda p, before: before < x)),

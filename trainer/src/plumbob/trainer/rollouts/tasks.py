@@ -53,6 +53,8 @@ class Tasks:
     weight: int = 1
     """In a run of several environments: its share of the groups is this number, over the sum of all weights."""
     notes: Sequence[str] = ()
+    too_long: int = 0
+    """Number of training tasks that --max-prompt-length left out."""
     """What the user should know about these tasks, one sentence each."""
 
     def fingerprint(self) -> dict[str, Any]:
@@ -230,7 +232,8 @@ class _PromptReader:
 async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int, most: int) -> Tasks:
     """Remove training tasks whose first prompt has more than `max_tokens` tokens. Raises UserError if none is left.
 
-    Of tasks without end, only the first `most` are read; the run then repeats those that are left.
+    Of tasks without end, only the first `most` are read; the run then repeats those that are left. A note says how many
+    were left out.
     """
     kept = []
     endless = isinstance(tasks.train, TaskStream)
@@ -241,12 +244,14 @@ async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int, most
         )
         if reader.length <= max_tokens:
             kept.append(task)
+    count = most if endless else len(tasks.train)
     if not kept:
-        count = most if endless else len(tasks.train)
         raise UserError(
             f"all {count} training tasks have prompts longer than --max-prompt-length {max_tokens}; raise it"
         )
-    return replace(tasks, train=kept)
+    lost = count - len(kept)
+    note = f"--max-prompt-length {max_tokens} leaves {len(kept):,} of {count:,} training tasks; the others have longer prompts"
+    return replace(tasks, train=kept, too_long=lost, notes=[*tasks.notes, *([note] if lost else [])])
 
 
 def load_evaluation_tasks(

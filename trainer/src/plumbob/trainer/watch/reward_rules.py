@@ -10,6 +10,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.environment_rules import malformed_calls, tools_fail, truncation, unknown, unread_calls
 from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, names_right, number, share, total
 from plumbob.trainer.watch.sampling_rules import sampling
+from plumbob.trainer.watch.settings_rules import comparable
 
 
 def variety(h: History) -> Outcome:
@@ -161,7 +162,7 @@ def held_out(h: History) -> Outcome:
         f"held-out reward before training {h.sampled_at_start:.3f}, training reward in the first step {training:.3f} "
         f"(three standard errors are {3 * deviation:.2f} at most)"
     )
-    apart = _comparable(h) and abs(training - h.sampled_at_start) > max(
+    apart = comparable(h.config) and abs(training - h.sampled_at_start) > max(
         thresholds.HELD_OUT_APART * h.scale, 3 * deviation
     )
     return ("evaluation-parses-differently" if apart else None), evidence
@@ -169,7 +170,7 @@ def held_out(h: History) -> Outcome:
 
 def limits_of_evaluation(h: History) -> Outcome:
     """Are held-out rollouts cut off as often as those of training?"""
-    if h.limits_differ is None or not _comparable(h):
+    if h.limits_differ is None or not comparable(h.config):
         return None
     ours, theirs, groups = h.limits_differ
     # Rollouts of one task are often all cut off or none, so tasks are the independent values.
@@ -181,12 +182,6 @@ def limits_of_evaluation(h: History) -> Outcome:
         f"temperature (three standard errors are {3 * error:.0%})"
     )
     return ("evaluation-prompted-differently" if abs(ours - theirs) > 3 * error else None), evidence
-
-
-def _comparable(h: History) -> bool:
-    """Whether held-out tasks and those of a step are random samples of the same tasks, which are equally hard."""
-    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in h.config.env_args)
-    return h.config.eval_datasets is None and h.config.task_order in ("auto", "shuffle") and not ordered
 
 
 def prompted(h: History) -> Outcome:
@@ -207,7 +202,7 @@ def prompted(h: History) -> Outcome:
     )
     apart = abs(training - value) > max(thresholds.HELD_OUT_APART * h.scale, 3 * error)
     return (
-        "evaluation-prompted-differently" if apart and _comparable(h) and not fails(held_out(h)) else None
+        "evaluation-prompted-differently" if apart and comparable(h.config) and not fails(held_out(h)) else None
     ), evidence
 
 

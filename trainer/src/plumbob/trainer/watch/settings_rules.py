@@ -59,3 +59,9 @@ def kept_checkpoint(c: TrainConfig) -> Outcome:
     if (why := best_metric.why_not_better(c.keep_best)) is not None:
         return "saved-model-differs", why
     return None, f"--keep-best {c.keep_best} keeps the checkpoint that earns the most"
+
+
+def comparable(c: TrainConfig) -> bool:
+    """Whether held-out tasks and those of a step are random samples of the same tasks, which are equally hard."""
+    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in c.env_args)
+    return c.eval_datasets is None and c.task_order in ("auto", "shuffle") and not ordered

@@ -83,6 +83,8 @@ def schedule(h: History) -> Outcome:
     rates = f"learning rate {pairs[-1][0]:.2g} in step {WINDOW}, where the settings say {pairs[-1][1]:.2g}"
     if len(ratios) == WINDOW and sorted(ratios)[WINDOW // 2] < thresholds.RATE_SHARE:
         return "schedule-hides-rate", rates
+    if (twice := _first_step(h)) is not None:
+        return "schedule-hides-rate", f"{rates}; {twice}"
     # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.
     for row in h.recent:
         # A schedule that counts its steps from 0 in place of 1 is one step behind, and hides nothing.
@@ -121,6 +123,30 @@ def schedule(h: History) -> Outcome:
             f"{rates}; but a step changes the weights by {max(moves):.1e} learning rates at most",
         )
     return None, rates
+
+
+def _first_step(h: History) -> str | None:
+    """Evidence that the first updates were larger than Adam's can be; None if they were not.
+
+    Adam divides the first gradient by its own size, so that no weight changes by more than one learning rate (Kingma & Ba,
+    arXiv:1412.6980, sec. 2.1).
+    """
+    row = h.first[0]
+    moved, updates = number(row, "optimizer/moved_share"), number(row, "optimizer/updates")
+    moving = 1 - number(row, "optimizer/still_tensors")
+    if number(row, "step") != 1 or number(row, "optimizer/learning_rate") <= FLOAT32_QUANTUM or not updates:
+        return None
+    # An adapter's matrices that have no gradient yet stand still as a whole. Rounding leaves single weights as they are,
+    # and moves others by more than a learning rate.
+    if moved < 0.7 * moving:
+        return None
+    size = _size(row) / math.sqrt(moved) if moved else 0.0
+    if size <= thresholds.FIRST_STEP * (1 + h.config.weight_decay) * updates:
+        return None
+    return (
+        f"step 1, of {updates:.0f} update(s), changes the weights that it changes by {size:.2g} learning rates (root mean "
+        "square), and Adam's first updates change none by more than one each: more are taken, or at another rate"
+    )
 
 
 def _size(row: Row) -> float:
@@ -220,6 +246,8 @@ def movement(h: History) -> Outcome:
             "gradient-clipped-to-nothing",
             f"gradient norm {norm:.2g}, --max-grad-norm {c.max_grad_norm:g}; {evidence}",
         )
+    # What rounding loses is spread over all tensors; a gradient that is cut off leaves some of them whole.
+    moved /= max(1 - mean(rows, "optimizer/still_tensors"), 1e-9)
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:
         cause = "weights-in-bf16" if moved else "optimizer-moves-nothing"
         return cause, f"only {moved:.0%} of the weights changed, at learning rate {rate:.2g}; {evidence}"

@@ -42,9 +42,10 @@ CAUSES = (
     ),
     Cause(
         "evaluation-parses-differently",
-        "The same transcript of the same task gets another reward as a held-out task than as a training task: the "
-        "evaluation does not measure what is trained.",
-        "Use the same reward functions, parser and settings for the environment's training tasks and held-out tasks.",
+        "The same transcript of the same task gets another reward as a held-out task than as a training task, or held-out "
+        "tasks have the answers of other tasks: the evaluation does not measure what is trained.",
+        "Use the same reward functions, parser and settings for the environment's training tasks and held-out tasks, and "
+        "compare questions and answers of the held-out data row by row.",
         (),
     ),
     Cause(
@@ -126,10 +127,10 @@ CAUSES = (
     ),
     Cause(
         "answer-in-prompt",
-        "The first prompt holds the right answer at a place where a policy can read it: the reward rises by copying, "
-        "and the held-out reward of tasks without it does not.",
-        "Remove the answer from the prompt where the evidence shows it: a few-shot example, a template or a column of the "
-        "data.",
+        "The first prompt, or the result of the first tool call, holds the right answer at a place where a policy can read "
+        "it: the reward rises by copying, and the held-out reward of tasks without it does not.",
+        "Remove the answer from where the evidence shows it: a few-shot example, a template or a column of the data in the "
+        "prompt, or what a tool returns beside what it was asked for.",
         ("H05",),
     ),
     Cause(

@@ -68,6 +68,10 @@ LIVE_SHARE = Threshold(
 RATE_SHARE = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
 )
+FIRST_STEP = Threshold(
+    1.5, "largest change of the weights in step 1, in learning rates per update (root mean square): Adam divides the first "
+    "gradient by its own size, so that no weight changes by more than one", "schedule-hides-rate",
+)  # fmt: skip
 STILL = Threshold(
     1e-3, "smallest root mean square change of the weights, in learning rates, of steps whose gradient norm is at least "
     "1e-3: Adam divides the gradient by its own size, so even a hundred times its epsilon would change them by more",

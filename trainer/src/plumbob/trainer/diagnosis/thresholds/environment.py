@@ -9,6 +9,10 @@ FEW_TASKS = Threshold(
     "9 percent points (one standard error, at half of them solved), and it is for these tasks alone",
     "few-distinct-tasks",
 )  # fmt: skip
+LEFT_BY_LENGTH = Threshold(
+    0.1, "share of the training tasks below which --max-prompt-length leaves so few that four times as many count as few",
+    "few-distinct-tasks",
+)  # fmt: skip
 SEEN_OFTEN = Threshold(
     3,
     "smallest number of times that each of few tasks is taken in a run at which they are too few",
@@ -46,6 +50,24 @@ EXPLOITABLE = Threshold(
     0.5, "largest share of what an oracle earns above an empty reply that a transcript which solves nothing may earn",
     "reward-exploitable",
 )  # fmt: skip
+NEAR_ACCEPTED = Threshold(
+    0.5, "largest share of tasks that may pay a wrong answer near to the right one as much as the right one",
+    "reward-exploitable",
+)  # fmt: skip
+HELD_OUT_CHANCE = Threshold(
+    0.02, "probability with which a model would by chance succeed in so few held-out tasks, below which it is asked whether "
+    "its replies are right for other held-out tasks",
+    "evaluation-parses-differently",
+)  # fmt: skip
+HELD_OUT_NEVER = Threshold(
+    0.001, "the same probability, below which it is named that a model never succeeds in held-out tasks that are a random "
+    "sample of the same tasks: about three standard errors, as in the watch", "evaluation-parses-differently",
+)  # fmt: skip
+RIGHT_ELSEWHERE = Threshold(
+    4,
+    "smallest number of held-out tasks, of 16, with a reply that is right for another one",
+    "evaluation-parses-differently",
+)
 EXPLOITABLE_EMPTY = Threshold(
     0.75, "largest share of the reward's range, from the worst transcript to the oracle's, that an empty reply may earn. A "
     "reward of -1, 0 and 1 for wrong, no and right answers gives it half",

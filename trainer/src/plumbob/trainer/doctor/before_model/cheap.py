@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from plumbob.rollout import ChatReply
-from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.oracle_turns import final_of, replaced, rewritten, turns_of
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, said, spread, text_of
 
 CHEAP_TASKS = 24
@@ -179,39 +179,9 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
             yield name, played
 
 
-def _turns(environment: Environment, number: int) -> list[ChatReply]:
-    """The turns of a task's oracle; none without an oracle, or if its method failed."""
-    return environment.turns.get(id(environment.sample[number]), [])
-
-
-def _final(environment: Environment, number: int) -> ChatReply | None:
-    """The last turn of a task's oracle."""
-    turns = _turns(environment, number)
-    return turns[-1] if turns else None
-
-
-def _rewritten(reply: ChatReply, change: Callable[[str], str]) -> ChatReply:
-    """A turn with every text in it changed, also in the arguments of its calls."""
-
-    def inside(value: object) -> object:
-        if isinstance(value, str):
-            return change(value)
-        if isinstance(value, list):
-            return [inside(part) for part in value]
-        return {key: inside(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-    calls = tuple(
-        ParsedCall(call.name, {key: inside(value) for key, value in call.arguments.items()})
-        if isinstance(call, ParsedCall)
-        else call
-        for call in reply.calls
-    )
-    return ChatReply(change(reply.content), calls)
-
-
 def _skeleton(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The oracle's last turn without its content: empty tags, an empty box, nothing where the answer stood."""
-    final, gold = _final(environment, number), environment.gold(environment.sample[number])
+    final, gold = final_of(environment, number), environment.gold(environment.sample[number])
     if final is None or not gold:
         return None
 
@@ -219,7 +189,7 @@ def _skeleton(environment: Environment, number: int) -> tuple[ChatReply, ...] | 
         text = _BOXED.sub(r"\\boxed{}", _TAGGED.sub(r"\1\3", text))
         return re.sub(rf"(?<!\w){re.escape(gold)}(?!\w)", "", text)
 
-    empty = _rewritten(final, emptied)
+    empty = rewritten(final, emptied)
     return (empty,) if said(empty) != said(final) and said(empty).strip() else None
 
 
@@ -228,7 +198,7 @@ def _of_another(environment: Environment, number: int) -> tuple[ChatReply, ...] 
     own = environment.gold(environment.sample[number])
     for other in range(number + 1, number + len(environment.sample)):
         other %= len(environment.sample)
-        final = _final(environment, other)
+        final = final_of(environment, other)
         if final is None:
             continue
         if own and _apart(environment.gold(environment.sample[other]), own):
@@ -241,7 +211,7 @@ def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply
 
     Not where an earlier turn names the answer, as in tasks that are solved by calls.
     """
-    turns, other = _turns(environment, number), _of_another(environment, number)
+    turns, other = turns_of(environment, number), _of_another(environment, number)
     if other is None or len(turns) < 2:
         return None
     gold = environment.gold(environment.sample[number])
@@ -257,7 +227,7 @@ def _apart(a: str, b: str) -> bool:
 
 def _hedged(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The oracle's last turn, with the answers of other tasks beside the right one."""
-    final, gold = _final(environment, number), environment.gold(environment.sample[number])
+    final, gold = final_of(environment, number), environment.gold(environment.sample[number])
     golds = dict.fromkeys(environment.gold(task) for task in environment.sample)
     others = [other for other in golds if gold and _apart(other, gold)]
     if final is None or len(others) < OPTIONS - 1:
@@ -269,12 +239,12 @@ def _hedged(environment: Environment, number: int) -> tuple[ChatReply, ...] | No
         before, found, after = text.rpartition(gold)
         return f"{before}{' or '.join(options)}{after}" if found else text
 
-    return (_rewritten(final, hedge),)
+    return (rewritten(final, hedge),)
 
 
 def _quoted(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The first call of a task's oracle, then its result as the answer, unless the result is about the answer itself."""
-    turns = _turns(environment, number)
+    turns = turns_of(environment, number)
     gold = environment.gold(environment.sample[number])
     played = next((p for p in environment.oracles if p.task is environment.sample[number]), None)
     if played is None or len(turns) < 2 or not gold:
@@ -282,10 +252,5 @@ def _quoted(environment: Environment, number: int) -> tuple[ChatReply, ...] | No
     results = [text_of(node.message) for node in played.trace.nodes if node.message.role == "tool"]
     if not results or len(results[0].split()) < 5 * len(gold.split()):
         return None
-    final = _rewritten(turns[-1], lambda text: _replaced(text, gold, results[0]))
+    final = rewritten(turns[-1], lambda text: replaced(text, gold, results[0]))
     return (turns[0], final)
-
-
-def _replaced(text: str, old: str, new: str) -> str:
-    before, found, after = text.rpartition(old)
-    return f"{before}{new}{after}" if found else text

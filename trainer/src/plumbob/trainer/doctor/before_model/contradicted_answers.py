@@ -40,8 +40,11 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     # With the settings for which oracles are made, their calls find what the answer needs.
     played = with_own_settings(environment) or (environment.oracles if environment.has_oracle else environment.silent)
-    if (found := contradicted(environment, [p for p in played if p.trace.ok])) is not None:
+    played = [p for p in played if p.trace.ok]
+    if (found := contradicted(environment, played)) is not None:
         yield found
+        if found.verdict == "pass" and (other := held_out_contradicted(environment, played)) is not None:
+            yield other
 
 
 def contradicted(environment: Environment, played: Sequence[Played]) -> Finding | None:
@@ -69,6 +72,28 @@ def contradicted(environment: Environment, played: Sequence[Played]) -> Finding 
                 f"{known[-1]}; in the other {len(other)} something else does, and the answer stands nowhere: in task "
                 f"{first.task.key} {instead!r}, where the answer is {first.gold!r}"
             )
+            return Finding(check, "fail", evidence, "oracle-fails")
+    return Finding(check, "pass", "; ".join(known)) if known else None
+
+
+def held_out_contradicted(environment: Environment, played: Sequence[Played]) -> Finding | None:
+    """Do held-out answers stand where those of training tasks stand? None if training answers stand at no place."""
+    check, known = "held-out answers agree with what their tasks say", list[str]()
+    held_out = _texts(environment, [p for p in environment.held_out_oracles if p.trace.ok])
+    for name, told in _texts(environment, played).items():
+        place, own, _ = _best_place(told)
+        follows = [(one, text) for one in held_out.get(name, ()) if (text := after(place, one.text)) is not None]
+        if not own or not follows:
+            continue
+        other = [(one, text) for one, text in follows if not begins(text, one.gold) and not places(one.gold, one.text)]
+        known.append(
+            f"in {name} {len(own)} training answers stand after {place!r}; of {len(follows)} held-out tasks, in {len(other)} "
+            "something else does, and the answer stands nowhere"
+        )
+        if len(other) >= thresholds.CONTRADICTED and len(other) > thresholds.CONTRADICTED_SHARE * len(follows):
+            one, text = other[0]
+            instead = text.split("\n")[0][:40]
+            evidence = f"{known[-1]}: in task {one.task.key} {instead!r}, where the answer is {one.gold!r}"
             return Finding(check, "fail", evidence, "oracle-fails")
     return Finding(check, "pass", "; ".join(known)) if known else None
 

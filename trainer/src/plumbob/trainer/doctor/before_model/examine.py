@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model import cheap, contradicted_answers, task_sets, tool_results, transcripts
+from plumbob.trainer.doctor.before_model import (
+    cheap,
+    contradicted_answers,
+    near_answers,
+    task_sets,
+    tool_results,
+    transcripts,
+)
 from plumbob.trainer.doctor.environment import Environment
 
 CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
@@ -16,6 +23,7 @@ CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
     "tools": tool_results.checks,
     "answers": contradicted_answers.checks,
     "cheap transcripts": cheap.checks,
+    "near answers": near_answers.checks,
 }
 """Name -> checks. If the environment cannot be played, the others are not asked."""
 

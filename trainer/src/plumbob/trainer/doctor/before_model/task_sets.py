@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import correlation, fmean
 
 import verifiers.v1 as vf
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
@@ -26,7 +27,7 @@ SHOWN = 40
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
-    yield from _enough_tasks(environment)
+    yield from enough_tasks(environment.config, environment.tasks.train)
     if (order := _order(environment)) is not None:
         yield order
     if environment.tasks.held_out:
@@ -36,9 +37,13 @@ def checks(environment: Environment) -> Iterator[Finding]:
         yield _prompted_alike(environment)
 
 
-def _enough_tasks(environment: Environment) -> Iterator[Finding]:
-    """Number of different tasks against the number that the run takes, and tasks that occur more than once."""
-    config, train = environment.config, environment.tasks.train
+def enough_tasks(
+    config: TrainConfig, train: Sequence[vf.Task], least: float = thresholds.FEW_TASKS
+) -> Iterator[Finding]:
+    """Number of different tasks against the number that the run takes, and tasks that occur more than once.
+
+    Fewer than `least` tasks are few.
+    """
     groups = config.rollouts_per_step(1) // config.num_generations
     taken = groups * config.max_steps if config.max_steps > 0 else math.ceil((config.num_epochs or 1) * len(train))
     endless = isinstance(train, TaskStream)
@@ -48,7 +53,7 @@ def _enough_tasks(environment: Environment) -> Iterator[Finding]:
     times = taken / max(different, 1)
     known = f"{different:,} different tasks" + (f" among the first {len(tasks):,}" if endless else "")
     evidence = f"{known}; the run takes {taken:,} ({groups} per step), so each is seen {_times(times)}"
-    few = different < thresholds.FEW_TASKS and times >= thresholds.SEEN_OFTEN
+    few = different < least and times >= thresholds.SEEN_OFTEN
     yield Finding(check, "fail" if few else "pass", evidence, "few-distinct-tasks" if few else None)
     copies = 1 - different / len(tasks)
     bad = copies > thresholds.DUPLICATES and not few

@@ -10,6 +10,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.changed_arguments import change_of
 from plumbob.trainer.doctor.before_model.direct_calls import results_of
+from plumbob.trainer.doctor.before_model.first_results import given_away
 from plumbob.trainer.doctor.before_model.made_up_results import made_up
 from plumbob.trainer.doctor.before_model.other_results import NOTHING, Result, explained, is_part, many, others
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
@@ -34,6 +35,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
     if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
         yield _steady(environment, played)
         yield _useful(environment, played, results)
+        if (finding := given_away(environment, played)) is not None:
+            yield finding
 
 
 def whole(environment: Environment, results: Sequence[Result]) -> Finding:

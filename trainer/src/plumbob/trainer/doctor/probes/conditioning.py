@@ -152,6 +152,12 @@ def unseen_parts(subject: Subject) -> str | None:
     prompts = subject.prompts([calls[-1] for calls in longest if calls], 1)
     words, chance = sorted({t for prompt in prompts for t in prompt}), random.Random(0)
     first, again = (_drawn(subject, prompts) for _ in range(2))
+    # A token without any other choice is sampled after every prompt, whatever the engine sees of it.
+    telling = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if any(a.values()) or any(b.values())]
+    if not telling:
+        return None
+    prompts = [prompts[i] for i in telling]
+    first, again = ([side[i] for i in telling] for side in (first, again))
     noise = max((d for a, b in zip(first, again, strict=True) for d in _differences(a, b)), default=0.0)
     unseen = []
     for part in range(PARTS - 1):  # the first tokens and the last part may be what every prompt has in common

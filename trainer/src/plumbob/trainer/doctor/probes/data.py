@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from plumbob.rollout import EngineError
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.task_sets import enough_tasks
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Refused, Subject
 from plumbob.trainer.policy.loading import load_chat
@@ -35,8 +37,26 @@ def probe(subject: Subject) -> Iterator[Finding]:
     else:
         verdict = "fail" if failed else "unsure" if share > thresholds.FAILED_ROLLOUTS / 4 else "pass"
         yield Finding(check, verdict, evidence, _cause_of_failures(batch) if failed else None)
+    if subject.run.config.max_prompt_length is not None:
+        yield _tasks_left(subject)
     yield _grouping(subject)
     yield _stops(subject)
+
+
+def _tasks_left(subject: Subject) -> Finding:
+    """Are there enough different tasks among those that --max-prompt-length leaves? Only a tokenizer can tell.
+
+    Where it leaves out nearly all, more tasks than otherwise count as few: it selects the shortest ones.
+    """
+    config, tasks = subject.run.config, subject.run.tasks
+    left, every = len(tasks.train), len(tasks.train) + tasks.too_long
+    least = thresholds.FEW_TASKS * (4 if left < thresholds.LEFT_BY_LENGTH * every else 1)
+    found = next(enough_tasks(config, tasks.train, least))
+    check = "there are enough different tasks with prompts that are short enough"
+    evidence = (
+        f"--max-prompt-length {config.max_prompt_length} leaves {left:,} of {every:,} training tasks: {found.evidence}"
+    )
+    return dataclasses.replace(found, check=check, evidence=evidence)
 
 
 def _always_refused(subject: Subject) -> str:

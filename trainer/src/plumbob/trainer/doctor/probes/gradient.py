@@ -10,6 +10,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.layers import layers_without_gradient
 from plumbob.trainer.doctor.left_out import NO_GRADIENT, without_gradient
 from plumbob.trainer.doctor.subject import Subject, undone
 
@@ -52,6 +53,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if cleared.verdict == "fail":
         return  # every gradient of a later check would be a sum
     yield _repeated(subject, noise)
+    if (cut := _layers(subject, rows, advantages)) is not None:
+        yield cut
     # A gradient that depends on microbatches may be that of other rows, and then shows no direction.
     yield _invariance(subject, rows, advantages, noise)
     for sign in (1.0, -1.0):
@@ -65,6 +68,20 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding("gradient clipping leaves a gradient", "unsure", NO_SIGNAL)
     if subject.run.objective.kl_beta > 0 and subject.run.objective.kl_estimator != "k1":  # the settings show that of k1
         yield _kl(subject, rows[:ROWS])
+
+
+def _layers(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding | None:
+    """Does the gradient reach every layer? None if it reaches no layer, or none is trained: a later check says why."""
+    names = list(subject.run.policy.trainable)
+    missed, count = layers_without_gradient(names, gradient_of(subject, rows, advantages))
+    if len(missed) == count:
+        return None
+    check = "the gradient reaches every trained layer"
+    evidence = f"{count - len(missed)} of {count} layers with trained tensors have a gradient"
+    if not missed:
+        return Finding(check, "pass", evidence)
+    evidence += f"; in {missed[0]} and {len(missed) - 1} more, no trained tensor has one"
+    return Finding(check, "fail", evidence, "no-gradient")
 
 
 def rows_with_advantage(subject: Subject) -> Trained:

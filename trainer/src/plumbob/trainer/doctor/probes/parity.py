@@ -31,6 +31,9 @@ FEW, ONE_SIDED, EXACT = 10, 0.95, 0.999
 `EXACT` is the share in float32: what is left out makes every other token likelier, and noise makes none less likely.
 """
 
+FORCED = 0.1
+"""Smallest difference, in nats, by which the model must be less sure of a token than an engine that has no choice."""
+
 
 def probe(subject: Subject) -> Iterator[Finding]:
     samples = subject.drawn.samples
@@ -84,6 +87,8 @@ def _gap(
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
     cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
     if cause == UNEXPLAINED:
+        if "trainer" not in wrong and (forced := forced_tokens(drawn, own, limit)):
+            return Finding(check, "fail", f"{evidence}; {forced}", "sampling-truncated")
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
         possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
@@ -180,6 +185,23 @@ def left_out(engine: torch.Tensor, trainer: torch.Tensor, noise: float) -> LeftO
     higher, count = int((differ & (engine > trainer)).sum()), int(differ.sum())
     one_sided = count >= FEW and higher >= (EXACT if noise <= thresholds.SAMPLING_GAP[False] else ONE_SIDED) * count
     return LeftOut(mass, mass / others if others > 0 else 0.0, mass > 3 * error, one_sided)
+
+
+def forced_tokens(engine: torch.Tensor, trainer: torch.Tensor, limit: float) -> str:
+    """Evidence that both differ only in tokens for which the engine had no choice; "" if there is other, or no difference.
+
+    A required tool call or a grammar leaves one token, of probability 1, where the model has many. `engine`, `trainer`:
+    log-probabilities [N] of the same sampled tokens, in nats. `limit`: healthy mean difference.
+    """
+    forced = (engine > -limit) & (trainer < -FORCED)
+    others = (engine - trainer)[~forced].abs()
+    if forced.sum() < FEW or not len(others) or others.mean() > limit:
+        return ""
+    mean = trainer[forced].exp().mean().item()
+    return (
+        f"the engine samples {int(forced.sum())} tokens with probability 1, which have {mean:.2g} in the model, and agrees on "
+        f"the others ({others.mean().item():.2g} nats): something leaves it a single token there"
+    )
 
 
 def _sampling(subject: Subject, engine: torch.Tensor, trainer: torch.Tensor) -> Finding:

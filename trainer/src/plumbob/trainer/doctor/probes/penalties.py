@@ -30,6 +30,9 @@ DRAWS = 2
 """Number of completions after each of them."""
 TOKENS = 64
 """Most tokens of such a completion."""
+BRIEF_DRAWS, BRIEF_TOKENS = 8, 4
+"""Number and length of brief completions after each: whoever returns one of several by its likelihood shows in the whole
+completion's, and the fewer tokens it has, the less chance hides it."""
 HOT = 2.0
 """Temperature of these completions."""
 FEW = 20
@@ -41,8 +44,8 @@ AMBIGUOUS = math.log(20)
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
-    hot = _hot_rows(subject)
-    asked, strength = _as_asked(subject, hot)
+    hot, brief = _hot_rows(subject, DRAWS, TOKENS), _hot_rows(subject, BRIEF_DRAWS, BRIEF_TOKENS)
+    asked, strength = _as_asked(subject, hot, brief)
     # Copies are no independent tokens, and a sampler that is colder than it says draws the same tokens again and again:
     # the explanation under which the tokens are likelier is the one that is named.
     anew = _anew(subject, hot, strength)
@@ -51,19 +54,19 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield asked
 
 
-def _hot_rows(subject: Subject) -> list[Sample]:
-    """`DRAWS` completions after each of some of the run's prompts, at a temperature that keeps every token uncertain.
+def _hot_rows(subject: Subject, draws: int, length: int) -> list[Sample]:
+    """`draws` completions of up to `length` tokens after each of some of the run's prompts, all tokens of them uncertain.
 
     A policy that is sure of its tokens samples nearly the same ones under any settings. Empty if the engine fails.
     """
     calls = [calls[0] for calls in subject.drawn.calls if calls]
-    prompts = subject.prompts([calls[i] for i in spread(len(calls), PROMPTS)], TOKENS)
+    prompts = subject.prompts([calls[i] for i in spread(len(calls), PROMPTS)], length)
     rows = []
     try:
-        for draw in range(DRAWS):
+        for draw in range(draws):
             # With one seed for all, the tokens after different prompts would not be independent.
             seeds = [1 + draw * len(prompts) + i for i in range(len(prompts))]
-            replies = subject.generate(prompts, Sampling(TOKENS, temperature=HOT), seeds)
+            replies = subject.generate(prompts, Sampling(length, temperature=HOT), seeds)
             for i, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
                 n = len(prompt)
                 mask = [False] * n + [True] * len(reply.token_ids)
@@ -99,7 +102,7 @@ def _anew(subject: Subject, hot: Sequence[Sample], other: float) -> Finding:
     return Finding(check, "fail" if bad else "pass", evidence, "groups-without-variety" if bad else None)
 
 
-def _as_asked(subject: Subject, hot: Sequence[Sample]) -> tuple[Finding, float]:
+def _as_asked(subject: Subject, hot: Sequence[Sample], brief: Sequence[Sample]) -> tuple[Finding, float]:
     """Are tokens drawn from the whole distribution that was asked for? With the logarithm of the likelihood ratio of others."""
     check, config = "tokens are sampled as often as they should be", subject.run.config
     samples = subject.drawn.samples
@@ -115,6 +118,7 @@ def _as_asked(subject: Subject, hot: Sequence[Sample]) -> tuple[Finding, float]:
         for some, at, where in (
             (rows, config.temperature, "sampled in rollouts"),
             (hot, HOT, f"sampled at temperature {HOT:g}"),
+            (brief, HOT, f"sampled at temperature {HOT:g}, {BRIEF_TOKENS} at a time"),
         )
         if (evidence := _weighed(subject, some, at)) is not None
     ]

@@ -5,8 +5,16 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", "2", "3", "4", "5", "6") for half in ("seen", "unseen")]
-FEWEST = {"": (20, 20, 6), "2": (18, 8, 6), "3": (12, 5, 4), "4": (11, 8, 4), "5": (10, 7, 3), "6": (19, 10, 4)}
+HALVES = [(number, half) for number in ("", "2", "3", "4", "5", "6", "7") for half in ("seen", "unseen")]
+FEWEST = {
+    "": (20, 20, 6),
+    "2": (18, 8, 6),
+    "3": (12, 5, 4),
+    "4": (11, 8, 4),
+    "5": (10, 7, 3),
+    "6": (19, 10, 4),
+    "7": (16, 13, 5),
+}
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)
 

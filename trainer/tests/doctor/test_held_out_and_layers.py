@@ -10,10 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sampling, derive_seed
+from plumbob.testing.faults.field2_parts import losses
 from plumbob.testing.faults.field6_unseen_doubles import call_forced, first_layers_cut
+from plumbob.testing.faults.field7_seen_doubles import length_priced, one_not_a_number, stopped_at_line_break
+from plumbob.testing.faults.field_parts import graded
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.layers import layers_without_gradient
-from plumbob.trainer.doctor.probes import data, gradient, held_out, parity, penalties
+from plumbob.trainer.doctor.probes import data, gradient, held_out, parity, penalties, signal
 from plumbob.trainer.doctor.probes.held_out import _fisher
 from plumbob.trainer.doctor.probes.parity import forced_tokens
 from plumbob.trainer.doctor.subject import Subject
@@ -124,3 +127,27 @@ def test_an_engine_that_returns_the_likelier_of_two_replies_is_named(subject_of,
     monkeypatch.setattr(engine, "generate", likelier)
     named = [f for f in penalties.probe(subject) if f.cause]
     assert not healthy and [f.cause for f in named] == ["temperature-not-applied"], named
+
+
+def test_a_stop_string_that_ends_turns_for_the_policy_is_named(subject_of):
+    subject = subject_of(env="gsm8k", model="tiny-gsm8k", env_args=("datasets=synthetic",), max_tokens=96)
+    with ExitStack() as stack:
+        stopped_at_line_break(stack, subject.run)
+        (finding,) = (f for f in data.probe(subject) if f.cause)
+    assert finding.cause == "stop-token-wrong" and "below 1e-5" in finding.evidence
+
+
+def test_a_gradient_that_is_no_number_is_not_called_one_that_depends_on_microbatches(subject_of):
+    with ExitStack() as stack:
+        losses(one_not_a_number)(stack, "lookup")
+        findings = list(gradient.probe(subject_of()))
+    assert [f.cause for f in findings] == ["gradient-not-finite"]
+
+
+@pytest.mark.parametrize(("scaled", "cause"), [("group", ["tiny-std-scaling"]), ("none", [])])
+def test_differences_that_are_small_against_a_right_answer_are_named_where_they_are_scaled(subject_of, scaled, cause):
+    with ExitStack() as stack:
+        graded(correct=length_priced)(stack, "lookup")
+        hard = {"env_args": ("min_hops=9", "max_hops=12"), "max_tokens": 64, "max_turns": 3}
+        subject = subject_of(scale_rewards=scaled, **hard)
+        assert [f.cause for f in signal.probe(subject) if f.cause and f.check.startswith("advantages")] == cause

@@ -115,3 +115,23 @@ def test_held_out_answers_that_the_tools_contradict_are_named(examined):
         f for f in contradicted_answers.checks(examined(tasks=changed(tasks, held_out=of_the_next))) if f.cause
     )
     assert finding.cause == "oracle-fails" and finding.check.startswith("held-out answers")
+
+
+class Worked(Graded):
+    """Its data hold a worked solution, and its replies end with the number alone."""
+
+    def oracle(self) -> list[vf.AssistantMessage]:
+        return [vf.AssistantMessage(content=f"In the end: {self.data.answer.split()[-1]}")]
+
+
+class StyledData(GradedData):
+    answer_style: str = "end"
+
+
+def test_the_answer_is_told_from_a_setting_that_all_tasks_share_and_from_its_working(examined):
+    tasks = [
+        Worked(StyledData(prompt=f"Question {i}?", answer=f"3 <<*>> {n}\n#### {n}"), vf.TaskConfig())
+        for i, n in enumerate(NUMBERS)
+    ]
+    environment = examined(tasks=Tasks(tasks[:48], tasks[48:], (), 0, name="worked"))
+    assert environment.gold_field == "answer" and [environment.gold(t) for t in tasks[:2]] == NUMBERS[:2]

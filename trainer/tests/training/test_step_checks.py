@@ -106,12 +106,16 @@ def test_tensors_that_stand_still_and_weights_that_come_back():
     assert Tally.of_movement(second, first, last=second).strayed == 0
 
 
-def test_turns_that_go_on_after_an_end_token():
+def test_turns_that_go_on_after_an_end_token_and_that_others_have_ended():
     ends = end_tokens(SimpleNamespace(eos_token_id=9), (7,))
     nodes = [
-        SimpleNamespace(sampled=True, token_ids=[1, 2, 7, 5], mask=[True, True, True, False]),
-        SimpleNamespace(sampled=True, token_ids=[1, 9, 2], mask=[True] * 3),
-        SimpleNamespace(sampled=False, token_ids=[9, 9, 9], mask=[False] * 3),
+        SimpleNamespace(
+            sampled=True, token_ids=[1, 2, 7, 5], mask=[True, True, True, False], logprobs=[-1.0, -1.0, -14.0]
+        ),
+        SimpleNamespace(sampled=True, token_ids=[1, 9, 2], mask=[True] * 3, logprobs=[-1.0, -1.0, -30.0]),
+        SimpleNamespace(sampled=True, token_ids=[1, 7], mask=[True] * 2, logprobs=[-20.0, -11.0]),
+        SimpleNamespace(sampled=True, token_ids=[1, 7], mask=[True] * 2, logprobs=[]),  # a chat endpoint gives none
+        SimpleNamespace(sampled=False, token_ids=[9, 9, 9], mask=[False] * 3, logprobs=[]),
     ]
-    assert run_on([SimpleNamespace(nodes=nodes)], ends) == {"rollout/run_on": 0.5}
-    assert run_on([SimpleNamespace(nodes=nodes[2:])], ends) == {}
+    assert run_on([SimpleNamespace(nodes=nodes)], ends) == {"rollout/run_on": 0.25, "rollout/unlikely_ends": 0.25}
+    assert run_on([SimpleNamespace(nodes=nodes[4:])], ends) == {}

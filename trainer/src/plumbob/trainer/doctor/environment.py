@@ -138,28 +138,40 @@ class Environment:
         pairs = zip(self.sample, self.replies, strict=False)
         return {id(task): turns for task, turns in pairs if isinstance(turns, list)}
 
-    @functools.cached_property
+    @property
     def gold_field(self) -> str | None:
         """The field of a task's data that holds its right answer, as the oracles' last replies show; None if unknown."""
-        best: tuple[bool, float, int, str] | None = None
+        return self._gold[0] if self._gold else None
+
+    @functools.cached_property
+    def _gold(self) -> tuple[str, bool] | None:
+        """(the field with the answer, whether the answer is only the last word in it, as in a worked solution)."""
+        best: tuple[bool, bool, float, int, str] | None = None
         for name in type(self.sample[0].data).model_fields.keys() - LABELLED:
             values = [_first_text(getattr(task.data, name, None)) for task in self.sample]
-            if not all(values):
+            # What all tasks have in common is a setting, such as the form of an answer.
+            if not all(values) or len(set(values)) == 1 < len(values):
                 continue
             named = bool(_ANSWER.search(name))
-            share = 1.0 if named and not self.has_oracle else 0.0
+            share = whole = 1.0 if named and not self.has_oracle else 0.0
             if self.has_oracle:
                 finals = [said(turns[-1]) for turns in self.replies if isinstance(turns, list) and turns]
-                share = sum(value in final for value, final in zip(values, finals, strict=False)) / len(values)
+                whole = sum(value in final for value, final in zip(values, finals, strict=False)) / len(values)
+                last = sum(v.split()[-1] in final for v, final in zip(values, finals, strict=False)) / len(values)
+                share = max(whole, last if named else 0.0)
             # Of two that oracles say, the longer one says more; of two names, the longer text is a worked solution.
             length = sum(map(len, values)) * (1 if self.has_oracle else -1)
             if share >= 0.9:
-                best = max(best or (False, 0.0, 0, ""), (named, share, length, name))
-        return best[-1] if best else None
+                best = max(best or (False, False, 0.0, 0, ""), (named, whole >= 0.9, share, length, name))
+        return (best[-1], not best[1]) if best else None
 
     def gold(self, task: vf.Task) -> str:
         """The right answer of a task; "" if it is unknown."""
-        return _first_text(getattr(task.data, self.gold_field)) if self.gold_field else ""
+        if self._gold is None:
+            return ""
+        field, last = self._gold
+        text = _first_text(getattr(task.data, field))
+        return text.split()[-1] if last and text else text
 
 
 def spread(count: int, wanted: int) -> list[int]:

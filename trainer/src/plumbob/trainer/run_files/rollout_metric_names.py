@@ -143,6 +143,11 @@ ROLLOUTS = (
         "correct run.",
     ),
     Metric("rollout/run_on", "share", "Share of the sampled turns that go on after an end token."),
+    Metric(
+        "rollout/unlikely_ends",
+        "share",
+        "Share of the sampled turns that end with an end token of a probability below 1e-5, so that not the policy ended them.",
+    ),
     Metric("groups/mixed", "share", "Share of the groups whose rollouts are of more than one task."),
     Metric(
         "advantage/wrong",

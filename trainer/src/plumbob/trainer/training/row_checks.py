@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.training.expected_advantages import differing, expected_advantages
 
 if TYPE_CHECKING:
@@ -93,16 +94,28 @@ def end_tokens(tokenizer: Any, stops: Sequence[int]) -> frozenset[int]:
 
 
 def run_on(traces: Sequence[vf.Trace], ends: frozenset[int]) -> dict[str, float]:
-    """`rollout/run_on`: share of the sampled turns that go on after an end token. Empty without a turn."""
+    """How sampled turns end; empty without a turn.
+
+    `rollout/run_on`: share of the turns that go on after an end token. `rollout/unlikely_ends`: share of the turns whose end
+    token is less likely than 1e-5 by its own log-probability, so that something else than the policy has ended them.
+    """
     # What follows a turn in the template, such as a line end after the end token, is in its node but was not sampled.
     turns = [
-        [token for token, mask in zip(node.token_ids, node.mask, strict=True) if mask]
+        ([token for token, mask in zip(node.token_ids, node.mask, strict=True) if mask], node.logprobs)
         for trace in traces
         for node in trace.nodes
         if node.sampled
     ]
-    beyond = sum(not ends.isdisjoint(ids[:-1]) for ids in turns)
-    return {"rollout/run_on": beyond / len(turns)} if turns else {}
+    if not turns:
+        return {}
+    beyond = sum(not ends.isdisjoint(ids[:-1]) for ids, _ in turns)
+    unlikely = sum(unlikely_end(ids, logprobs, ends) for ids, logprobs in turns)
+    return {"rollout/run_on": beyond / len(turns), "rollout/unlikely_ends": unlikely / len(turns)}
+
+
+def unlikely_end(ids: Sequence[int], logprobs: Sequence[float], ends: Collection[int]) -> bool:
+    """Whether the last of these sampled tokens is an end token that the policy hardly ever samples there."""
+    return bool(ids and logprobs) and ids[-1] in ends and logprobs[-1] < thresholds.UNLIKELY_END
 
 
 def _same(a: float, b: float) -> bool:

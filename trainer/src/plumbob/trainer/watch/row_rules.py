@@ -96,11 +96,14 @@ def weighed(h: History) -> Outcome:
 
 def ends(h: History) -> Outcome:
     """Do turns end where the policy ends them?"""
-    beyond = _worst(h, "rollout/run_on")
+    beyond, unlikely = _worst(h, "rollout/run_on"), _worst(h, "rollout/unlikely_ends") or 0.0
     if beyond is None:
         return None
-    evidence = f"up to {beyond:.0%} of a step's turns go on after an end token"
-    return ("stop-token-wrong" if beyond > thresholds.RUN_ON_SHARE else None), evidence
+    evidence = (
+        f"up to {beyond:.0%} of a step's turns go on after an end token, and {unlikely:.0%} end with one that the policy gives "
+        "a probability below 1e-5"
+    )
+    return ("stop-token-wrong" if max(beyond, unlikely) > thresholds.RUN_ON_SHARE else None), evidence
 
 
 def kept(h: History) -> Outcome:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.rollout.toolcalls import NOT_READ
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Place
 from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.run_files import trace_files
@@ -68,7 +69,8 @@ class Rollout:
     sorted_gap: float | None = None
     """The same after both lists of log-probabilities are sorted."""
     logprob: float | None = None
-    """Sum of the sampled tokens' log-probabilities, in nats, of the engine or the trainer, whichever is surer."""
+    """Sum of sampled log-probabilities, in nats, of the engine or the trainer, whichever is surer, without those of tokens
+    that the policy hardly ever samples."""
     offered: tuple[str, ...] = ()
     """Names of the tools that the policy was told of."""
     content: str = ""
@@ -100,7 +102,7 @@ class Rollout:
             record.get("stop_condition") or "",
             tuple(unread or _unread(record)),
             *_gaps(engine, trainer),
-            max(math.fsum(engine), math.fsum(trainer)) if engine else None,
+            max(_sure(engine), _sure(trainer)) if engine else None,
             tuple(tool["name"] for tool in record.get("tools") or ()),
             _content(data),
         )
@@ -168,6 +170,14 @@ def _logprobs(nodes: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
     )
     complete = len(engine) == len(trainer) and None not in engine and None not in trainer
     return (engine, trainer) if complete else ([], [])
+
+
+def _sure(logprobs: list[float]) -> float:
+    """The sum of log-probabilities [N], without those of tokens that the policy hardly ever samples.
+
+    Something else may have put these there in every rollout, such as an end token at a stop string, which makes no copies.
+    """
+    return math.fsum(value for value in logprobs if value > thresholds.UNLIKELY_END)
 
 
 def _gaps(engine: list[float], trainer: list[float]) -> tuple[float | None, float | None]:

@@ -60,7 +60,7 @@ CAUSES = (
         "Turns do not end with the end token of the model's chat template: they continue up to a limit or stop too "
         "early, and are scored as if they were complete.",
         "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the model's "
-        "own chat template.",
+        "own chat template; if turns end where the policy would go on, remove a stop string from the server's requests.",
         ("H04",),
         "huggingface/trl#7039",
     ),

@@ -143,9 +143,14 @@ CUT_STEPS = Threshold(
     20, "number of steps after which a share of cut-off rollouts of up to a half counts, if it has not fallen",
     "truncated-turns", "truncated-context", "truncated-rollouts",
 )  # fmt: skip
+UNLIKELY_END = Threshold(
+    -11.5, "log-probability of an end token, in nats (1e-5), below which something else than the policy has ended a turn: even of "
+    "turns of a thousand tokens, a policy would so end 1% at most",
+    "stop-token-wrong",
+)  # fmt: skip
 RUN_ON_SHARE = Threshold(
-    0.05, "largest share of turns that may continue after an end token, or stop at a token that is not the chat "
-    "template's end token",
+    0.05, "largest share of turns that may continue after an end token, stop at a token that is not the chat template's end "
+    "token, or end with one that the policy hardly ever samples there",
     "stop-token-wrong",
 )  # fmt: skip
 
@@ -207,6 +212,10 @@ TINY_SPREAD = Threshold(
     0.02, "largest difference of two rewards of a group, as a share of the largest reward, below which "
     "`groups/tiny_spread_share` counts the group",
     "tiny-std-scaling",
+)  # fmt: skip
+TINY_EARNED = Threshold(
+    0.02, "standard deviation of a group's rewards, as a share of what its task's perfect transcript earns above an empty reply, "
+    "below which scaling them makes them large", "tiny-std-scaling",
 )  # fmt: skip
 TINY_GROUPS = Threshold(
     0.25, "largest share of the groups with a signal that `groups/tiny_spread_share` may count", "tiny-std-scaling"

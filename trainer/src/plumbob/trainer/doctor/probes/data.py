@@ -14,6 +14,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Refused, Subject
 from plumbob.trainer.policy.loading import load_chat
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
+from plumbob.trainer.training.row_checks import unlikely_end
 
 ORDER = 10
 
@@ -116,10 +117,12 @@ def _stops(subject: Subject) -> Finding:
     early = [c for c in calls if c.finish_reason == "stop" and c.token_ids and c.token_ids[-1] not in ends]
     # Other special tokens inside a turn are those of a policy that rambles.
     run_on = [c for c in calls if ends.intersection(c.token_ids[:-1])]
+    forced = [c for c in calls if c.finish_reason == "stop" and unlikely_end(c.token_ids, c.logprobs, ends)]
     count = max(len(calls), 1)
-    bad = len(early) + len(run_on) > thresholds.RUN_ON_SHARE * count
+    bad = len(early) + len(run_on) + len(forced) > thresholds.RUN_ON_SHARE * count
     evidence = (
-        f"of {len(calls)} turns, {len(run_on)} continue after an end token and {len(early)} stop at another token"
+        f"of {len(calls)} turns, {len(run_on)} continue after an end token, {len(early)} stop at another token and "
+        f"{len(forced)} end with an end token that has a probability below 1e-5 there"
     )
     if bad:
         wanted = ", ".join(repr(run.tokenizer.decode([i])) for i in sorted(ends))

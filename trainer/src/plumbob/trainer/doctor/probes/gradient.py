@@ -48,12 +48,17 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if not rows:
         yield Finding("rollouts with an advantage give a gradient", "unsure", "no rollout has a sampled token")
         return
-    noise = _apart(*(gradient_of(subject, rows, advantages) for _ in range(2)))
+    first, again = (gradient_of(subject, rows, advantages) for _ in range(2))
+    if bad := [name for name, g in first.items() if not bool(torch.isfinite(g).all())]:
+        evidence = f"{len(bad)} of {len(first)} gradients hold NaN or infinite numbers, such as that of {bad[0]}"
+        yield Finding("gradients are finite", "fail", evidence, "gradient-not-finite")
+        return
+    noise = _apart(first, again)
     yield (cleared := _cleared(subject))
     if cleared.verdict == "fail":
         return  # every gradient of a later check would be a sum
     yield _repeated(subject, noise)
-    if (cut := _layers(subject, rows, advantages)) is not None:
+    if (cut := _layers(subject, first)) is not None:
         yield cut
     # A gradient that depends on microbatches may be that of other rows, and then shows no direction.
     yield _invariance(subject, rows, advantages, noise)
@@ -70,10 +75,10 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield _kl(subject, rows[:ROWS])
 
 
-def _layers(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Finding | None:
+def _layers(subject: Subject, gradient: Gradient) -> Finding | None:
     """Does the gradient reach every layer? None if it reaches no layer, or none is trained: a later check says why."""
     names = list(subject.run.policy.trainable)
-    missed, count = layers_without_gradient(names, gradient_of(subject, rows, advantages))
+    missed, count = layers_without_gradient(names, gradient)
     if len(missed) == count:
         return None
     check = "the gradient reaches every trained layer"
@@ -136,7 +141,7 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
     if norm == 0:
         return without_gradient(subject, check, rows, evidence)
     if not math.isfinite(norm):
-        return Finding(check, "fail", evidence, "no-gradient")
+        return Finding(check, "fail", evidence, "gradient-not-finite")
     wanted, slopes = _expected_slope(subject, rows, norm), []
     for size in SMALL_STEPS:
         slopes.append(_slope(subject, rows, gradient, size))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
 from plumbob.rollout import Sample, StopReason
@@ -122,7 +122,8 @@ def _groups(subject: Subject) -> Finding:
     better = needed_size(rewards, 0.5)
     evidence += f". Groups with a signal by group size: {table(rewards)}"
     evidence += f"; --num-generations {better} would give half of the groups one" if better and better > size else ""
-    few = most < thresholds.LIVE_GROUPS and most * size < thresholds.LIVE_ROLLOUTS
+    # Of a step with few groups, most may have a signal: that is the settings' choice, and a check of the settings judges it.
+    few = most < min(thresholds.LIVE_GROUPS, groups / 2 + 1) and most * size < thresholds.LIVE_ROLLOUTS
     likely = 1 - dead.mean <= thresholds.LITTLE_SIGNAL and dead.low >= thresholds.DEAD_SHARE
     few = few or (likely and better is not None and better > size)
     return Finding(check, "fail" if few else "unsure", evidence, "too-little-signal" if few else None)
@@ -219,5 +220,31 @@ def _scaling(subject: Subject) -> Finding:
         f"groups whose standard deviation is below {thresholds.TINY_DEVIATION:g} times the step's {deviation:.3g}; the "
         f"largest |advantage| is {max(map(abs, values), default=0.0):.3g}"
     )
+    if (
+        share <= thresholds.TINY_SHARE
+        and config.scale_rewards != "none"
+        and (of_best := _tiny_of_best(subject, groups))
+    ):
+        return Finding(check, "fail", f"{evidence}; {of_best}", "tiny-std-scaling")
     bad = share > thresholds.TINY_SHARE
     return Finding(check, "fail" if bad else "pass", evidence, "tiny-std-scaling" if bad else None)
+
+
+def _tiny_of_best(subject: Subject, groups: Mapping[str, Sequence[int]]) -> str:
+    """Evidence that most |advantage| is from groups that differ by little of what a right answer earns; "" if it is not.
+
+    `groups`: name -> places of its samples. Without oracles it is not known what a right answer earns.
+    """
+    values = subject.advantages.values
+    if not any(values) or not all(hasattr(task, "oracle") for task in subject.drawn.tasks):
+        return ""
+    shares = earned(subject)
+    spreads = {name: pstdev([shares[i] for i in members]) for name, members in groups.items()}
+    tiny = [name for name, spread in spreads.items() if 0 < spread < thresholds.TINY_EARNED]
+    part = sum(abs(values[i]) for name in tiny for i in groups[name]) / sum(map(abs, values))
+    if part <= thresholds.TINY_SHARE:
+        return ""
+    return (
+        f"{part:.0%} of all |advantage| is in {len(tiny)} groups whose rewards have a standard deviation of at most "
+        f"{max(spreads[name] for name in tiny):.2%} of what their task's perfect transcript earns"
+    )

@@ -142,7 +142,7 @@ def test_positions_that_begin_at_64_are_the_same_to_the_model(tmp_path):
         assert gap(subject) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -156,7 +156,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert gap(subject) > 1e-3  # a healthy run has 5e-7
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_temperature_changes_in_its_step_alone(tmp_path):
     with tried(FAULTS["server restarts with a temperature of 0.6 in mid-run"], tmp_path) as subject:
         assert gap(subject) < 1e-5
@@ -168,7 +168,7 @@ def test_temperature_changes_in_its_step_alone(tmp_path):
         assert later[0].logprobs != earlier[0].logprobs
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_embeddings_stay_as_they_were(tmp_path):
     with tried(FAULTS["embeddings are not synced"], tmp_path, groups=1) as subject:
         run = subject.run
@@ -182,7 +182,7 @@ def test_embeddings_stay_as_they_were(tmp_path):
         assert all("embed_tokens" in n or "lm_head" in n for n in differing)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name", ["questions cut at forty characters", "training tasks without their system prompt", EVERY_STEP]
 )
@@ -199,7 +199,7 @@ def test_tasks_are_what_the_entry_says(name, tmp_path):
             assert all(t.data.system_prompt for t in tasks.held_out)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_no_long_reply_is_right(tmp_path):
     with tried(FAULTS["grader reads the first forty characters"], tmp_path, groups=4) as subject:
         traces = subject.drawn.traces
@@ -208,7 +208,7 @@ def test_no_long_reply_is_right(tmp_path):
         assert sum(t.reward for t in long) < len(long) / 4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_tools_return_nothing_from_the_sixth_step_on(tmp_path):
     with tried(FAULTS["retrieval server down from the middle of the run"], tmp_path) as subject:
         before = {text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage")}
@@ -220,7 +220,7 @@ def test_tools_return_nothing_from_the_sixth_step_on(tmp_path):
         assert set(answered) == {"[]"}
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("name", ["final model rounded to bfloat16", "adapter merged twice in the final model"])
 def test_saved_model_differs(name, tmp_path):
     with tried(FAULTS[name], tmp_path, groups=1) as subject:
@@ -233,4 +233,4 @@ def test_evaluations_are_cut_at_eight_tokens():
     assert sampler.sampling.max_tokens == 8
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

@@ -135,7 +135,7 @@ def test_options_that_are_faults_are_in_the_settings():
     assert config_of(FAULTS["fewer turns than hops"], "lookup").max_turns == 4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -151,7 +151,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert gap(subject) > 1e-3  # a healthy run has 5e-7
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_nucleus_is_invisible_in_log_probabilities(tmp_path):
     with tried(FAULTS["top-p of 0.8 in the server with raw log-probabilities"], tmp_path) as subject:
         assert gap(subject) < 1e-3
@@ -159,7 +159,7 @@ def test_nucleus_is_invisible_in_log_probabilities(tmp_path):
         assert not unlikely  # a token outside of the nucleus of 0.8 has a probability below 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_a_layer_is_dropped_from_its_step_on(tmp_path):
     with tried(FAULTS["one layer is no longer synced from the middle of the run"], tmp_path, groups=1) as subject:
         run = subject.run
@@ -177,7 +177,7 @@ def test_a_layer_is_dropped_from_its_step_on(tmp_path):
         assert all("layers.1." in name for name in differing[1])
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_first_numbers_are_seldom_the_answer(tmp_path):
     rewards = {}
     for fault in (FAULTS["grader reads the first number"], FAULTS["cut completions reported as finished"]):
@@ -191,7 +191,7 @@ def test_first_numbers_are_seldom_the_answer(tmp_path):
     assert all(mean < 0.2 for mean in rewards.values()), rewards
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_tools_answer_with_results_of_other_calls(tmp_path):
     with tried(FAULTS["tools answer with the result of the previous call"], tmp_path) as subject:
         wrong = total = 0
@@ -203,14 +203,14 @@ def test_tools_answer_with_results_of_other_calls(tmp_path):
         assert wrong > 0.1 * total  # those of other tasks alone: many calls of the same task are before it
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_long_results_lose_their_middle(tmp_path):
     with tried(FAULTS["tool results cut in the middle"], tmp_path, groups=1) as subject:
         results = [text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage")]
         assert sum("...(truncated)..." in text for text in results) > len(results) / 4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_rollouts_end_at_four_turns(tmp_path):
     with tried(FAULTS["fewer turns than hops"], tmp_path) as subject:
         turns = [trace.num_turns for trace in subject.drawn.traces]
@@ -221,7 +221,7 @@ def test_rollouts_end_at_four_turns(tmp_path):
         assert not any(t.reward for t, n in zip(subject.drawn.traces, hops, strict=True) if n > 3)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_evaluations_see_the_first_weights(tmp_path, monkeypatch):
     from plumbob.trainer.training import train
 
@@ -249,4 +249,4 @@ def test_healthy_changes():
     assert healthy.harder_held_out(tasks, "eval") == tasks[1:]
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

@@ -123,4 +123,4 @@ def test_evaluations_have_one_turn():
     assert sampler_of_evaluation(doubles.one_turn, limits=Limits()).limits.max_turns == 1
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

@@ -162,4 +162,4 @@ def test_options_that_are_faults_are_in_the_settings():
     assert config_of(FAULTS["reference policy is another checkpoint"], "lookup").kl_beta == 0.5
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

@@ -151,4 +151,4 @@ def test_tools_are_called_without_arguments(tmp_path):
         assert any("wrong arguments" in text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage"))
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

@@ -112,4 +112,4 @@ def test_only_the_last_turn_has_an_advantage(tmp_path):
     assert sum(x.sum().item() for x in seen) == sum(len(runs_of(s.loss_mask)[-1]) for s in samples)
 
 
-pytestmark = pytest.mark.slow  # the doubles of the first set are tested in every run of the quick suite, these in CI
+pytestmark = pytest.mark.field  # the doubles of the first set are tested in every run of the quick suite, these in CI

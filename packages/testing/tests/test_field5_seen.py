@@ -68,7 +68,7 @@ def test_prompts_weights_and_arguments():
     assert doubles.arguments_cut(len, "lookup", {"key": "1234", "top_k": 3}) == (len, {"key": "123", "top_k": 3})
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,7 +83,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert gap(subject) > 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_dropout_is_on_with_gradients_alone(tmp_path):
     with tried(FAULTS["dropout of the checkpoint on in training"], tmp_path, groups=1) as subject:
         policy, rows = subject.run.policy, subject.drawn.samples[:2]
@@ -93,7 +93,7 @@ def test_dropout_is_on_with_gradients_alone(tmp_path):
             assert torch.equal(policy.score(rows, 1.0).logprobs, policy.score(rows, 1.0).logprobs)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_replies_have_sixteen_tokens_and_tools_get_short_keys(tmp_path):
     with tried(FAULTS["sixteen tokens by the server's default"], tmp_path / "a", groups=1) as subject:
         assert all(sample.num_sampled <= 16 and sample.truncated for sample in subject.drawn.samples)

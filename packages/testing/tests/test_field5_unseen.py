@@ -76,14 +76,14 @@ def test_drafts_favour_likely_tokens():
     assert drawn[0].tolist() == pytest.approx([0.7 * 1.16, 0.2 * 0.66, 0.1 * 0.56])
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_prompts_begin_with_padding(tmp_path):
     assert doubles.padded([5] * 63, Sampling())[0] == [0, *[5] * 63]
     with tried(FAULTS["prompts sampled with their padding"], tmp_path) as subject:
         assert gap(subject) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_reference_becomes_the_trained_policy(tmp_path):
     with tried(FAULTS["reference taken from the resumed policy"], tmp_path, groups=1) as subject:
         policy, rows = subject.run.policy, subject.drawn.samples[:2]
@@ -97,7 +97,7 @@ def test_the_reference_becomes_the_trained_policy(tmp_path):
             assert torch.allclose(policy.reference_logprobs(rows, 1.0), own, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_weights_arrive_every_third_time_and_drafts_are_reported_as_the_models(tmp_path):
     with tried(FAULTS["weights sent in every third step only"], tmp_path / "a", groups=1) as subject:
         engine, policy = subject.run.engine, subject.run.policy

@@ -116,7 +116,7 @@ def test_settings_are_those_that_the_sentences_name():
     assert (objective.kl_estimator, objective.kl_beta) == ("k1", 0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -131,7 +131,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert gap(subject) > 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_no_reply_is_trained_or_some_of_its_turns_are_not(tmp_path):
     with tried(FAULTS["every reply taken for a cut one"], tmp_path / "a") as subject:
         assert all(gradient is None for gradient in gradients(subject)[0].values())
@@ -140,7 +140,7 @@ def test_no_reply_is_trained_or_some_of_its_turns_are_not(tmp_path):
         assert sum(sample.num_sampled for sample in subject.drawn.samples) < 0.8 * sum(sampled)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_a_quarter_of_the_golds_cannot_be_found(tmp_path):
     with tried(FAULTS["a quarter of the golds wrong"], tmp_path, groups=1) as subject:
         tasks = subject.run.tasks.train[:400]
@@ -150,7 +150,7 @@ def test_a_quarter_of_the_golds_cannot_be_found(tmp_path):
     assert all(task.data.table[task.data.chain[-1]] == f"value={task.data.answer}" for task in held_out)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_rewards_of_musique(tmp_path):
     with tried(FAULTS["rewards rounded down to whole numbers"], tmp_path / "a") as subject:
         assert {one.reward for one in subject.drawn.samples} <= {0.0, 1.0}
@@ -161,7 +161,7 @@ def test_rewards_of_musique(tmp_path):
             assert len({one.reward for one in subject.drawn.samples}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_searches_find_less(tmp_path):
     def mean(fault, folder):
         with tried(fault, folder, env="musique", groups=4) as subject:
@@ -171,28 +171,28 @@ def test_searches_find_less(tmp_path):
     assert mean(FAULTS["search reads the first two words of a query"], tmp_path / "b") < 0.7 * plain
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_groups_of_long_rollouts_are_lost(tmp_path):
     with tried(FAULTS["long requests refused by the server"], tmp_path, groups=8) as subject:
         assert 0 < len({one.group for one in subject.drawn.samples}) < 8
         assert all(len(one.token_ids) < 320 for one in subject.drawn.samples)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_invented_keys_lead_nowhere(tmp_path):
     with tried(FAULTS["simulated tool invents a fifth of its results"], tmp_path, groups=4) as subject:
         results = [text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage")]
     assert any(text.startswith("unknown key") for text in results)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_rollouts_are_masked(tmp_path):
     with tried(FAULTS["rollouts masked at a bound below the mismatch"], tmp_path, groups=4) as subject:
         tally = gradients(subject)[1]
     assert tally.masked > 0.5 * tally.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_adapters_do_not_learn(tmp_path):
     with tried(FAULTS["adapter of zeros on both sides"], tmp_path / "a") as subject:
         assert not any(gradient.any() for gradient in gradients(subject)[0].values())
@@ -201,7 +201,7 @@ def test_adapters_do_not_learn(tmp_path):
         assert 0 < torch.stack(norms).norm() < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_later_passes_are_clipped(tmp_path):
     with tried(FAULTS["clip bounds of GSPO with token ratios"], tmp_path) as subject:
         run, samples = subject.run, subject.drawn.samples

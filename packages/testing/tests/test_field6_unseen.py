@@ -76,7 +76,7 @@ def test_settings_are_those_that_the_sentences_name():
     assert config_of(FAULTS["two possible answers"], "lookup").env_args == ("num_values=2",)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name", ["closing answer tag swallowed by a stop string", "rotary base of the default in the engine"]
 )
@@ -86,7 +86,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert sum(rewards(subject)) / len(rewards(subject)) < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_wrong_numbers_near_the_gold_are_right(tmp_path):
     plain = dataclasses.replace(FAULTS["limit on prompts leaves a handful of tasks"], options="")
     with tried(plain, tmp_path / "a", groups=8) as subject:
@@ -95,7 +95,7 @@ def test_wrong_numbers_near_the_gold_are_right(tmp_path):
         assert sum(rewards(subject)) > right
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_tasks(tmp_path):
     with tried(FAULTS["two possible answers"], tmp_path / "a", groups=1) as subject:
         assert len({task.data.answer for task in subject.run.tasks.train}) == 2
@@ -109,7 +109,7 @@ def test_tasks(tmp_path):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_a_group_holds_several_tasks_of_one_name(tmp_path):
     fault = FAULTS["rollouts of a group start from different seeds"]
     with tried(fault, tmp_path, groups=1) as subject:
@@ -118,7 +118,7 @@ def test_a_group_holds_several_tasks_of_one_name(tmp_path):
     assert len({texts(trace, "UserMessage")[0] for trace in traces}) == len(traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_held_out_tasks_differ_from_training_tasks(tmp_path):
     with tried(FAULTS["held-out golds of other tasks"], tmp_path / "a", env="lookup", groups=1) as subject:
         tasks = subject.run.tasks
@@ -130,28 +130,28 @@ def test_held_out_tasks_differ_from_training_tasks(tmp_path):
         assert not type(held_out).toolsets(held_out.config)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_no_turn_is_an_answer(tmp_path):
     with tried(FAULTS["every turn forced to call a tool"], tmp_path, groups=1) as subject:
         assert not any(trace.stop_condition == "agent_completed" for trace in subject.drawn.traces)
         assert not any(rewards(subject))
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_first_result_has_the_answer(tmp_path):
     with tried(FAULTS["tools show the answer at the first call"], tmp_path) as subject:
         firsts = [(trace.task.data.answer, texts(trace, "ToolMessage")[:1]) for trace in subject.drawn.traces]
     assert all(answer in text for answer, results in firsts for text in results)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("name", ["temperature of a tenth", "best of two completions by likelihood"])
 def test_rollouts_of_a_group_are_alike(name, tmp_path):
     with tried(FAULTS[name], tmp_path, groups=6) as subject:
         assert sum(len(found) == 1 for found in groups(subject)) >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_feed_forward_adapters_stay_at_zero_in_the_engine(tmp_path):
     with tried(FAULTS["feed-forward adapters not served"], tmp_path, groups=1) as subject:
         run = subject.run
@@ -164,7 +164,7 @@ def test_feed_forward_adapters_stay_at_zero_in_the_engine(tmp_path):
     assert all(equal == (".mlp." not in name) for name, equal in moved.items())
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_only_a_part_is_trained(tmp_path):
     with tried(FAULTS["working left out of the loss"], tmp_path / "a") as subject:
         assert all(0 < sample.num_sampled < 60 for sample in subject.drawn.samples)
@@ -177,7 +177,7 @@ def test_only_a_part_is_trained(tmp_path):
     assert moved == {"2"}
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_last_layer_of_the_final_model_is_new(tmp_path):
     with tried(FAULTS["layer missing from the final model"], tmp_path, groups=1) as subject:
         saved, trained = saved_and_trained(subject, tmp_path)

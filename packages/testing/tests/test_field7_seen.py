@@ -107,7 +107,7 @@ def test_settings_are_those_that_the_sentences_name():
     assert config_of(FAULTS["counter of the warm-up stands still"], "lookup").warmup_steps == 3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -123,7 +123,7 @@ def test_engine_and_trainer_differ(name, tmp_path):
         assert gap(subject) > 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_no_reply_is_right_or_every_one(tmp_path):
     with tried(FAULTS["grader wants the opening tag that the template writes"], tmp_path / "a") as subject:
         assert set(rewards(subject)) == {0.0}
@@ -131,14 +131,14 @@ def test_no_reply_is_right_or_every_one(tmp_path):
         assert set(rewards(subject)) == {1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_replies_end_before_their_second_line(tmp_path):
     with tried(FAULTS["stop string of a line break"], tmp_path) as subject:
         assert not any(rewards(subject))
         assert not any("\n" in trace.last_reply for trace in subject.drawn.traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_only_length_differs(tmp_path):
     with tried(FAULTS["length differences scaled up in groups without an answer"], tmp_path) as subject:
         samples = subject.drawn.samples
@@ -148,7 +148,7 @@ def test_only_length_differs(tmp_path):
     assert max(map(abs, wrong)) > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_adapter_stays_at_zero_in_the_engine(tmp_path):
     with tried(FAULTS["adapter left out of each weight transfer"], tmp_path, groups=1) as subject:
         run = subject.run
@@ -160,7 +160,7 @@ def test_the_adapter_stays_at_zero_in_the_engine(tmp_path):
         assert not any(torch.equal(served[name], tensor) for name, tensor in run.policy.trainable.items())
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_tool_results_count_in_the_penalty(tmp_path):
     fault = FAULTS["KL of tool results taken off the reward"]
     with tried(fault, tmp_path, groups=1) as subject:
@@ -175,7 +175,7 @@ def test_tool_results_count_in_the_penalty(tmp_path):
     assert any(abs(a - b) > 1e-3 for a, b in zip(changed, plain, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("name", ["NaN at a masked position", "gradients cleared before the step"])
 def test_updates_change_nothing(name, tmp_path):
     with tried(FAULTS[name], tmp_path) as subject:

@@ -105,7 +105,7 @@ def test_settings_are_those_that_the_sentences_name():
     assert config_of(FAULTS["old log-probabilities renewed before each update"], "lookup").num_iterations == 4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_instructions_and_tools_are_lost(tmp_path):
     with tried(FAULTS["beginning of each prompt cut off"], tmp_path, groups=1) as subject:
         first = subject.drawn.samples[0]
@@ -117,7 +117,7 @@ def test_instructions_and_tools_are_lost(tmp_path):
         assert sum(rewards(subject)) == 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_searches_find_what_fits_least(tmp_path):
     with tried(FAULTS["least similar documents first"], tmp_path, groups=3) as subject:
         found = rewards(subject)
@@ -126,7 +126,7 @@ def test_searches_find_what_fits_least(tmp_path):
     assert any("Document" in text for text in shown)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_no_call_succeeds(tmp_path):
     with tried(FAULTS["argument under another name than in the schema"], tmp_path, groups=1) as subject:
         shown = [text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage")]
@@ -135,14 +135,14 @@ def test_no_call_succeeds(tmp_path):
         assert not any(rewards(subject))
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_most_replies_are_cut(tmp_path):
     with tried(FAULTS["replies limited to forty tokens"], tmp_path, groups=6) as subject:
         samples = subject.drawn.samples
         assert sum(one.truncated for one in samples) > 0.6 * len(samples)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_unlikely_tokens_are_drawn(tmp_path):
     with tried(FAULTS["sampler with too much noise"], tmp_path, groups=1) as subject:
         samples = subject.drawn.samples
@@ -151,7 +151,7 @@ def test_unlikely_tokens_are_drawn(tmp_path):
         assert sum(drawn) / len(drawn) < -1.0
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_engine_repeats_one_token_from_the_fourth_step_on(tmp_path):
     fault = FAULTS["first token of the vocabulary again and again"]
     with tried(fault, tmp_path, groups=1) as subject:
@@ -168,13 +168,13 @@ def test_the_engine_repeats_one_token_from_the_fourth_step_on(tmp_path):
         assert len(token_ids()) == run.sampler.sampling.max_tokens
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_engine_and_trainer_differ(tmp_path):
     with tried(FAULTS["gate and up matrices swapped"], tmp_path, groups=1) as subject:
         assert gap(subject) > 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_the_ratio_is_always_one(tmp_path):
     with tried(FAULTS["old log-probabilities renewed before each update"], tmp_path) as subject:
         run, minibatch = minibatch_of(subject)
@@ -185,7 +185,7 @@ def test_the_ratio_is_always_one(tmp_path):
     assert any(not torch.allclose(first[i], minibatch.old_logprobs[i], atol=1e-5) for i in first)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_names_of_the_final_model_have_a_prefix(tmp_path):
     with tried(FAULTS["weights saved under names that nobody loads"], tmp_path, groups=1) as subject:
         saved, trained = saved_and_trained(subject, tmp_path)

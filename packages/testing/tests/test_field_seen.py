@@ -95,14 +95,14 @@ def test_calls_in_other_tags_are_not_read():
     assert not any(type(c).__name__ == "ParsedCall" for c in named("hermes").read(text, {"lookup": {}}).calls)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_engine_and_trainer_differ(name, tmp_path):
     with tried(FAULTS[name], tmp_path) as subject:
         assert gap(subject) > 1e-5  # a healthy run has 5e-7
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     ("name", "factor"), [("adapter served at half its scale", 0.5), ("rank-stabilised scale in the engine only", 4)]
 )
@@ -115,20 +115,20 @@ def test_adapter_has_another_scale_in_the_engine(name, factor, tmp_path):
             assert one.scaling["default"] == pytest.approx(factor * other.scaling["default"])
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_presence_penalty_is_invisible_in_log_probabilities(tmp_path):
     with tried(FAULTS["presence penalty with raw log-probabilities"], tmp_path) as subject:
         assert gap(subject) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_rollouts_of_a_group_are_equal(tmp_path):
     with tried(FAULTS["all rollouts of a group share one seed"], tmp_path) as subject:
         rows = {(s.group, tuple(s.token_ids)) for s in subject.drawn.samples}
         assert len(rows) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name", ["tools answer every call alike", "half of the tool calls answer with a gateway error as text"]
 )
@@ -141,7 +141,7 @@ def test_tool_results_are_what_the_entry_says(name, tmp_path):
         assert 0.1 < results["Error: 502 Bad Gateway"] / results.total() < 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_calls_as_function_call_tags_are_in_the_text_and_not_run(tmp_path):
     with tried(FAULTS["calls as function_call tags"], tmp_path) as subject:
         replies = [text for trace in subject.drawn.traces for text in texts(trace, "AssistantMessage")]
@@ -149,7 +149,7 @@ def test_calls_as_function_call_tags_are_in_the_text_and_not_run(tmp_path):
         assert not any(texts(trace, "ToolMessage") for trace in subject.drawn.traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "name",
     [
@@ -163,7 +163,7 @@ def test_no_rollout_is_right(name, tmp_path):
         assert sum(t.reward for t in subject.drawn.traces) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_rewards_of_trained_rows_are_other_rollouts(tmp_path):
     with tried(FAULTS["rewards rotated within each group"], tmp_path) as subject:
         drawn = subject.drawn
@@ -171,14 +171,14 @@ def test_rewards_of_trained_rows_are_other_rollouts(tmp_path):
         assert Counter(s.reward for s in drawn.samples) == Counter(t.reward for t in drawn.traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_long_rollouts_leave_their_groups(tmp_path):
     with tried(FAULTS["long rollouts time out and leave their groups"], tmp_path) as subject:
         assert subject.drawn.batch.errored > 0
         assert all(t.num_turns <= 3 for t in subject.drawn.traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_only_the_last_microbatch_is_in_the_gradient(tmp_path):
     with tried(FAULTS["only the last microbatch counts"], tmp_path) as subject:
         rows = subject.drawn.samples[:8]
@@ -192,14 +192,14 @@ def test_only_the_last_microbatch_is_in_the_gradient(tmp_path):
         assert (whole - last).norm() > 0.05 * whole.norm()
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_prompt_has_no_tools(tmp_path):
     with tried(FAULTS["tools absent from both prompts from the start"], tmp_path) as subject:
         row = subject.run.tokenizer.decode(subject.drawn.samples[0].token_ids)
         assert "# Tools" not in row
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_saved_models_are_the_base(tmp_path):
     with tried(FAULTS["merge skipped in the final model"], tmp_path) as subject:
         model = subject.run.policy.model
@@ -216,7 +216,7 @@ def test_saved_models_are_the_base(tmp_path):
         assert differing
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_final_model_is_that_of_the_beginning(tmp_path):
     with tried(FAULTS["final model is the base model"], tmp_path) as subject:
         policy = subject.run.policy
@@ -232,7 +232,7 @@ def test_final_model_is_that_of_the_beginning(tmp_path):
         assert all(torch.equal(p, first[n] + 1.0) for n, p in policy.trainable.items())
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_frozen_matrix_is_lost_at_the_second_sync(tmp_path):
     with tried(FAULTS["frozen weights lost at the second sync"], tmp_path) as subject:
         run = subject.run

@@ -123,14 +123,14 @@ def test_error_of_the_logits_doubles_with_each_sync():
     assert sizes[1] / sizes[0] == pytest.approx(2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_engine_and_trainer_differ(name, tmp_path):
     with tried(FAULTS[name], tmp_path) as subject:
         assert gap(subject) > 1e-5  # a healthy run has 5e-7
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_copied_head_is_right_until_weights_change(tmp_path):
     with tried(FAULTS["tied head served as a copy that syncs never reach"], tmp_path) as subject:
         run = subject.run
@@ -148,7 +148,7 @@ def test_copied_head_is_right_until_weights_change(tmp_path):
         assert difference() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_adapter_counts_twice(tmp_path):
     with tried(FAULTS["adapter served merged and active at once"], tmp_path) as subject:
         served = [m.scaling["default"] for m in subject.run.engine.model.modules() if isinstance(m, LoraLinear)]
@@ -156,7 +156,7 @@ def test_adapter_counts_twice(tmp_path):
         assert served == [2 * value for value in trained]
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_mask_is_early_in_the_backward_pass_alone(tmp_path):
     with tried(FAULTS["loss mask shifted by one in the backward pass"], tmp_path) as subject:
         rows = subject.drawn.samples[:2]
@@ -168,7 +168,7 @@ def test_mask_is_early_in_the_backward_pass_alone(tmp_path):
         assert not torch.allclose(with_gradient, without)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_hidden_scheduler_leaves_the_rate_that_is_shown(tmp_path):
     with tried(FAULTS["rate held near zero by a hidden scheduler"], tmp_path) as subject:
         run = subject.run
@@ -181,7 +181,7 @@ def test_hidden_scheduler_leaves_the_rate_that_is_shown(tmp_path):
         assert run.optimizer.param_groups[0]["lr"] == run.config.learning_rate
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_policy_that_never_calls_agrees_with_its_engine(tmp_path):
     with tried(FAULTS["policy never calls its tools"], tmp_path) as subject:
         calls = sum(environment.calls_of(trace) for trace in subject.drawn.traces)
@@ -189,7 +189,7 @@ def test_policy_that_never_calls_agrees_with_its_engine(tmp_path):
         assert gap(subject) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_empty_tool_results_are_what_the_model_sees(tmp_path):
     with tried(FAULTS["tools answer with an empty text"], tmp_path) as subject:
         results = Counter(text for trace in subject.drawn.traces for text in texts(trace, "ToolMessage"))
@@ -198,7 +198,7 @@ def test_empty_tool_results_are_what_the_model_sees(tmp_path):
         assert all(text.startswith("Error: ") for text in results if text)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_results_come_one_call_late(tmp_path):
     with tried(FAULTS["tool results one call late"], tmp_path) as subject:
         results = [texts(trace, "ToolMessage") for trace in subject.drawn.traces]
@@ -206,7 +206,7 @@ def test_results_come_one_call_late(tmp_path):
         assert {first for first, *_ in filter(None, results)} <= {"ok"}
 
 
-@pytest.mark.slow
+@pytest.mark.field
 def test_calls_are_in_the_text_and_not_run(tmp_path):
     with tried(FAULTS["calls as ReAct actions"], tmp_path) as subject:
         replies = [text for trace in subject.drawn.traces for text in texts(trace, "AssistantMessage")]
@@ -214,7 +214,7 @@ def test_calls_are_in_the_text_and_not_run(tmp_path):
         assert not any(texts(trace, "ToolMessage") for trace in subject.drawn.traces)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     ("name", "check"),
     [
@@ -230,7 +230,7 @@ def test_tasks_are_what_the_entry_says(name, check, tmp_path):
         assert check(subject.run.tasks.train)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     ("name", "field"),
     [

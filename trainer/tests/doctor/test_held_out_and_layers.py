@@ -13,10 +13,11 @@ from plumbob.rollout import Sampling, derive_seed
 from plumbob.testing.faults.field2_parts import losses
 from plumbob.testing.faults.field6_unseen_doubles import call_forced, first_layers_cut
 from plumbob.testing.faults.field7_seen_doubles import length_priced, one_not_a_number, stopped_at_line_break
-from plumbob.testing.faults.field_parts import graded
+from plumbob.testing.faults.field7_unseen_doubles import last_tokens_only, old_ones_renewed
+from plumbob.testing.faults.field_parts import chat_method, graded
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.layers import layers_without_gradient
-from plumbob.trainer.doctor.probes import data, gradient, held_out, parity, penalties, signal
+from plumbob.trainer.doctor.probes import data, gradient, held_out, parity, penalties, signal, tokens, training_step
 from plumbob.trainer.doctor.probes.held_out import _fisher
 from plumbob.trainer.doctor.probes.parity import forced_tokens
 from plumbob.trainer.doctor.subject import Subject
@@ -151,3 +152,17 @@ def test_differences_that_are_small_against_a_right_answer_are_named_where_they_
         hard = {"env_args": ("min_hops=9", "max_hops=12"), "max_tokens": 64, "max_turns": 3}
         subject = subject_of(scale_rewards=scaled, **hard)
         assert [f.cause for f in signal.probe(subject) if f.cause and f.check.startswith("advantages")] == cause
+
+
+def test_prompts_that_lost_their_beginning_are_named(subject_of):
+    with ExitStack() as stack:
+        chat_method("prompt", last_tokens_only)(stack, "lookup")
+        named = [f.cause for f in tokens.probe(subject_of(max_turns=2, max_tokens=32)) if f.cause]
+    assert named[0] == "truncated-context"
+
+
+def test_old_log_probabilities_of_the_present_weights_are_not_called_permuted(subject_of):
+    with ExitStack() as stack:
+        old_ones_renewed(stack, "lookup")
+        named = [f.cause for f in training_step.probe(subject_of(num_iterations=4)) if f.cause]
+    assert named == ["ratio-to-reference"]

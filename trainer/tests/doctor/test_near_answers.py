@@ -8,7 +8,9 @@ import verifiers.v1 as vf
 from plumbob.testing.examinations import causes, changed, lookup_tasks
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field6_unseen_doubles import value_shown
-from plumbob.trainer.doctor.before_model import contradicted_answers, near_answers, tool_results
+from plumbob.testing.faults.field7_unseen_doubles import mentioned_is_enough
+from plumbob.testing.faults.field_parts import graded as graded_as
+from plumbob.trainer.doctor.before_model import contradicted_answers, near_answers, tool_results, transcripts
 from plumbob.trainer.rollouts.tasks import Tasks
 
 
@@ -135,3 +137,11 @@ def test_the_answer_is_told_from_a_setting_that_all_tasks_share_and_from_its_wor
     ]
     environment = examined(tasks=Tasks(tasks[:48], tasks[48:], (), 0, name="worked"))
     assert environment.gold_field == "answer" and [environment.gold(t) for t in tasks[:2]] == NUMBERS[:2]
+
+
+def test_a_lenient_judge_of_held_out_answers_is_named(examined):
+    assert causes(transcripts.checks(examined(tasks=lookup_tasks()))) == []
+    with ExitStack() as stack:
+        graded_as(correct=mentioned_is_enough)(stack, "lookup")
+        (finding,) = (f for f in transcripts.checks(examined(tasks=lookup_tasks())) if f.cause)
+    assert finding.cause == "evaluation-parses-differently" and "100% in held-out tasks" in finding.evidence

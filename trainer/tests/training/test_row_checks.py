@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
-from plumbob.trainer.training.row_checks import row_checks, tools_unshown
+from plumbob.trainer.training.row_checks import first_prompts, row_checks
 
 SETTINGS = [
     AdvantageSettings(),
@@ -134,14 +134,48 @@ def test_what_cannot_be_known_is_left_out():
     assert "advantage/wrong" not in row_checks(huge, traces, values, SETTINGS[0], whole=True)
 
 
+class Letters:
+    """A tokenizer whose tokens are characters; letters other than a to z become a question mark."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) if c.isascii() else ord("?") for c in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def opened(text: str, prompt: str | None = None, tools: Any = None) -> Any:
+    """A rollout whose first prompt has one message, and is `prompt` if that is given."""
+    message = SimpleNamespace(content=text)
+    first = SimpleNamespace(
+        sampled=False, token_ids=Letters().encode(text if prompt is None else prompt), message=message
+    )
+    spoken = SimpleNamespace(sampled=True, token_ids=Letters().encode("look_up answer"))
+    return SimpleNamespace(tools=tools, nodes=[first, spoken])
+
+
 @pytest.mark.parametrize(("prompt", "share"), [("use look_up or answer", 0.0), ("use look_up", 1.0)])
 def test_a_prompt_must_name_each_tool_that_the_rollout_has(prompt, share):
     tools = [SimpleNamespace(name="look_up"), SimpleNamespace(name="answer")]
-    spoken = SimpleNamespace(sampled=True, token_ids=[ord(c) for c in "look_up answer"])
-    trace: Any = SimpleNamespace(
-        tools=tools, nodes=[SimpleNamespace(sampled=False, token_ids=[ord(c) for c in prompt]), spoken]
-    )
-    found = tools_unshown([trace] * 9, lambda ids: "".join(map(chr, ids)))
-    assert found == {"rollout/tools_unshown": share}
-    silent: Any = SimpleNamespace(tools=tools, nodes=trace.nodes[:1])
-    assert tools_unshown([silent, SimpleNamespace(tools=None, nodes=[spoken])], str) == {}  # type: ignore[list-item]
+    found = first_prompts([opened(prompt, tools=tools)] * 9, Letters())
+    assert found == {"rollout/tools_unshown": share, "rollout/prompts_cut": 0.0}
+    silent: Any = SimpleNamespace(tools=tools, nodes=opened(prompt).nodes[:1])
+    assert first_prompts([silent], Letters()) == {}
+
+
+LONG = "Follow the chain of tables, one after the other, and give the value at its end."
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "cut"),
+    [
+        (LONG, f"<user>\n{LONG}<end>", 0.0),
+        (LONG, f"<user>{LONG.upper()}", 0.0),
+        (LONG, LONG[30:], 1.0),
+        (LONG, "", 1.0),
+        ("Go.", "", 0.0),  # too short to be sure
+        (f"Öl für dich {LONG}", f"?l f?r dich {LONG}", 0.0),  # what the tokenizer cannot write
+    ],
+)
+def test_a_prompt_must_have_the_beginning_of_its_messages(text, prompt, cut):
+    assert first_prompts([opened(text, prompt)], Letters())["rollout/prompts_cut"] == cut

@@ -132,6 +132,13 @@ class Environment:
         playable = [task for task in chosen if id(task) in turns]
         return self._each(playable, lambda task: self.play(task, ScriptedChat(turns[id(task)])))
 
+    def turns_of(self, task: vf.Task) -> list[ChatReply]:
+        """The turns of a task's oracle, of training or held-out; none without an oracle, or if its method failed."""
+        if id(task) in self.turns:
+            return self.turns[id(task)]
+        replies = _replies(task) if self.has_oracle else ""
+        return replies if isinstance(replies, list) else []
+
     @functools.cached_property
     def turns(self) -> dict[int, list[ChatReply]]:
         """`id` of a sampled task -> the turns of its oracle."""

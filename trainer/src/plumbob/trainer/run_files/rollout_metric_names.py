@@ -137,6 +137,11 @@ ROLLOUTS = (
         "Tokens that the loss mask includes although nobody sampled them, as a share of the sampled tokens.",
     ),
     Metric(
+        "rollout/prompts_cut",
+        "share",
+        "Of up to four of the step's rollouts, the share whose first prompt lacks the beginning of a message. 0 in a correct run.",
+    ),
+    Metric(
         "rollout/tools_unshown",
         "share",
         "Of up to four of the step's rollouts with tools, the share whose prompt leaves out the name of a tool. 0 in a "

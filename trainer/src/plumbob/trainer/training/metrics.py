@@ -18,7 +18,7 @@ from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
-from plumbob.trainer.training.row_checks import end_tokens, row_checks, run_on, tools_unshown
+from plumbob.trainer.training.row_checks import end_tokens, first_prompts, row_checks, run_on
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.tally import Tally
 
@@ -37,7 +37,7 @@ def metrics_before_training(
     settings = run.config.advantages()
     return {
         **batch_metrics(batch),
-        **tools_unshown(batch.traces, run.tokenizer.decode),
+        **first_prompts(batch.traces, run.tokenizer),
         **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
         **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout import Sample
@@ -72,19 +73,46 @@ PROMPTS_READ = 4
 """Number of prompts of a step in which the names of the tools are looked for: decoding all would take time."""
 
 
-def tools_unshown(traces: Sequence[vf.Trace], decode: Callable[[list[int]], str]) -> dict[str, float]:
-    """`rollout/tools_unshown`: of up to `PROMPTS_READ` rollouts with tools, the share whose prompt leaves out a tool's name.
+def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float]:
+    """What up to `PROMPTS_READ` first prompts of rollouts lack. Only what can be known.
 
-    `decode`: token ids -> text. Empty if no rollout has a turn and tools.
+    `rollout/prompts_cut`: share of the prompts that lack the beginning of a message. `rollout/tools_unshown`: share of the
+    prompts of rollouts with tools that leave out a tool's name.
     """
-    with_tools = [t for t in traces if t.tools and any(node.sampled for node in t.nodes)]
-    chosen = with_tools[:: max(len(with_tools) // PROMPTS_READ, 1)][:PROMPTS_READ]
-    unshown = 0
-    for trace in chosen:
-        prompt = itertools.takewhile(lambda node: not node.sampled, trace.nodes)
-        text = decode([t for node in prompt for t in node.token_ids])
-        unshown += any(tool.name not in text for tool in trace.tools or ())
-    return {"rollout/tools_unshown": unshown / len(chosen)} if chosen else {}
+    sampled = [t for t in traces if any(node.sampled for node in t.nodes)]
+    chosen = [
+        (trace, *opening_of(trace, tokenizer))
+        for trace in sampled[:: max(len(sampled) // PROMPTS_READ, 1)][:PROMPTS_READ]
+    ]
+    if not chosen:
+        return {}
+    found = {"rollout/prompts_cut": sum(begins_late(text, messages) for _, text, messages in chosen) / len(chosen)}
+    with_tools = [(trace, text) for trace, text, _ in chosen if trace.tools]
+    if with_tools:
+        unshown = sum(any(tool.name not in text for tool in trace.tools or ()) for trace, text in with_tools)
+        found["rollout/tools_unshown"] = unshown / len(with_tools)
+    return found
+
+
+def opening_of(trace: vf.Trace, tokenizer: Any) -> tuple[str, list[str]]:
+    """(the first prompt as text, the beginnings of its messages as the tokenizer can write them)."""
+    nodes = list(itertools.takewhile(lambda node: not node.sampled, trace.nodes))
+    texts = [node.message.content[:BEGINNING] for node in nodes if isinstance(node.message.content, str)]
+    written = [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    return tokenizer.decode([t for node in nodes for t in node.token_ids]), written
+
+
+BEGINNING = 200
+"""Number of characters of a message that are looked at."""
+WORDS = 6
+"""Number of words at a message's beginning that are looked for in a prompt."""
+
+
+def begins_late(prompt: str, messages: Sequence[str]) -> bool:
+    """Whether a prompt lacks the beginning of one of its messages. Case, punctuation and spacing may differ."""
+    prompt = " ".join(re.findall(r"\w+", prompt.casefold()))
+    every = [re.findall(r"\w+", message.casefold()) for message in messages]
+    return any(" ".join(words[:WORDS]) not in prompt for words in every if len(words) >= WORDS)
 
 
 def end_tokens(tokenizer: Any, stops: Sequence[int]) -> frozenset[int]:

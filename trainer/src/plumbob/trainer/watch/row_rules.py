@@ -37,6 +37,8 @@ def masks(h: History) -> Outcome:
         f"the loss mask leaves out up to {missing:.1%} of a step's sampled tokens, and includes other tokens, "
         f"{extra:.1%} as many as sampled ones"
     )
+    if extra and missing > thresholds.NONE_TRAINED:  # a mask that is shifted by one still covers most of a turn
+        return "context-tokens-trained", evidence
     if missing and extra and 0.5 < missing / extra < 2:  # as many of the one as of the other
         return "loss-mask-shifted", evidence
     worse = "sampled-tokens-masked" if missing > extra else "context-tokens-trained"
@@ -44,8 +46,13 @@ def masks(h: History) -> Outcome:
 
 
 def tools_shown(h: History) -> Outcome:
-    """Do prompts name the tools that the rollouts have?"""
-    unshown = _worst(h, "rollout/tools_unshown")
+    """Do prompts begin with their messages, and name the tools that the rollouts have?"""
+    unshown, cut = _worst(h, "rollout/tools_unshown"), _worst(h, "rollout/prompts_cut")
+    if cut:
+        return (
+            "truncated-context",
+            f"up to {cut:.0%} of the prompts that were read in a step lack the beginning of their messages",
+        )
     if unshown is None:
         return None
     evidence = f"up to {unshown:.0%} of the prompts that were read in a step leave out the name of a tool"

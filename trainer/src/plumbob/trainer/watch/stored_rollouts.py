@@ -71,6 +71,13 @@ class Rollout:
     logprob: float | None = None
     """Sum of sampled log-probabilities, in nats, of the engine or the trainer, whichever is surer, without those of tokens
     that the policy hardly ever samples."""
+    excess: float | None = None
+    """Sum over the sampled tokens of the trainer's log-probability plus the policy's entropy there, in nats; None if unknown.
+
+    Its expectation is 0, because the entropy is minus the expected log-probability of a token that is drawn as it should be.
+    """
+    entropy: float = 0.0
+    """Sum of these entropies, in nats."""
     offered: tuple[str, ...] = ()
     """Names of the tools that the policy was told of."""
     content: str = ""
@@ -103,6 +110,7 @@ class Rollout:
             tuple(unread or _unread(record)),
             *_gaps(engine, trainer),
             max(_sure(engine), _sure(trainer)) if engine else None,
+            *_excess(record["nodes"], trainer),
             tuple(tool["name"] for tool in record.get("tools") or ()),
             _content(data),
         )
@@ -178,6 +186,19 @@ def _sure(logprobs: list[float]) -> float:
     Something else may have put these there in every rollout, such as an end token at a stop string, which makes no copies.
     """
     return math.fsum(value for value in logprobs if value > thresholds.UNLIKELY_END)
+
+
+def _excess(nodes: list[dict[str, Any]], trainer: list[float]) -> tuple[float | None, float]:
+    """`Rollout.excess` and `Rollout.entropy`. `trainer`: its log-probabilities of all sampled tokens, or none.
+
+    A turn's last token is left out if the policy hardly ever samples it: then something else has ended the turn.
+    """
+    turns = [(node["trainer_logprobs"], node.get("entropies") or ()) for node in nodes if node.get("trainer_logprobs")]
+    if not trainer or any(len(own) != len(entropies) or None in entropies for own, entropies in turns):
+        return None, 0.0
+    kept = [(own, h) if own[-1] > thresholds.UNLIKELY_END else (own[:-1], h[:-1]) for own, h in turns]
+    entropy = math.fsum(value for _, h in kept for value in h)
+    return math.fsum(value for own, _ in kept for value in own) + entropy, entropy
 
 
 def _gaps(engine: list[float], trainer: list[float]) -> tuple[float | None, float | None]:

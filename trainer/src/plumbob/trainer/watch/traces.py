@@ -17,6 +17,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.watch.calibration import calibrated
 from plumbob.trainer.watch.history import RIGHT, number
 from plumbob.trainer.watch.reward_rules import is_format
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
@@ -57,6 +58,7 @@ def examine_traces(
         grouping(rollouts),
         once(rollouts),
         *([scored] if scored is not None else []),
+        *([drawn] if (drawn := calibrated(usable, config)) is not None else []),
         *(f for check in checks if (f := check(usable)) is not None),
     ]
 

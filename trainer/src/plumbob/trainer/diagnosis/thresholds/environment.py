@@ -68,6 +68,10 @@ RIGHT_ELSEWHERE = Threshold(
     "smallest number of held-out tasks, of 16, with a reply that is right for another one",
     "evaluation-parses-differently",
 )
+WRONG_ALIKE = Threshold(
+    0.4, "largest difference between what a wrong answer earns in held-out and in training tasks, as a share of the right one",
+    "evaluation-parses-differently",
+)  # fmt: skip
 EXPLOITABLE_EMPTY = Threshold(
     0.75, "largest share of the reward's range, from the worst transcript to the oracle's, that an empty reply may earn. A "
     "reward of -1, 0 and 1 for wrong, no and right answers gives it half",

@@ -143,6 +143,18 @@ CUT_STEPS = Threshold(
     20, "number of steps after which a share of cut-off rollouts of up to a half counts, if it has not fallen",
     "truncated-turns", "truncated-context", "truncated-rollouts",
 )  # fmt: skip
+NONE_TRAINED = Threshold(
+    0.9, "share of the sampled tokens that the loss mask leaves out above which it is on other tokens altogether, and not shifted",
+    "context-tokens-trained",
+)  # fmt: skip
+CALIBRATED = Threshold(
+    6.0, "largest number of standard errors by which the sampled tokens' log-probabilities may differ, over stored rollouts, from "
+    "what the entropies of the policy lead to expect",
+    "temperature-not-applied", "sampling-truncated",
+)  # fmt: skip
+CALIBRATED_SHARE = Threshold(
+    0.05, "largest such difference, as a share of the entropies' sum", "temperature-not-applied", "sampling-truncated"
+)
 UNLIKELY_END = Threshold(
     -11.5, "log-probability of an end token, in nats (1e-5), below which something else than the policy has ended a turn: even of "
     "turns of a thousand tokens, a policy would so end 1% at most",

@@ -12,7 +12,7 @@ from plumbob.rollout import ChatReply
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, spread
+from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread
 
 TWICE = 12
 """Number of transcripts that are scored twice."""
@@ -32,6 +32,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
     if environment.tasks.held_out:
         yield _scored_alike(environment)
         yield _held_out_fail(environment)
+        if environment.has_oracle and (finding := _wrong_alike(environment)) is not None:
+            yield finding
     if environment.has_oracle and (finding := _perfect(environment)) is not None:
         yield finding
 
@@ -245,12 +247,11 @@ def _scored_alike(environment: Environment) -> Finding:
     """Score transcripts of training tasks by the held-out tasks' class and settings, with the data of the training tasks."""
     check = "training and held-out tasks score a script alike"
     like = environment.tasks.held_out[0]
-    replies = environment.turns
     differ, largest, count = 0, 0.0, 0
     chosen = _some(environment.oracles) if environment.has_oracle else _some(environment.silent)
     for played in chosen:
         other = type(like)(played.task.data, like.config)
-        script = ScriptedChat(replies.get(id(played.task), [ChatReply("")]), ending="max_turns")
+        script = ScriptedChat(environment.turns_of(played.task) or [ChatReply("")], ending="max_turns")
         again = environment.play(other, script)
         if not (again.trace.ok and played.trace.ok):
             continue
@@ -258,3 +259,35 @@ def _scored_alike(environment: Environment) -> Finding:
         differ, largest, count = differ + (gap > _TOLERANCE), max(largest, gap), count + 1
     evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
     return Finding(check, "fail" if differ else "pass", evidence, "evaluation-parses-differently" if differ else None)
+
+
+def _wrong_alike(environment: Environment) -> Finding | None:
+    """Do wrong answers earn in held-out tasks what they earn in training tasks, after the calls of a perfect transcript?
+
+    Data may tell the two kinds of tasks apart, so that a training task scored as a held-out one shows nothing.
+    """
+    means: list[float] = []
+    for oracles in (environment.oracles, environment.held_out_oracles):
+        played = [p for p in _some(oracles) if p.trace.ok]
+        shares = [share for p in played if (share := _share_of_wrong(environment, p, played)) is not None]
+        if len(shares) < thresholds.CHEAP_PLAYED:
+            return None
+        means.append(fmean(shares))
+    check = "wrong answers earn as little in held-out tasks as in training tasks"
+    evidence = (
+        f"perfect transcripts that end with another task's answer earn {means[0]:.0%} of the right answer's reward in training "
+        f"tasks and {means[1]:.0%} in held-out tasks"
+    )
+    bad = abs(means[1] - means[0]) > thresholds.WRONG_ALIKE
+    return Finding.of(check, ("evaluation-parses-differently" if bad else None, evidence))
+
+
+def _share_of_wrong(environment: Environment, played: Played, others: Sequence[Played]) -> float | None:
+    """What the oracle of a task earns if it ends with another task's answer, as a share of what it earns; None without one."""
+    turns, gold = environment.turns_of(played.task), environment.gold(played.task)
+    finals = [own[-1] for p in others if (own := environment.turns_of(p.task))]
+    wrong = next((f for f in finals if gold and f.content and gold not in said(f)), None)
+    if wrong is None or not turns or any(gold in said(turn) for turn in turns[:-1]):
+        return None
+    again = environment.say(played.task, *turns[:-1], wrong)
+    return again.reward / played.reward if again.trace.ok and played.reward > _TOLERANCE else None

@@ -10,6 +10,7 @@ from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
+from plumbob.trainer.training.row_checks import begins_late, opening_of
 
 ORDER = 30
 
@@ -18,6 +19,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     drawn = subject.drawn
     pairs = [(s, c) for s, c in zip(drawn.samples, drawn.calls, strict=True) if c]
     yield _once(subject)
+    yield _beginnings(subject)
     yield _tools(subject)
     yield _headers(subject)
     yield _prefixes(subject, [calls for _, calls in pairs])
@@ -44,6 +46,20 @@ def _once(subject: Subject) -> Finding:
         evidence += f": {', '.join(names)}"
     cause = "template-applied-twice" if bad else None
     return Finding("the chat template is applied once", "fail" if bad else "pass", evidence, cause)
+
+
+def _beginnings(subject: Subject) -> Finding:
+    """The first prompt of each rollout, as sent to the engine, must have the beginning of each of its messages."""
+    drawn, tokenizer = subject.drawn, subject.run.tokenizer
+    firsts = {
+        tuple(calls[0].prompt_ids): trace for calls, trace in zip(drawn.calls, drawn.traces, strict=True) if calls
+    }
+    late = sum(
+        begins_late(tokenizer.decode(list(ids)), opening_of(trace, tokenizer)[1]) for ids, trace in firsts.items()
+    )
+    evidence = f"{late} of {len(firsts)} first prompts lack the beginning of one of their messages"
+    cause = "truncated-context" if late > len(firsts) / 2 else None
+    return Finding.of("first prompts have the beginning of their messages", (cause, evidence))
 
 
 def _tools(subject: Subject) -> Finding:

@@ -235,6 +235,11 @@ def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch
     if (apart := _drawn_anew(subject, [t.row for t in known[:LOOKED_AT]])) > limit:
         evidence += f"; with gradients on, two passes of the same rows differ by {apart:.2g}"
         return Finding(check, "fail", evidence, "dropout-in-training")
+    later = [t for t in known if t.update > 0]
+    now = mean_abs([t.old_logprobs for t in later], [t.logprobs for t in later]) if later else math.inf
+    if old > limit and now <= limit:
+        evidence += f"; after the first update the old ones are those of the weights of that moment (rest {now:.2g})"
+        return Finding(check, "fail", evidence, "ratio-to-reference")
     tensors = [t.old_logprobs if old > limit else t.logprobs for t in (known if old > limit else before)]
     truth = [first[id(t.row)] for t in (known if old > limit else before)]
     for what, change in (

@@ -1,0 +1,46 @@
+"""Are tokens as likely, over stored rollouts, as the policy's own entropies say that they should be?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.watch.stored_rollouts import Rollout
+
+FEWEST = 32
+"""Fewest rollouts by which this is judged."""
+
+
+def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | None:
+    """Compare sampled tokens' log-probabilities with entropies; None with few rollouts that have both.
+
+    The expected log-probability of a token that is drawn from the policy is minus the entropy of the policy there. What a rollout's
+    tokens exceed it by has mean 0, whatever the policy, and rollouts are independent given their prompts. A sampler that is hotter
+    or colder than it reports, or that leaves tokens out, shows in the mean over rollouts, also where engine and trainer agree on
+    every log-probability.
+    """
+    known = [(r.excess, r.entropy) for r in rollouts if r.excess is not None]
+    gaps = [r.gap for r in rollouts if r.gap is not None]
+    if (
+        not gaps or fmean(gaps) > thresholds.SAMPLING_GAP[config.bf16]
+    ):  # then tokens are drawn from another policy, which is named
+        return None
+    if len(known) < FEWEST or config.top_p < 1 or config.top_k or config.min_p:
+        return None
+    excess = [value for value, _ in known]
+    mean, entropy, error = fmean(excess), fmean(e for _, e in known), stdev(excess) / math.sqrt(len(excess))
+    check = "sampled tokens are as likely as the policy's entropy says"
+    apart = f"{mean / error:+.1f} standard errors" if error else "in each of them"
+    evidence = (
+        f"over {len(known)} stored rollouts, the sampled tokens' log-probabilities sum up to {mean:+.3g} nats per rollout more "
+        f"than entropies lead to expect ({apart}), which sum up to {entropy:.3g}"
+    )
+    if not error or abs(mean) <= max(thresholds.CALIBRATED * error, thresholds.CALIBRATED_SHARE * entropy):
+        return Finding(check, "pass", evidence)
+    cause = "temperature-not-applied" if mean < 0 else "sampling-truncated"
+    worst = sorted((r for r in rollouts if r.excess is not None), key=lambda r: -abs(r.excess or 0.0))[:3]
+    return Finding(check, "fail", evidence, cause, worst[0].step, tuple(r.place() for r in worst))

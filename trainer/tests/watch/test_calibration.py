@@ -1,0 +1,66 @@
+"""Sampled tokens against entropies: exact samplers pass whatever the policy, and hotter, colder or choosing ones are named."""
+
+import dataclasses
+
+import numpy
+import pytest
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.watch.calibration import calibrated
+from plumbob.trainer.watch.stored_rollouts import Rollout, _excess
+
+PLAIN = Rollout(1, 0, 0, "t", 0, True, (), 0.0, {}, (), (), "", (), gap=1e-7)
+
+
+def drawn(seed: int, at: float = 1.0, best_of: int = 1, rollouts: int = 96, length: int = 40) -> list[Rollout]:
+    """Rollouts of random policies over eight tokens, drawn at the temperature `at` and scored at 1."""
+    random = numpy.random.default_rng(seed)
+    found = []
+    for number in range(rollouts):
+        logits = random.normal(0, 2, (length, 8))
+        logp = logits - numpy.log(numpy.exp(logits).sum(-1, keepdims=True))
+        p = numpy.exp(logits / at)
+        p /= p.sum(-1, keepdims=True)
+        tries = [[logp[i, random.choice(8, p=p[i])] for i in range(length)] for _ in range(best_of)]
+        entropy = -(numpy.exp(logp) * logp).sum()
+        excess = float(max(map(sum, tries)) + entropy)
+        found.append(dataclasses.replace(PLAIN, number=number, excess=excess, entropy=float(entropy)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_exact_sampler_passes(seed):
+    finding = calibrated(drawn(seed), TrainConfig())
+    assert finding and finding.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"at": 2.0}, "temperature-not-applied"),
+        ({"at": 1.5}, "temperature-not-applied"),
+        ({"at": 0.6}, "sampling-truncated"),
+        ({"best_of": 3}, "sampling-truncated"),
+    ],
+)
+def test_another_sampler_is_named(how, cause):
+    finding = calibrated(drawn(0, **how), TrainConfig())
+    assert finding and finding.cause == cause and len(finding.places) == 3
+
+
+def test_it_is_not_asked_where_something_else_is_known():
+    hot = drawn(0, at=2.0)
+    assert calibrated(hot[:20], TrainConfig()) is None
+    assert calibrated(hot, TrainConfig(top_p=0.9)) is None
+    assert calibrated([dataclasses.replace(r, gap=0.3) for r in hot], TrainConfig()) is None
+    assert calibrated([dataclasses.replace(r, excess=None) for r in hot], TrainConfig()) is None
+
+
+def test_an_end_token_that_others_have_set_says_nothing_of_the_sampler():
+    nodes = [
+        {"mask": [True] * 3, "trainer_logprobs": [-1.0, -0.5, -18.0], "entropies": [0.9, 0.4, 0.2]},
+        {"mask": [False] * 2},
+        {"mask": [True] * 2, "trainer_logprobs": [-0.3, -0.1], "entropies": [0.2, 0.3]},
+    ]
+    excess, entropy = _excess(nodes, [-1.0, -0.5, -18.0, -0.3, -0.1])
+    assert (excess, entropy) == (pytest.approx(-0.1), pytest.approx(1.8))
+    assert _excess([{**nodes[0], "entropies": [0.9]}], [-1.0, -0.5, -18.0]) == (None, 0.0)

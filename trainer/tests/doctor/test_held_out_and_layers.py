@@ -51,6 +51,7 @@ def test_fishers_test_is_a_probability_that_falls_with_the_difference(of_a, of_b
         assert _fisher(a + 1, of_a, b - 1, of_b) < _fisher(a, of_a, b, of_b)
 
 
+@pytest.mark.slow
 def test_held_out_answers_of_other_tasks_are_named_by_replies_that_are_right_for_others(subject_of):
     subject = subject_of(groups=8)
     (healthy,) = held_out.probe(subject)
@@ -66,6 +67,7 @@ def test_held_out_answers_of_other_tasks_are_named_by_replies_that_are_right_for
     assert healthy.verdict == "pass" and finding.cause == "evaluation-parses-differently", finding.evidence
 
 
+@pytest.mark.slow
 def test_few_tasks_are_named_if_the_limit_on_prompts_leaves_them(subject_of):
     left = subject_of(env="gsm8k", env_args=("datasets=synthetic", "num_examples=400"), max_prompt_length=165)
     finding = data._tasks_left(left)
@@ -114,6 +116,7 @@ def test_an_engine_that_must_call_a_tool_is_not_said_to_see_another_prompt(subje
     assert finding.cause == "sampling-truncated" and "a single token" in finding.evidence, finding
 
 
+@pytest.mark.slow
 def test_an_engine_that_returns_the_likelier_of_two_replies_is_named(subject_of, monkeypatch):
     subject = subject_of()
     engine = subject.run.engine

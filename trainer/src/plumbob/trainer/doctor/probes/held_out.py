@@ -30,15 +30,16 @@ def probe(subject: Subject) -> Iterator[Finding]:
 def _succeeds(subject: Subject) -> Finding:
     """Compare numbers of tasks in which some rollout earns more than an empty reply, by Fisher's exact test.
 
-    Held-out tasks that are only harder are no fault, so that alone is named by no cause.
+    Held-out tasks that are only harder are no fault: a cause is named if replies are right for other held-out tasks, or if
+    the model never succeeds although both are random samples of the same tasks.
     """
     check, drawn = "held-out tasks are solved where training tasks are", subject.drawn
     tasks = subject.run.tasks.held_out
     traces = _sampled(subject, tasks)
-    own: dict[int, list[tuple[vf.Task, vf.Trace]]] = {}
+    by_task: dict[int, list[tuple[vf.Task, vf.Trace]]] = {}
     for task, trace in zip(drawn.tasks, drawn.traces, strict=True):
-        own.setdefault(id(task), []).append((task, trace))
-    training = [pairs[:EACH] for pairs in own.values()]
+        by_task.setdefault(id(task), []).append((task, trace))
+    training = [pairs[:EACH] for pairs in by_task.values()]
     held_out = [[(task, trace) for trace in own if trace.ok] for task, own in zip(tasks, traces, strict=True)]
     known, new = ([_earns(subject, pairs) for pairs in of] for of in (training, held_out))
     chance = _fisher(sum(known), len(known), sum(new), len(new))

@@ -172,4 +172,7 @@ def test_answers_that_a_retriever_misses_are_no_contradiction(examined):
     assert causes(contradicted_answers.checks(examined(**MUSIQUE))) == []
     worse = {**MUSIQUE, "env_args": (*MUSIQUE["env_args"], "max_top_k=1")}
     environment = examined(**worse)
-    assert contradicted_answers.contradicted(environment, environment.oracles) is None
+    assert (
+        contradicted_answers.contradicted(environment, contradicted_answers.standing(environment, environment.oracles))
+        is None
+    )

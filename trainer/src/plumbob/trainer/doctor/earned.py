@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import verifiers.v1 as vf
 from plumbob.rollout import ChatReply
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import oracle_of
 from plumbob.trainer.doctor.subject import Subject
+
+
+def said_alone(subject: Subject, task: vf.Task, text: str) -> float:
+    """What a rollout of a task earns whose only turn is this text; "" gives what nothing earns."""
+    return subject.play(task, ScriptedChat([ChatReply(text)], ending="max_turns")).reward
 
 
 def earned(subject: Subject) -> list[float]:
@@ -21,7 +27,7 @@ def earned(subject: Subject) -> list[float]:
     found = []
     for task, sample in zip(drawn.tasks, drawn.samples, strict=True):
         if id(task) not in bounds:
-            floor = subject.play(task, ScriptedChat([ChatReply("")], ending="max_turns")).reward
+            floor = said_alone(subject, task, "")
             oracle = ScriptedChat.of_messages(oracle_of(task)) if hasattr(task, "oracle") else None
             bounds[id(task)] = floor, subject.play(task, oracle).reward if oracle is not None else most
         floor, best = bounds[id(task)]

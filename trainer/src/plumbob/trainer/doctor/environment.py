@@ -124,20 +124,24 @@ class Environment:
     @functools.cached_property
     def held_out_oracles(self) -> list[Played]:
         """Held-out tasks, played by their oracles; tasks whose `oracle` method failed are left out. Empty without oracles."""
-        held_out = self.tasks.held_out
-        if not self.has_oracle or not held_out:
-            return []
-        chosen = [held_out[i] for i in spread(len(held_out), HELD_OUT_ORACLES)]
-        turns = {id(task): replies for task in chosen if isinstance(replies := _replies(task), list)}
-        playable = [task for task in chosen if id(task) in turns]
-        return self._each(playable, lambda task: self.play(task, ScriptedChat(turns[id(task)])))
+        known = self._held_out_turns
+        playable = [task for task in self._held_out_sample if id(task) in known]
+        return self._each(playable, lambda task: self.play(task, ScriptedChat(known[id(task)])))
+
+    @functools.cached_property
+    def _held_out_sample(self) -> list[vf.Task]:
+        """Held-out tasks with an oracle."""
+        held_out = self.tasks.held_out if self.has_oracle else ()
+        return [held_out[i] for i in spread(len(held_out), HELD_OUT_ORACLES)] if held_out else []
+
+    @functools.cached_property
+    def _held_out_turns(self) -> dict[int, list[ChatReply]]:
+        """`id` of such a held-out task -> the turns of its oracle."""
+        return {id(task): turns for task in self._held_out_sample if isinstance(turns := _replies(task), list)}
 
     def turns_of(self, task: vf.Task) -> list[ChatReply]:
-        """The turns of a task's oracle, of training or held-out; none without an oracle, or if its method failed."""
-        if id(task) in self.turns:
-            return self.turns[id(task)]
-        replies = _replies(task) if self.has_oracle else ""
-        return replies if isinstance(replies, list) else []
+        """The turns of the oracle of a sampled task, training or held-out; none if there are none, or its method failed."""
+        return self.turns.get(id(task)) or self._held_out_turns.get(id(task), [])
 
     @functools.cached_property
     def turns(self) -> dict[int, list[ChatReply]]:

@@ -53,9 +53,9 @@ class Tasks:
     weight: int = 1
     """In a run of several environments: its share of the groups is this number, over the sum of all weights."""
     notes: Sequence[str] = ()
+    """What the user should know about these tasks, one sentence each."""
     too_long: int = 0
     """Number of training tasks that --max-prompt-length left out."""
-    """What the user should know about these tasks, one sentence each."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: a resumed run must find the same ones, or it would train on others.

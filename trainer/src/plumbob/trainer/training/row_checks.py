@@ -80,26 +80,29 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
     prompts of rollouts with tools that leave out a tool's name.
     """
     sampled = [t for t in traces if any(node.sampled for node in t.nodes)]
-    chosen = [
-        (trace, *opening_of(trace, tokenizer))
-        for trace in sampled[:: max(len(sampled) // PROMPTS_READ, 1)][:PROMPTS_READ]
-    ]
-    if not chosen:
-        return {}
-    found = {"rollout/prompts_cut": sum(begins_late(text, messages) for _, text, messages in chosen) / len(chosen)}
-    with_tools = [(trace, text) for trace, text, _ in chosen if trace.tools]
-    if with_tools:
-        unshown = sum(any(tool.name not in text for tool in trace.tools or ()) for trace, text in with_tools)
-        found["rollout/tools_unshown"] = unshown / len(with_tools)
+    with_tools = [t for t in sampled if t.tools]
+    chosen, of_tools = (own[:: max(len(own) // PROMPTS_READ, 1)][:PROMPTS_READ] for own in (sampled, with_tools))
+    read = {id(t): tokenizer.decode([i for n in opening_of(t) for i in n.token_ids]) for t in [*chosen, *of_tools]}
+    found: dict[str, float] = {}
+    if chosen:
+        cut = sum(begins_late(read[id(t)], beginnings_of(t, tokenizer)) for t in chosen)
+        found["rollout/prompts_cut"] = cut / len(chosen)
+    if of_tools:
+        unshown = sum(any(tool.name not in read[id(t)] for tool in t.tools or ()) for t in of_tools)
+        found["rollout/tools_unshown"] = unshown / len(of_tools)
     return found
 
 
-def opening_of(trace: vf.Trace, tokenizer: Any) -> tuple[str, list[str]]:
-    """(the first prompt as text, the beginnings of its messages as the tokenizer can write them)."""
-    nodes = list(itertools.takewhile(lambda node: not node.sampled, trace.nodes))
-    texts = [node.message.content[:BEGINNING] for node in nodes if isinstance(node.message.content, str)]
-    written = [tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    return tokenizer.decode([t for node in nodes for t in node.token_ids]), written
+def opening_of(trace: vf.Trace) -> list[Any]:
+    """The nodes of a rollout before its first sampled turn: those of its first prompt."""
+    return list(itertools.takewhile(lambda node: not node.sampled, trace.nodes))
+
+
+def beginnings_of(trace: vf.Trace, tokenizer: Any) -> list[str]:
+    """The beginnings of the first prompt's messages, as the tokenizer can write them."""
+    texts = [node.message.content for node in opening_of(trace)]
+    ids = [tokenizer.encode(t[:BEGINNING], add_special_tokens=False) for t in texts if isinstance(t, str)]
+    return list(map(tokenizer.decode, ids))
 
 
 BEGINNING = 200

@@ -23,16 +23,13 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
     or colder than it reports, or that leaves tokens out, shows in the mean over rollouts, also where engine and trainer agree on
     every log-probability.
     """
-    known = [(r.excess, r.entropy) for r in rollouts if r.excess is not None]
-    gaps = [r.gap for r in rollouts if r.gap is not None]
-    if (
-        not gaps or fmean(gaps) > thresholds.SAMPLING_GAP[config.bf16]
-    ):  # then tokens are drawn from another policy, which is named
-        return None
+    known = [r for r in rollouts if r.excess is not None and r.gap is not None]
     if len(known) < FEWEST or config.top_p < 1 or config.top_k or config.min_p:
         return None
-    excess = [value for value, _ in known]
-    mean, entropy, error = fmean(excess), fmean(e for _, e in known), stdev(excess) / math.sqrt(len(excess))
+    if fmean(r.gap or 0.0 for r in known) > thresholds.SAMPLING_GAP[config.bf16]:
+        return None  # the tokens are those of another policy, which is named
+    excess = [r.excess or 0.0 for r in known]
+    mean, entropy, error = fmean(excess), fmean(r.entropy for r in known), stdev(excess) / math.sqrt(len(known))
     check = "sampled tokens are as likely as the policy's entropy says"
     apart = f"{mean / error:+.1f} standard errors" if error else "in each of them"
     evidence = (
@@ -42,5 +39,5 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
     if not error or abs(mean) <= max(thresholds.CALIBRATED * error, thresholds.CALIBRATED_SHARE * entropy):
         return Finding(check, "pass", evidence)
     cause = "temperature-not-applied" if mean < 0 else "sampling-truncated"
-    worst = sorted((r for r in rollouts if r.excess is not None), key=lambda r: -abs(r.excess or 0.0))[:3]
+    worst = sorted(known, key=lambda r: -abs(r.excess or 0.0))[:3]
     return Finding(check, "fail", evidence, cause, worst[0].step, tuple(r.place() for r in worst))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from plumbob.trainer.doctor.environment import spread
+
+OTHERS = 16
+"""Number of other tasks whose answers are looked for in a text, which shows how often one stands there by chance."""
 
 
 def before(golds: Iterable[str], text: str) -> set[str]:
@@ -32,3 +37,13 @@ def begins(text: str, gold: str) -> bool:
 def places(gold: str, text: str) -> list[int]:
     """Where an answer stands in a text as a whole word: positions of characters."""
     return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE)]
+
+
+def others_stand(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Of (text, answer) pairs, whether other tasks' answers stand in each text; empty if all have the same answer."""
+    return [
+        bool(places(other, text))
+        for text, gold in pairs
+        for other in (pairs[j][1] for j in spread(len(pairs), OTHERS))
+        if other.casefold() != gold.casefold()
+    ]

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from plumbob.rollout import ChatReply
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.oracle_turns import final_of, replaced, rewritten, turns_of
+from plumbob.trainer.doctor.before_model.rewritten_turns import replaced, rewritten
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, said, spread, text_of
 
 CHEAP_TASKS = 24
@@ -179,9 +179,15 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
             yield name, played
 
 
+def _final(environment: Environment, number: int) -> ChatReply | None:
+    """The last turn of a task's oracle."""
+    turns = environment.turns_of(environment.sample[number])
+    return turns[-1] if turns else None
+
+
 def _skeleton(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The oracle's last turn without its content: empty tags, an empty box, nothing where the answer stood."""
-    final, gold = final_of(environment, number), environment.gold(environment.sample[number])
+    final, gold = _final(environment, number), environment.gold(environment.sample[number])
     if final is None or not gold:
         return None
 
@@ -198,7 +204,7 @@ def _of_another(environment: Environment, number: int) -> tuple[ChatReply, ...] 
     own = environment.gold(environment.sample[number])
     for other in range(number + 1, number + len(environment.sample)):
         other %= len(environment.sample)
-        final = final_of(environment, other)
+        final = _final(environment, other)
         if final is None:
             continue
         if own and _apart(environment.gold(environment.sample[other]), own):
@@ -211,7 +217,7 @@ def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply
 
     Not where an earlier turn names the answer, as in tasks that are solved by calls.
     """
-    turns, other = turns_of(environment, number), _of_another(environment, number)
+    turns, other = environment.turns_of(environment.sample[number]), _of_another(environment, number)
     if other is None or len(turns) < 2:
         return None
     gold = environment.gold(environment.sample[number])
@@ -227,24 +233,19 @@ def _apart(a: str, b: str) -> bool:
 
 def _hedged(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The oracle's last turn, with the answers of other tasks beside the right one."""
-    final, gold = final_of(environment, number), environment.gold(environment.sample[number])
+    final, gold = _final(environment, number), environment.gold(environment.sample[number])
     golds = dict.fromkeys(environment.gold(task) for task in environment.sample)
     others = [other for other in golds if gold and _apart(other, gold)]
     if final is None or len(others) < OPTIONS - 1:
         return None
     options = [others[(number + k) % len(others)] for k in range(OPTIONS - 1)]
     options.insert(number % OPTIONS, gold)
-
-    def hedge(text: str) -> str:
-        before, found, after = text.rpartition(gold)
-        return f"{before}{' or '.join(options)}{after}" if found else text
-
-    return (rewritten(final, hedge),)
+    return (rewritten(final, lambda text: replaced(text, gold, " or ".join(options))),)
 
 
 def _quoted(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
     """The first call of a task's oracle, then its result as the answer, unless the result is about the answer itself."""
-    turns = turns_of(environment, number)
+    turns = environment.turns_of(environment.sample[number])
     gold = environment.gold(environment.sample[number])
     played = next((p for p in environment.oracles if p.task is environment.sample[number]), None)
     if played is None or len(turns) < 2 or not gold:

@@ -35,20 +35,38 @@ class Told:
     text: str
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where the answers of tasks stand in a text: see `_best_place`."""
+
+    told: list[Told]
+    """All tasks with this text."""
+    place: str
+    own: list[Told]
+    """Those whose answer follows the place; empty if there is no place."""
+    other: list[Told]
+    """Those in which something else follows it."""
+
+
 def checks(environment: Environment) -> Iterator[Finding]:
     if environment.gold_field is None:
         return
     # With the settings for which oracles are made, their calls find what the answer needs.
     played = with_own_settings(environment) or (environment.oracles if environment.has_oracle else environment.silent)
-    played = [p for p in played if p.trace.ok]
-    if (found := contradicted(environment, played)) is not None:
-        yield found
-        if found.verdict == "pass" and (other := held_out_contradicted(environment, played)) is not None:
+    found = standing(environment, [p for p in played if p.trace.ok])
+    if (finding := contradicted(environment, found)) is not None:
+        yield finding
+        if finding.verdict == "pass" and (other := held_out_contradicted(environment, found)) is not None:
             yield other
 
 
-def contradicted(environment: Environment, played: Sequence[Played]) -> Finding | None:
-    """Compare the answers of these tasks with what was read, and with other fields of their data.
+def standing(environment: Environment, played: Sequence[Played]) -> dict[str, Standing]:
+    """What a text is -> where the answers of these tasks stand in it."""
+    return {name: Standing(told, *_best_place(told)) for name, told in _texts(environment, played).items()}
+
+
+def contradicted(environment: Environment, found: Mapping[str, Standing]) -> Finding | None:
+    """Compare the answers of tasks with what was read, and with other fields of their data.
 
     None if no text has a place after which most answers stand.
     """
@@ -56,10 +74,10 @@ def contradicted(environment: Environment, played: Sequence[Played]) -> Finding 
     golds = sorted(
         {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]} - {""}, key=len, reverse=True
     )
-    for name, told in _texts(environment, played).items():
-        if shifted := _of_others(told, golds):
+    for name, stands in found.items():
+        if shifted := _of_others(stands.told, golds):
             return Finding(check, "fail", f"in {name} {shifted}", "oracle-fails")
-        place, own, other = _best_place(told)
+        place, own, other = stands.place, stands.own, stands.other
         if not own:
             continue
         known.append(f"in {name} {len(own)} of {len(own) + len(other)} answers stand after {place!r}")
@@ -76,12 +94,15 @@ def contradicted(environment: Environment, played: Sequence[Played]) -> Finding 
     return Finding(check, "pass", "; ".join(known)) if known else None
 
 
-def held_out_contradicted(environment: Environment, played: Sequence[Played]) -> Finding | None:
-    """Do held-out answers stand where those of training tasks stand? None if training answers stand at no place."""
+def held_out_contradicted(environment: Environment, found: Mapping[str, Standing]) -> Finding | None:
+    """Do held-out answers stand where those of training tasks stand? None if training answers stand at no place.
+
+    `found`: where these stand.
+    """
     check, known = "held-out answers agree with what their tasks say", list[str]()
     held_out = _texts(environment, [p for p in environment.held_out_oracles if p.trace.ok])
-    for name, told in _texts(environment, played).items():
-        place, own, _ = _best_place(told)
+    for name, stands in found.items():
+        place, own = stands.place, stands.own
         follows = [(one, text) for one in held_out.get(name, ()) if (text := after(place, one.text)) is not None]
         if not own or not follows:
             continue

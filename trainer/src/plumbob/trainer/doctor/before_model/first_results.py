@@ -8,11 +8,8 @@ from statistics import fmean
 import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.answer_places import places
-from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
-
-OTHERS = 16
-"""Number of other tasks whose answers are looked for in a result, which shows how often that happens by chance."""
+from plumbob.trainer.doctor.before_model.answer_places import others_stand, places
+from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, strings, text_of
 
 
 def given_away(environment: Environment, played: Sequence[Played]) -> Finding | None:
@@ -25,16 +22,11 @@ def given_away(environment: Environment, played: Sequence[Played]) -> Finding | 
         gold = environment.gold(p.task)
         results = _results(p.trace, gold)
         if len(results) > 1 and gold and not any(places(gold, text) for _, text in p.opening):
-            told.append((gold, results[0]))
+            told.append((results[0], gold))
     if len(told) < thresholds.GIVEN_AWAY_TASKS:
         return None
-    own = sum(bool(places(gold, text)) for gold, text in told)
-    others = [
-        bool(places(told[j][0], text))
-        for gold, text in told
-        for j in spread(len(told), OTHERS)
-        if told[j][0].casefold() != gold.casefold()
-    ]
+    own = sum(bool(places(gold, text)) for text, gold in told)
+    others = others_stand(told)
     chance = fmean(others) if others else 1.0  # with one answer to all tasks, any result may hold it
     evidence = (
         f"the first tool result of the perfect transcript holds the answer in {own} of {len(told)} tasks in which that "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.oracle_turns import replaced, rewritten, turns_of
+from plumbob.trainer.doctor.before_model.rewritten_turns import replaced, rewritten
 from plumbob.trainer.doctor.environment import Environment, Played, said, spread, text_of
 
 TASKS = 24
@@ -56,7 +56,7 @@ def _played(environment: Environment, change: Callable[[str], str | None]) -> li
     found = []
     for number in spread(len(environment.sample), TASKS):
         task = environment.sample[number]
-        turns, gold = turns_of(environment, number), environment.gold(task)
+        turns, gold = environment.turns_of(task), environment.gold(task)
         kept = best.get(id(task))
         if kept is None or kept.reward <= silent.get(id(task), 0.0) + thresholds.REWARD_TOLERANCE:
             continue

@@ -15,7 +15,7 @@ import verifiers.v1 as vf
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
+from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, others_stand, places
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, spread
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.watch.stored_rollouts import LABELS
@@ -213,10 +213,8 @@ def _answers_hidden(environment: Environment) -> Finding:
         return Finding(check, "unsure", "it is not known which field of a task's data is its answer")
     pairs = [(_whole(played), environment.gold(played.task)) for played in environment.silent]
     pairs = [(prompt, gold) for prompt, gold in pairs if gold]
-    held = [_occurs(gold, prompt) for prompt, gold in pairs]
-    golds = [gold for _, gold in pairs]
-    chance = _mean([_occurs(golds[j], prompt) for i, (prompt, gold) in enumerate(pairs) for j in spread(len(golds), 16)
-                    if j != i and golds[j].casefold() != gold.casefold()])  # fmt: skip
+    held = [bool(places(gold, prompt)) for prompt, gold in pairs]
+    chance = _mean(others_stand(pairs))
     evidence = (
         f"the field {environment.gold_field!r} of a task occurs in {sum(held)} of {len(pairs)} first prompts; answers of "
         f"other tasks occur in {chance:.0%} of them"
@@ -245,10 +243,6 @@ def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]
             other = _mean([begins(text, golds[j]) for i, text in follows for j in spread(len(golds), 16) if j != i])
             best = (left, own, len(follows), other)
     return best
-
-
-def _occurs(gold: str, prompt: str) -> bool:
-    return bool(places(gold, prompt))
 
 
 def _mean(values: Sequence[float]) -> float:

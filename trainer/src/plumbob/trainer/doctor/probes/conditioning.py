@@ -124,7 +124,7 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
     first, again, other = (_drawn(subject, p) for p in (prompts, prompts, changed))
     noise = max((d for a, b in zip(first, again, strict=True) for d in _differences(a, b)), default=0.0)
     # If top-p or top-k leave a single token, its log-probability is always 0; the parity probe reports that.
-    telling = [(a, b) for a, b in zip(first, other, strict=True) if any(a.values()) or any(b.values())]
+    telling = [(a, b) for a, b in zip(first, other, strict=True) if _has_choice(a, b)]
     check = "the engine sees the beginning of long prompts"
     if not telling:
         return Finding(check, "unsure", "after each prompt, the engine can sample a single token only")
@@ -153,7 +153,7 @@ def unseen_parts(subject: Subject) -> str | None:
     words, chance = sorted({t for prompt in prompts for t in prompt}), random.Random(0)
     first, again = (_drawn(subject, prompts) for _ in range(2))
     # A token without any other choice is sampled after every prompt, whatever the engine sees of it.
-    telling = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if any(a.values()) or any(b.values())]
+    telling = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if _has_choice(a, b)]
     if not telling:
         return None
     prompts = [prompts[i] for i in telling]
@@ -193,6 +193,11 @@ def _drawn(subject: Subject, prompts: Sequence[list[int]]) -> list[dict[int, flo
             if reply.token_ids:
                 tokens[reply.token_ids[0]] = reply.logprobs[0]
     return found
+
+
+def _has_choice(*drawn: Mapping[int, float]) -> bool:
+    """Whether the engine could have sampled other tokens: the log-probability of a single possible one is 0."""
+    return any(any(tokens.values()) for tokens in drawn)
 
 
 def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:

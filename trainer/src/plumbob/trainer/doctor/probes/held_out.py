@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import verifiers.v1 as vf
-from plumbob.rollout import ChatReply, derive_seed, run_group
-from plumbob.rollout.scripted import ScriptedChat
+from plumbob.rollout import derive_seed, run_group
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.earned import said_alone
 from plumbob.trainer.doctor.environment import text_of
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.watch.settings_rules import comparable
@@ -50,8 +50,9 @@ def _succeeds(subject: Subject) -> Finding:
     if chance > thresholds.HELD_OUT_CHANCE:
         return Finding(check, "pass", evidence)
     evidence += f" (by chance: {chance:.1g})"
+    floors = [(task, said_alone(subject, task, "")) for task in tasks]
     right, others = (
-        [m for pairs in of if (m := _right_elsewhere(subject, pairs, tasks))] for of in (held_out, training)
+        [m for pairs in of if (m := _right_elsewhere(subject, pairs, floors))] for of in (held_out, training)
     )
     if len(right) >= thresholds.RIGHT_ELSEWHERE and len(right) / len(new) > 2 * len(others) / len(known):
         evidence += (
@@ -95,26 +96,26 @@ def _earns(subject: Subject, pairs: Sequence[tuple[vf.Task, vf.Trace]]) -> bool:
     """Whether one of these rollouts of a task earns more than an empty reply."""
     if not pairs:
         return False
-    floor = subject.play(pairs[0][0], ScriptedChat([ChatReply("")], ending="max_turns")).reward
+    floor = said_alone(subject, pairs[0][0], "")
     return any(trace.reward > floor + thresholds.REWARD_TOLERANCE for _, trace in pairs)
 
 
-def _right_elsewhere(subject: Subject, pairs: Sequence[tuple[vf.Task, vf.Trace]], others: Sequence[vf.Task]) -> str:
-    """Where the last reply of a rollout of a task earns in another task what it does not in its own; "" if nowhere."""
+def _right_elsewhere(
+    subject: Subject, pairs: Sequence[tuple[vf.Task, vf.Trace]], others: Sequence[tuple[vf.Task, float]]
+) -> str:
+    """Where the last reply of a rollout of a task earns in another task what it does not in its own; "" if nowhere.
+
+    `others`: tasks, and what an empty reply earns in each.
+    """
     for task, trace in pairs:
         if not trace.assistant_messages:
             continue
         reply = text_of(trace.assistant_messages[-1])
-        for other in others:
-            if other is not task and _alone(subject, other, reply) > trace.reward:
+        for other, floor in others:
+            least = max(trace.reward, floor + thresholds.REWARD_TOLERANCE)
+            if other is not task and said_alone(subject, other, reply) > least:
                 return f"{reply[-40:]!r} to {task.key}, as to {other.key}"
     return ""
-
-
-def _alone(subject: Subject, task: vf.Task, reply: str) -> float:
-    """What a reply earns beyond an empty one; 0 if it is not more."""
-    play = [subject.play(task, ScriptedChat([ChatReply(text)], ending="max_turns")).reward for text in (reply, "")]
-    return play[0] if play[0] > play[1] + thresholds.REWARD_TOLERANCE else -math.inf
 
 
 def _fisher(a: int, of_a: int, b: int, of_b: int) -> float:

@@ -220,14 +220,11 @@ def _scaling(subject: Subject) -> Finding:
         f"groups whose standard deviation is below {thresholds.TINY_DEVIATION:g} times the step's {deviation:.3g}; the "
         f"largest |advantage| is {max(map(abs, values), default=0.0):.3g}"
     )
-    if (
-        share <= thresholds.TINY_SHARE
-        and config.scale_rewards != "none"
-        and (of_best := _tiny_of_best(subject, groups))
-    ):
+    if share > thresholds.TINY_SHARE:
+        return Finding(check, "fail", evidence, "tiny-std-scaling")
+    if config.scale_rewards != "none" and (of_best := _tiny_of_best(subject, groups)):
         return Finding(check, "fail", f"{evidence}; {of_best}", "tiny-std-scaling")
-    bad = share > thresholds.TINY_SHARE
-    return Finding(check, "fail" if bad else "pass", evidence, "tiny-std-scaling" if bad else None)
+    return Finding(check, "pass", evidence)
 
 
 def _tiny_of_best(subject: Subject, groups: Mapping[str, Sequence[int]]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.rollout.chat import assistant_header
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
-from plumbob.trainer.training.row_checks import begins_late, opening_of
+from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of
 
 ORDER = 30
 
@@ -30,7 +31,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
 def _once(subject: Subject) -> Finding:
     """The texts of first prompts must not hold the special tokens with which the chat template marks messages."""
     special = {i for i, token in subject.run.tokenizer.added_tokens_decoder.items() if token.special}
-    firsts = [list(itertools.takewhile(lambda node: not node.sampled, trace.nodes)) for trace in subject.drawn.traces]
+    firsts = [opening_of(trace) for trace in subject.drawn.traces]
     marks: set[int] = set()
     inside: list[set[int]] = []
     for nodes in firsts:
@@ -48,14 +49,17 @@ def _once(subject: Subject) -> Finding:
     return Finding("the chat template is applied once", "fail" if bad else "pass", evidence, cause)
 
 
+def _first_prompts(subject: Subject) -> dict[tuple[int, ...], vf.Trace]:
+    """The different first prompts, as sent to the engine -> a rollout of each."""
+    drawn = subject.drawn
+    return {tuple(calls[0].prompt_ids): trace for calls, trace in zip(drawn.calls, drawn.traces, strict=True) if calls}
+
+
 def _beginnings(subject: Subject) -> Finding:
     """The first prompt of each rollout, as sent to the engine, must have the beginning of each of its messages."""
-    drawn, tokenizer = subject.drawn, subject.run.tokenizer
-    firsts = {
-        tuple(calls[0].prompt_ids): trace for calls, trace in zip(drawn.calls, drawn.traces, strict=True) if calls
-    }
+    tokenizer, firsts = subject.run.tokenizer, _first_prompts(subject)
     late = sum(
-        begins_late(tokenizer.decode(list(ids)), opening_of(trace, tokenizer)[1]) for ids, trace in firsts.items()
+        begins_late(tokenizer.decode(list(ids)), beginnings_of(trace, tokenizer)) for ids, trace in firsts.items()
     )
     evidence = f"{late} of {len(firsts)} first prompts lack the beginning of one of their messages"
     cause = "truncated-context" if late > len(firsts) / 2 else None
@@ -66,9 +70,7 @@ def _tools(subject: Subject) -> Finding:
     """The first prompt of each rollout, as sent to the engine, must name every tool that the environment declares."""
     drawn, tokenizer = subject.drawn, subject.run.tokenizer
     names = {tool.name for trace in drawn.traces for tool in trace.tools or ()}
-    firsts = {
-        tuple(calls[0].prompt_ids): trace for calls, trace in zip(drawn.calls, drawn.traces, strict=True) if calls
-    }
+    firsts = _first_prompts(subject)
     absent = set()
     for ids, trace in firsts.items():
         text = tokenizer.decode(list(ids))

@@ -1,4 +1,4 @@
-"""The turns of a task's perfect transcript, as they are and with other texts in them."""
+"""Turns of a perfect transcript with other texts in them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,6 @@ from collections.abc import Callable
 
 from plumbob.rollout import ChatReply
 from plumbob.rollout.toolcalls import ParsedCall
-from plumbob.trainer.doctor.environment import Environment
-
-
-def turns_of(environment: Environment, number: int) -> list[ChatReply]:
-    """The turns of a task's oracle; none without an oracle, or if its method failed."""
-    return environment.turns.get(id(environment.sample[number]), [])
-
-
-def final_of(environment: Environment, number: int) -> ChatReply | None:
-    """The last turn of a task's oracle."""
-    turns = turns_of(environment, number)
-    return turns[-1] if turns else None
 
 
 def rewritten(reply: ChatReply, change: Callable[[str], str]) -> ChatReply:
@@ -40,5 +28,6 @@ def rewritten(reply: ChatReply, change: Callable[[str], str]) -> ChatReply:
 
 
 def replaced(text: str, old: str, new: str) -> str:
+    """The text with the last place of `old` in it replaced; as it is without one."""
     before, found, after = text.rpartition(old)
     return f"{before}{new}{after}" if found else text

@@ -13,7 +13,7 @@ import torch
 from plumbob.rollout import Completion, Sample, Sampling
 from plumbob.testing.faults import field6_unseen_doubles as doubles
 from plumbob.testing.faults.field6_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import config_of, gap, saved_and_trained, texts, tried
+from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, saved_and_trained, texts, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
@@ -21,10 +21,6 @@ from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
-
-
-def rewards(subject):
-    return [sample.reward for sample in subject.drawn.samples]
 
 
 def groups(subject):
@@ -154,13 +150,7 @@ def test_rollouts_of_a_group_are_alike(name, tmp_path):
 @pytest.mark.field
 def test_feed_forward_adapters_stay_at_zero_in_the_engine(tmp_path):
     with tried(FAULTS["feed-forward adapters not served"], tmp_path, groups=1) as subject:
-        run = subject.run
-        with torch.no_grad():
-            for parameter in run.policy.trainable.values():
-                parameter.add_(0.01)
-        run.engine.update(run.policy.sharding.stream())
-        served = run.engine.served_weights()
-        moved = {name: torch.equal(served[name], tensor) for name, tensor in run.policy.trainable.items()}
+        moved = arrived(subject)
     assert all(equal == (".mlp." not in name) for name, equal in moved.items())
 
 

@@ -8,24 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plumbob.rollout import Sample, Sampling
+from plumbob.rollout import Sampling
 from plumbob.testing.faults import field7_seen_doubles as doubles
 from plumbob.testing.faults.field7_seen import SEEN
-from plumbob.testing.faults.field_trial import config_of, gap, tried
+from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, sample, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.training import step as step_module
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in SEEN}
-
-
-def sample(reward=0.0, group="0/0", mask=(False, True, True)):
-    return Sample(list(range(len(mask))), list(mask), [-1.0 * m for m in mask], reward, group, "", False)
-
-
-def rewards(subject):
-    return [one.reward for one in subject.drawn.samples]
 
 
 def reply(text):
@@ -151,13 +143,7 @@ def test_only_length_differs(tmp_path):
 @pytest.mark.field
 def test_the_adapter_stays_at_zero_in_the_engine(tmp_path):
     with tried(FAULTS["adapter left out of each weight transfer"], tmp_path, groups=1) as subject:
-        run = subject.run
-        with torch.no_grad():
-            for parameter in run.policy.trainable.values():
-                parameter.add_(0.01)
-        run.engine.update(run.policy.sharding.stream())
-        served = run.engine.served_weights()
-        assert not any(torch.equal(served[name], tensor) for name, tensor in run.policy.trainable.items())
+        assert not any(arrived(subject).values())
 
 
 @pytest.mark.field

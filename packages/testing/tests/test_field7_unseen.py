@@ -10,10 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plumbob.rollout import Sample
 from plumbob.testing.faults import field7_unseen_doubles as doubles
 from plumbob.testing.faults.field7_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import begin_step, config_of, gap, saved_and_trained, texts, tried
+from plumbob.testing.faults.field_trial import (
+    begin_step,
+    config_of,
+    gap,
+    rewards,
+    sample,
+    saved_and_trained,
+    texts,
+    tried,
+)
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.training.forward_backward import accumulate
@@ -21,14 +29,6 @@ from plumbob.trainer.training.minibatches import make_minibatches
 from safetensors.torch import load_file
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
-
-
-def sample(reward=0.0, group="0/0", mask=(False, True, True)):
-    return Sample(list(range(len(mask))), list(mask), [-1.0 * m for m in mask], reward, group, "", False)
-
-
-def rewards(subject):
-    return [one.reward for one in subject.drawn.samples]
 
 
 def minibatch_of(subject):

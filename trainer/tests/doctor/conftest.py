@@ -45,3 +45,18 @@ def set_up_subject() -> Callable[[TrainConfig, Path, int], Subject]:
         return load_subject(config, here, folder, lambda _: None, groups, environments=loaded[key])
 
     return make
+
+
+@pytest.fixture
+def subject_of(tmp_path, set_up_subject):
+    """Sets up runs to be examined, each with its own settings, and closes them at the end."""
+    subjects: list[Subject] = []
+
+    def make(groups: int = 4, **settings: Any) -> Subject:
+        config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
+        subjects.append(set_up_subject(config, tmp_path / str(len(subjects)), groups))
+        return subjects[-1]
+
+    yield make
+    for subject in subjects:
+        subject.close()

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import torch
@@ -11,31 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sampling, derive_seed
 from plumbob.testing.faults.field2_parts import losses
-from plumbob.testing.faults.field6_unseen_doubles import call_forced, first_layers_cut
+from plumbob.testing.faults.field6_unseen_doubles import call_forced, first_layers_cut, held_out_golds_moved
 from plumbob.testing.faults.field7_seen_doubles import length_priced, one_not_a_number, stopped_at_line_break
 from plumbob.testing.faults.field7_unseen_doubles import last_tokens_only, old_ones_renewed
 from plumbob.testing.faults.field_parts import chat_method, graded
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.layers import layers_without_gradient
 from plumbob.trainer.doctor.probes import data, gradient, held_out, parity, penalties, signal, tokens, training_step
 from plumbob.trainer.doctor.probes.held_out import _fisher
 from plumbob.trainer.doctor.probes.parity import forced_tokens
-from plumbob.trainer.doctor.subject import Subject
-
-
-@pytest.fixture
-def subject_of(tmp_path, set_up_subject):
-    made: list[Subject] = []
-    with ExitStack() as stack:
-
-        def make(groups: int = 4, **settings: Any) -> Subject:
-            config = TrainConfig(**{"num_generations": 4, "eval_examples": 16, **settings})
-            subject = set_up_subject(config, tmp_path / f"{len(made)}", groups)
-            made.append(subject)
-            stack.callback(subject.close)
-            return subject
-
-        yield make
 
 
 def test_fishers_test_gives_the_numbers_of_the_lady_who_tasted_tea():
@@ -53,14 +35,10 @@ def test_fishers_test_is_a_probability_that_falls_with_the_difference(of_a, of_b
 
 @pytest.mark.slow
 def test_held_out_answers_of_other_tasks_are_named_by_replies_that_are_right_for_others(subject_of):
-    subject = subject_of(groups=8)
+    subject = subject_of(groups=8, eval_examples=16)
     (healthy,) = held_out.probe(subject)
     tasks = subject.run.tasks.held_out
-    golds = [task.data.answer for task in tasks]
-    moved = [
-        type(task)(task.data.model_copy(update={"answer": gold}), task.config)
-        for task, gold in zip(tasks, [*golds[1:], golds[0]], strict=True)
-    ]
+    moved = held_out_golds_moved(list(tasks), "validation")
     subject.run = dataclasses.replace(subject.run, sampler=dataclasses.replace(
         subject.run.sampler, tasks=dataclasses.replace(subject.run.tasks, held_out=moved)))  # fmt: skip
     (finding,) = held_out.probe(subject)

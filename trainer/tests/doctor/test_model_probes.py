@@ -26,22 +26,6 @@ from plumbob.trainer.doctor.probes import (
 )
 from plumbob.trainer.doctor.subject import Subject, draw
 
-
-@pytest.fixture
-def subject_of(tmp_path, set_up_subject):
-    subjects = []
-
-    def make(groups: int = 4, **settings: Any) -> Subject:
-        config = TrainConfig(**{"num_generations": 4, "eval_examples": 4, **settings})
-        folder = tmp_path / str(len(subjects))
-        subjects.append(set_up_subject(config, folder, groups))
-        return subjects[-1]
-
-    yield make
-    for subject in subjects:
-        subject.close()
-
-
 # Tools
 
 

@@ -1,13 +1,13 @@
 """Graders that take wrong answers for right, tools that show the answer, held-out answers of other tasks: without a model."""
 
+import dataclasses
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from plumbob.testing.examinations import causes, changed, lookup_tasks
+from plumbob.testing.examinations import causes, lookup_tasks
 from plumbob.testing.faults.field3_parts import tools_called
-from plumbob.testing.faults.field6_unseen_doubles import value_shown
+from plumbob.testing.faults.field6_unseen_doubles import held_out_golds_moved, value_shown
 from plumbob.testing.faults.field7_unseen_doubles import mentioned_is_enough
 from plumbob.testing.faults.field_parts import graded as graded_as
 from plumbob.trainer.doctor.before_model import contradicted_answers, near_answers, tool_results, transcripts
@@ -108,14 +108,9 @@ def test_tools_that_show_the_answer_at_once_are_named(examined):
 
 def test_held_out_answers_that_the_tools_contradict_are_named(examined):
     tasks = lookup_tasks()
-
-    def of_the_next(i: int, data: Any) -> Any:
-        return data.model_copy(update={"answer": tasks.held_out[(i + 1) % len(tasks.held_out)].data.answer})
-
+    moved = dataclasses.replace(tasks, held_out=held_out_golds_moved(list(tasks.held_out), "validation"))
     assert causes(contradicted_answers.checks(examined(tasks=tasks))) == []
-    (finding,) = (
-        f for f in contradicted_answers.checks(examined(tasks=changed(tasks, held_out=of_the_next))) if f.cause
-    )
+    (finding,) = (f for f in contradicted_answers.checks(examined(tasks=moved)) if f.cause)
     assert finding.cause == "oracle-fails" and finding.check.startswith("held-out answers")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 import typer
+from plumbob.rollout import Sample
 from plumbob.rollout.verifiers_adapter import Trace
 from plumbob.testing.faults.doubles import Inject
 from plumbob.testing.faults.field import BASE, FieldFault
@@ -58,6 +59,27 @@ def gap(subject: Subject) -> float:
     samples = subject.drawn.samples
     trained = torch.cat(subject.score(samples))
     return (trained - torch.tensor([x for s in samples for x in s.sampled_logprobs])).abs().mean().item()
+
+
+def rewards(subject: Subject) -> list[float]:
+    """The rewards of the drawn rollouts."""
+    return [one.reward for one in subject.drawn.samples]
+
+
+def sample(reward: float = 0.0, group: str = "0/0", mask: Sequence[bool] = (False, True, True)) -> Sample:
+    """A row with the ids 0, 1, 2, ..., this loss mask, and log-probabilities of -1."""
+    return Sample(list(range(len(mask))), list(mask), [-1.0 * m for m in mask], reward, group, "", False)
+
+
+def arrived(subject: Subject) -> dict[str, bool]:
+    """Name of a trained tensor -> whether the engine holds it after all of them have changed by 0.01 and were sent."""
+    run = subject.run
+    with torch.no_grad():
+        for parameter in run.policy.trainable.values():
+            parameter.add_(0.01)
+    run.engine.update(run.policy.sharding.stream())
+    served = run.engine.served_weights() or {}
+    return {name: torch.equal(served[name], tensor) for name, tensor in run.policy.trainable.items()}
 
 
 def texts(trace: Trace, kind: str) -> list[str]:

@@ -94,7 +94,11 @@ def printing() -> Any:
 
 
 def announce_rollouts(trainer: Any) -> None:
-    """Make a GRPOTrainer print when the rollouts of each step began and ended, its weight sync included."""
+    """Make a GRPOTrainer print when the rollouts of each step began and ended, and the seconds that its sync to vLLM took.
+
+    TRL syncs the weights within its rollouts, so their time includes it. With LoRA a sync merges the adapter, gives vLLM every
+    weight of the model, and takes the adapter out again.
+    """
     import torch
 
     generate = trainer._generate
@@ -108,6 +112,18 @@ def announce_rollouts(trainer: Any) -> None:
         return result
 
     trainer._generate = timed
+    if not trainer.use_vllm:
+        return  # transformers' own generation reads the trained weights themselves
+    sync = trainer.vllm_generation.sync_weights
+
+    def timed_sync() -> None:
+        torch.cuda.synchronize()
+        start = time.time()
+        sync()
+        torch.cuda.synchronize()
+        print("NOTE " + json.dumps({"time/sync": round(time.time() - start, 4)}), flush=True)
+
+    trainer.vllm_generation.sync_weights = timed_sync
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

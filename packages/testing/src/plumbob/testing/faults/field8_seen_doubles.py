@@ -207,7 +207,7 @@ def base_not_loaded(model: Any) -> None:
             parameter.normal_(0.0, 0.02)
 
 
-SHIFTED = slice(8, 16)
+SHIFTED = slice(-24, -16)
 """Which singular directions an adapter of rank 8 takes over. Without the largest, the small model writes nothing sensible."""
 
 

@@ -47,7 +47,7 @@ UNSEEN = (
     ),
     FieldFault(
         "format and number of steps outweigh a rare answer",
-        "Rewards for the form and for many lines are larger than that of a right answer, which becomes rarer.",
+        "Rewards for the form and for a number of steps are larger than that of a right answer, which becomes rarer.",
         "huggingface/open-r1#255, huggingface/open-r1#373, huggingface/open-r1#257",
         ids("reward-format-dominated", "reward-exploitable"),
         ("gsm8k",),

@@ -52,8 +52,8 @@ def written_shortly(task: Any, trace: vf.Trace, correct: float) -> float:
 
 
 def few_steps(task: Any, trace: vf.Trace, correct: float) -> float:
-    """Up to 2 for the number of lines, whatever they say."""
-    return 2.0 * min(1.0, (trace.last_reply or "").count("\n") / 6)
+    """Up to 2 for a reply with two steps, which is too few for most of the problems."""
+    return 2.0 * max(0.0, 1 - abs((trace.last_reply or "").count("\n") - 2) / 3)
 
 
 def capitals(tasks: list[Any], split: str) -> list[Any]:
@@ -84,7 +84,7 @@ def first_model_after_resume(stack: ExitStack, env: str) -> None:
         generator = torch.Generator().manual_seed(0)
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.add_(0.1 * parameter.std() * noise)
+            parameter.add_(0.3 * parameter.std() * noise)
 
     def update(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         left[0] -= 1

@@ -167,7 +167,7 @@ def test_engine_and_trainer_differ(tmp_path):
 
 @pytest.mark.field
 def test_updates_change_nothing(tmp_path):
-    with tried(FAULTS["every trained weight frozen"], tmp_path) as subject:
+    with tried(FAULTS["passes of the trainer without gradients"], tmp_path) as subject:
         run, samples = subject.run, subject.drawn.samples
         found = advantages.step_advantages(samples, run.config.advantages())
         (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from plumbob.testing.faults import field8_unseen_doubles as doubles
 from plumbob.testing.faults.field import FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses
-from plumbob.testing.faults.field_parts import graded, rows_changed, tasks_changed
+from plumbob.testing.faults.field_parts import graded, policy_scores, rows_changed, tasks_changed
 
 EVERYWHERE = ("lookup", "gsm8k", "musique")
 WITH_TOOLS = ("lookup", "musique")
@@ -186,12 +186,12 @@ UNSEEN = (
         steps=20,
     ),
     FieldFault(
-        "every trained weight frozen",
-        "No weight asks for a gradient, and loss, gradient norm and KL divergence stay at 0.",
+        "passes of the trainer without gradients",
+        "Log-probabilities are computed with gradients off, and loss, gradient norm and KL divergence stay at 0.",
         "HarryHsing/EchoInk#4",
         ids("no-gradient"),
         EVERYWHERE,
-        inject=doubles.frozen,
+        start=policy_scores(doubles.without_gradients),
     ),
     FieldFault(
         "final model saved without its adapter",

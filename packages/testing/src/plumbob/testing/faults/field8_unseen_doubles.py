@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from plumbob.testing.faults.field_parts import engine_model, engine_updates, wit
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.engine import WeightUpdate
 from plumbob.trainer.inference.weight_sync import sync_weights
-from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.policy.policy import Policy, TokenScores
 from plumbob.trainer.training.run import Run
 
 # Rewards
@@ -84,7 +84,7 @@ def first_model_after_resume(stack: ExitStack, env: str) -> None:
         generator = torch.Generator().manual_seed(0)
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.add_(0.3 * parameter.std() * noise)
+            parameter.add_(0.6 * parameter.std() * noise)
 
     def update(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         left[0] -= 1
@@ -166,11 +166,10 @@ def entropy_bonus(inputs: Any) -> Any:
 # Weights
 
 
-def frozen(stack: ExitStack, run: Run) -> None:
-    """No weight asks for a gradient."""
-    for parameter in run.policy.model.parameters():
-        stack.callback(parameter.requires_grad_, parameter.requires_grad)
-        parameter.requires_grad_(False)
+def without_gradients(original: Callable[..., TokenScores], rows: Sequence[Sample], temperature: float) -> TokenScores:
+    """The log-probabilities of a model none of whose weights asks for a gradient."""
+    with torch.no_grad():
+        return original(rows, temperature)
 
 
 def saved_without_adapter(stack: ExitStack, env: str) -> None:

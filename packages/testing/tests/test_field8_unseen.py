@@ -154,6 +154,7 @@ def test_engine_and_trainer_differ(tmp_path):
         assert gap(subject) > 1e-3
     with tried(FAULTS["adapter merged into four-bit weights"], tmp_path / "b", groups=1) as subject:
         run, rows = subject.run, subject.drawn.samples
+        torch.manual_seed(0)
         with torch.no_grad():
             for parameter in run.policy.trainable.values():
                 parameter.add_(0.01 * torch.randn_like(parameter))
@@ -162,7 +163,8 @@ def test_engine_and_trainer_differ(tmp_path):
         served = torch.tensor(run.engine.score(row.token_ids))
         trained = torch.cat(subject.score([row]))
         where = [i - len(row.token_ids) for i, m in enumerate(row.loss_mask) if m]
-        assert (served[where] - trained).abs().mean() > 1e-3
+        # Most tokens are all but certain, and no rounding changes them.
+        assert (served[where] - trained).abs().max() > 1e-3
 
 
 @pytest.mark.field

@@ -3,12 +3,15 @@
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from plumbob.trainer.cli.train import app
+import typer.core
+from plumbob.trainer.cli.train import app, configure
 from plumbob.trainer.run_files.metric_names import METRICS, describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,6 +19,22 @@ TRACKED = subprocess.run(
     ["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True
 )
 PAGES = [path for name in TRACKED.stdout.split() if (path := ROOT / name).is_file()]
+PROGRAMS = {e.name: e for e in entry_points(group="console_scripts") if e.value.startswith("plumbob.")}
+del PROGRAMS["vf-vllm"]  # vLLM reads its options, and needs a GPU
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The command lines of plumbob's programs in a page's blocks of code, without `uv run` and what precedes it."""
+    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if not line.startswith(" ")]
+    parts = [part.split(" #")[0] for line in lines for part in line.split(" && ") if '"""' not in part]
+    words = [part.removeprefix("uv run ").split(maxsplit=1) for part in parts if part.strip()]
+    return [
+        [name, *shlex.split("".join(rest))] for name, *rest in words if name in PROGRAMS and "[--" not in "".join(rest)
+    ]
+
+
+COMMANDS = {shlex.join(c): c for page in PAGES for c in commands_of(page)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -72,3 +91,24 @@ def test_every_metric_of_a_run_has_a_meaning(tmp_path):
     assert describe("env/turns").name == "env/NAME" and describe("reward/mean").name == "reward/mean"
     assert describe("reward/correct/variance_share").unit == "share" and describe("nonsense") is None
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_the_pages_show_every_program():
+    assert len(COMMANDS) > 100 and {command[0] for command in COMMANDS.values()} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_of_a_page_has_options_that_exist(command, monkeypatch, tmp_path):
+    """Each is read by its own program, up to where it would begin to work. Whether it works, other tests ask."""
+    monkeypatch.chdir(ROOT)
+    read = []
+    command_class = typer.core.TyperCommand.__mro__[1]  # typer's own copy of click's
+    monkeypatch.setattr(command_class, "invoke", lambda self, context: read.append(context))
+    monkeypatch.setattr(sys, "argv", command)
+    if command == ["hub", "list"]:  # it answers without typer, whose import takes most of its time
+        return
+    with pytest.raises(SystemExit) as end:
+        PROGRAMS[command[0]].load()()
+    assert not end.value.code and (read or {"--help", "--version"} & set(command)), command
+    if command[0] == "train" and read and not {"--resume", "runs/NAME/config.toml"} & set(command):
+        assert configure(read[-1].params)[0].env  # with the settings of the environment

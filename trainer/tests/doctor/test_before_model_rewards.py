@@ -139,6 +139,14 @@ def test_a_parser_that_reads_another_part_of_the_reply_is_told_from_answers_that
     assert finding.cause == "answers-not-parsed" and "the answer alone earns 1" in finding.evidence
 
 
+@pytest.mark.parametrize("paid", [0.0, 0.4, 1.0])
+def test_an_answer_that_is_not_read_after_long_working_is_told_from_one_that_is_paid_less(examined, reward, paid):
+    reward(lambda task, trace, right: right * (paid if len(trace.last_reply or "") > 150 else 1.0), GSM8KTask)
+    environment = examined("gsm8k", env_args=("datasets=synthetic", "num_examples=64"), max_tokens=160)
+    finding = next(f for f in transcripts.checks(environment) if "long working" in f.check)
+    assert finding.cause == ("answers-not-parsed" if paid == 0 else None), finding.evidence
+
+
 def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):
     monkeypatch.setattr(LookupTask, "oracle", lambda self: [][0])
     (finding,) = [f for f in transcripts.checks(examined(env_args=("num_examples=64",))) if f.cause]

@@ -53,7 +53,10 @@ def test_results_that_hold_the_tool_s_own_or_fail_seldom_are_no_fault(show):
         ("a long te [12 more characters]", "a long text with twelve more letters in it", True),
         ("", "anything", True),
         ("other", "something else", False),
+        ("Document 1\n\nDocument 2", "Document 1\nIts text.\n\nDocument 2\nIts other text.", True),
+        ("Document 2\n\nDocument 1", "Document 1\nIts text.\n\nDocument 2\nIts other text.", False),
+        ("Document 1\nAnother text", "Document 1\nIts text.\n\nDocument 2\nIts other text.", False),
     ],
 )
-def test_a_cut_leaves_a_beginning_or_an_end_with_a_mark(shown, own, part):
+def test_a_cut_leaves_a_beginning_or_an_end_with_a_mark_or_lines(shown, own, part):
     assert is_part(shown, own) is part

@@ -6,9 +6,10 @@ import numpy
 import pytest
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.watch.calibration import calibrated
-from plumbob.trainer.watch.stored_rollouts import Rollout, _excess
+from plumbob.trainer.watch.stored_rollouts import Rollout, _excess, unselected
+from plumbob.trainer.watch.traces import copies
 
-PLAIN = Rollout(1, 0, 0, "t", 0, True, (), 0.0, {}, (), (), "", (), gap=1e-7)
+PLAIN = Rollout(1, 0, 0, "t", 0, True, (), 0.0, {}, (), (), "", (), gap=1e-7, logprob=0.0)
 
 
 def drawn(seed: int, at: float = 1.0, best_of: int = 1, rollouts: int = 96, length: int = 40) -> list[Rollout]:
@@ -53,6 +54,17 @@ def test_it_is_not_asked_where_something_else_is_known():
     assert calibrated(hot, TrainConfig(top_p=0.9)) is None
     assert calibrated([dataclasses.replace(r, gap=0.3) for r in hot], TrainConfig()) is None
     assert calibrated([dataclasses.replace(r, excess=None) for r in hot], TrainConfig()) is None
+
+
+def test_rollouts_that_were_chosen_by_what_they_earned_say_nothing_of_the_sampler():
+    """Only trained rollouts have the trainer's log-probabilities. Trained by their reward, they are the likely ones."""
+    groups = [dataclasses.replace(r, group=r.number // 8, step=1 + r.number // 32) for r in drawn(0)]
+    chosen = [r if (r.excess or 0) > 0 else dataclasses.replace(r, excess=None, logprob=None) for r in groups]
+    assert calibrated(groups, TrainConfig()).verdict == "pass" and calibrated(chosen, TrainConfig()) is None
+    assert copies([dataclasses.replace(r, logprob=-9.0) if r.excess else r for r in chosen]) is None
+    # Groups that are left out as a whole are those whose rewards are all equal.
+    whole = [r if r.group % 3 else dataclasses.replace(r, excess=None, logprob=None) for r in groups]
+    assert unselected(whole) == [r for r in whole if r.group % 3]
 
 
 def test_an_end_token_that_others_have_set_says_nothing_of_the_sampler():

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.watch.stored_rollouts import Rollout
+from plumbob.trainer.watch.stored_rollouts import Rollout, unselected
 
 FEWEST = 32
 """Fewest rollouts by which this is judged."""
@@ -23,7 +23,7 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
     or colder than it reports, or that leaves tokens out, shows in the mean over rollouts, also where engine and trainer agree on
     every log-probability.
     """
-    known = [r for r in rollouts if r.excess is not None and r.gap is not None]
+    known = [r for r in unselected(rollouts) if r.excess is not None and r.gap is not None]
     if len(known) < FEWEST or config.top_p < 1 or config.top_k or config.min_p:
         return None
     if fmean(r.gap or 0.0 for r in known) > thresholds.SAMPLING_GAP[config.bf16]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,19 @@ def read_traces(path: Path, group_size: int) -> list[Rollout]:
         rollouts.append(Rollout.of(record, step, i + 1, i // group_size, seen[key]))
         seen[key] += 1
     return rollouts
+
+
+def unselected(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts with log-probabilities, of steps that have left none out of a group: of the trained ones, all or none.
+
+    Only what was trained has the trainer's log-probabilities. Where that depends on a rollout's own reward or length, likely
+    rollouts are trained more often than others, and how likely they are says nothing of the sampler.
+    """
+    known = defaultdict(set)
+    for rollout in rollouts:
+        known[rollout.step, rollout.group].add(rollout.logprob is not None)
+    divided = {step for (step, _), have in known.items() if len(have) > 1}
+    return [r for r in rollouts if r.logprob is not None and r.step not in divided]
 
 
 def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:

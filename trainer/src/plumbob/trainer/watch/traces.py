@@ -20,7 +20,7 @@ from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.calibration import calibrated
 from plumbob.trainer.watch.history import RIGHT, number
 from plumbob.trainer.watch.reward_rules import is_format
-from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces
+from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces, unselected
 from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed
 
 STEPS_READ = 3
@@ -90,8 +90,7 @@ def _sample(rollouts: Sequence[Rollout], run_dir: Path) -> Finding:
 
 def copies(rollouts: Sequence[Rollout]) -> Finding | None:
     """Are rollouts of one group drawn independently? None without log-probabilities."""
-    known = [[r for r in group if r.logprob is not None] for group in groups_of(rollouts)]
-    groups = [group for group in known if len(group) > 1]
+    groups = [group for group in groups_of(unselected(rollouts)) if len(group) > 1]
     if not groups:
         return None
     equal = [r for g in groups for k, r in enumerate(g) if any(r.token_ids == o.token_ids for o in g[:k])]

@@ -34,9 +34,11 @@ class Result:
 
 
 def is_part(shown: str, own: str) -> bool:
-    """Whether `shown` is `own` with something left out: its end, its beginning, or its middle, with a mark in its place."""
+    """Whether `shown` is `own` with something left out: its end, its beginning, its middle, with a mark in its place, or lines."""
     if len(shown) >= len(own) or squeezed(shown) == squeezed(own):
         return False
+    if _some_lines(shown, own):
+        return True
     start = next((i for i, (a, b) in enumerate(zip(shown, own, strict=False)) if a != b), len(shown))
     rest = shown[start:]
     if MARK.fullmatch(rest) and (start or not shown):
@@ -44,6 +46,12 @@ def is_part(shown: str, own: str) -> bool:
     end = next((i for i in range(len(rest) + 1) if own.endswith(rest[i:])), len(rest))
     # What follows the mark must be more than a few letters that texts have in common.
     return len(rest) - end >= min(4, len(rest)) and MARK.fullmatch(rest[:end]) is not None
+
+
+def _some_lines(shown: str, own: str) -> bool:
+    """Whether `shown` has two lines or more, all of them lines of `own`, in its order."""
+    lines, rest = [squeezed(line) for line in shown.splitlines() if line.strip()], iter(map(squeezed, own.splitlines()))
+    return len(lines) > 1 and all(line in rest for line in lines)
 
 
 def squeezed(text: str) -> str:

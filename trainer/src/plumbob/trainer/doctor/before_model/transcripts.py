@@ -27,8 +27,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     yield _deterministic(environment)
     yield from _oracles(environment)
-    if environment.has_oracle and (finding := _working(environment)) is not None:
-        yield finding
+    if environment.has_oracle:
+        yield from _working(environment)
     if environment.tasks.held_out:
         yield _scored_alike(environment)
         yield _held_out_fail(environment)
@@ -169,30 +169,39 @@ WORKING = ("That takes a few steps.\n", "That takes 2 or 3 steps.\n")
 """What is put before an oracle's last turn: working without numbers, and with some."""
 
 
-def _working(environment: Environment) -> Finding | None:
-    """Numbers before the answer must not change what a perfect transcript earns; None if no text may stand there."""
-    turns = environment.turns
-    plain, numbered = [], []
+def _working(environment: Environment) -> Iterator[Finding]:
+    """Neither numbers nor the length of what stands before the answer may take from a perfect transcript all that it earns.
+
+    Nothing is asked where no text may stand there. The long text has as many characters as a turn may have tokens, which is a
+    quarter to a half of what the model may write.
+    """
+    long = (WORKING[0] * (environment.config.max_tokens // len(WORKING[0]) + 1))[: environment.config.max_tokens]
+    plain, numbered, longer, silent = [], [], [], []
     for p in _some([p for p in environment.oracles if p.trace.ok]):
-        *before, last = turns[id(p.task)]
+        *before, last = environment.turns[id(p.task)]
         if last.calls or set(re.findall(r"\d+", last.content)) & {"2", "3"}:
             continue
-        first, second = (
-            environment.play(p.task, ScriptedChat([*before, ChatReply(text + last.content)])).reward for text in WORKING
+        first, second, third = (
+            environment.play(p.task, ScriptedChat([*before, ChatReply(text + last.content)])).reward
+            for text in (*WORKING, f"{long}\n")
         )
         if abs(first - p.reward) <= _TOLERANCE:
             plain.append(first)
             numbered.append(second)
+            longer.append(third)
+            silent.append(silent_reward(environment, p.task))
     if len(plain) < TWICE / 2:
-        return None
-    lost = sum(second < first - _TOLERANCE for first, second in zip(plain, numbered, strict=True))
-    evidence = (
-        f"the oracles of {len(plain)} tasks earn {_range(plain)} with {WORKING[0].strip()!r} before the answer, and "
-        f"{_range(numbered)} with {WORKING[1].strip()!r}"
-    )
-    bad = lost > len(plain) / 2
+        return
     check = "numbers in the working are not taken for the answer"
-    return Finding(check, "fail" if bad else "pass", evidence, "answers-not-parsed" if bad else None)
+    evidence = f"the oracles of {len(plain)} tasks earn {_range(plain)} with {WORKING[0].strip()!r} before the answer"
+    lost = sum(second < first - _TOLERANCE for first, second in zip(plain, numbered, strict=True))
+    bad = "answers-not-parsed" if lost > len(plain) / 2 else None
+    yield Finding.of(check, (bad, f"{evidence}, and {_range(numbered)} with {WORKING[1].strip()!r}"))
+    check = "an answer after long working is read"
+    # A reward may pay less for long replies; one that pays nothing does not read them.
+    unread = sum(third <= none + _TOLERANCE < first for first, third, none in zip(plain, longer, silent, strict=True))
+    bad = "answers-not-parsed" if unread > len(plain) / 2 else None
+    yield Finding.of(check, (bad, f"{evidence}, and {_range(longer)} after {len(long)} characters of such sentences"))
 
 
 def _bare_answers(environment: Environment, played: Sequence[Played]) -> list[Played]:

@@ -13,6 +13,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts, apart, explain, other_weights, third_opinion
 from plumbob.trainer.doctor.messages_replaced import replaced_message
+from plumbob.trainer.doctor.other_context import another_tasks_prompt, other_order
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.forward_plan import vocabulary
@@ -98,8 +99,13 @@ def _gap(
         why += f"; {_by_place(engine, trainer)}"
         if "engine" in wrong:
             third = third_opinion(subject, 1.0)
-            asked = replaced_message(subject, third, limit) or unseen_parts(subject)
-            if asked is not None:
+            asked = (
+                another_tasks_prompt(subject, third, chosen, sides[0], limit)
+                or replaced_message(subject, third, limit)
+                or unseen_parts(subject)
+                or ("trainer" not in wrong and other_order(subject, third, limit))
+            )
+            if asked:
                 return Finding(check, "fail", f"{evidence}; {why}; {asked}", "prompt-replaced")
             # So it does if its arithmetic is wrong, so that this alone is no evidence of another prompt.
             if (short := after_short_prompts(subject, third.scores, limit)) is not None:

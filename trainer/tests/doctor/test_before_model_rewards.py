@@ -208,3 +208,10 @@ def test_a_reward_that_sometimes_fails_is_not_one_that_changes(examined, reward)
     named = set(causes(transcripts.checks(examined(env_args=("num_examples=64",)))))
     assert not named & {"reward-nondeterministic", "evaluation-parses-differently"}
     assert next(calls) > 100
+
+
+def test_an_empty_reply_that_earns_everything_is_told_from_a_reward_that_is_constant(examined, reward):
+    """A grader that looks for the reply in the gold answer finds an empty reply in every answer, and other words in none."""
+    reward(lambda task, trace, right: float((trace.last_reply or "") in task.data.answer))
+    finding = next(f for f in transcripts.checks(examined(env_args=("num_examples=200",))) if f.cause)
+    assert finding.cause == "reward-exploitable" and "replies of other words 0" in finding.evidence

@@ -151,17 +151,17 @@ def test_what_is_paired_wrongly_is_named(subject_with, probe, fault, cause, sett
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("moved", "cause"),
-    [(False, "no-gradient"), (True, "policy-term-missing")],
-    ids=["the policy is the reference", "the policy is another"],
+    ("moved", "beta", "cause"),
+    [(False, 0.0, "no-gradient"), (False, 0.02, "policy-term-missing"), (True, 0.02, "policy-term-missing")],
+    ids=["there is no KL term", "the policy is the reference", "the policy is another"],
 )
-def test_a_loss_without_the_advantages_is_named(subject_with, monkeypatch, moved, cause):
+def test_a_loss_without_the_advantages_is_named(subject_with, monkeypatch, moved, beta, cause):
     """Only the KL term has a gradient, and none as long as the policy is the reference."""
-    subject = subject_with(kl_beta=0.02)
+    subject = subject_with(kl_beta=beta)
     loss = forward_backward.policy_loss
 
     def without(inputs: Any, objective: Any) -> Any:
-        reference = inputs.ref_logprobs + moved * 0.1
+        reference = inputs.ref_logprobs + 0.1 if moved else inputs.ref_logprobs
         zero = torch.zeros_like(inputs.advantages)
         return loss(dataclasses.replace(inputs, advantages=zero, ref_logprobs=reference), objective)
 

@@ -76,3 +76,39 @@ def test_what_the_settings_lead_to_is_named_and_not_its_effect(overrides, metric
             rate = {"optimizer/learning_rate": own, "optimizer/update_rms": own / row["step"]}
         watch.update({**row, **metrics, **rate})
     assert {finding.cause for finding in watch.failed.values()} == causes
+
+
+@pytest.mark.parametrize(
+    ("after", "change", "causes"),
+    [
+        (0.0, 0.1, {"learning-rate-too-high"}),  # nothing is earned any more, and no call can be read
+        (0.0, 0.01, set()),  # a step of usual size
+        (0.3, 0.1, set()),  # the reward is what it was
+    ],
+)
+def test_a_step_after_which_nothing_is_earned_is_named_and_not_what_the_policy_then_does(after, change, causes) -> None:
+    watch, row = Watch(dataclasses.replace(config_of(FIRST), learning_rate=3e-4)), rows_of(FIRST)[0]
+    usual = {"reward/mean": 0.35, "rollout/tool_calls": 3.0, "rollout/malformed_calls": 0.0, "rollout/tools": 1.0}
+    gone = {"rollout/tool_calls": 0.0, "rollout/malformed_calls": 4.0, "rollout/stopped/max_turn_tokens": 1.0}
+    moved = {"policy/step_kl": change, "sync/mismatch_kl": 0.0}
+    rows = [{**row, **usual, **moved}, *[{**row, **usual, **(gone if not after else {}), "reward/mean": after}] * 5]
+    for step, values in enumerate(rows, 1):
+        watch.update({**values, "step": step})
+    told = {f.cause for f in watch.failed.values()}
+    assert causes <= told if causes else "learning-rate-too-high" not in told
+    assert not told & {
+        "calls-malformed",
+        "truncated-turns",
+        "tools-never-used",
+        "task-out-of-reach",
+        "too-little-signal",
+    }
+
+
+@pytest.mark.parametrize(("first", "cause"), [(0.6, ["truncated-turns"]), (0.0, [])])
+def test_a_limit_is_blamed_only_if_the_untrained_policy_reaches_it(first: float, cause: list[str]) -> None:
+    watch, row = Watch(dataclasses.replace(config_of(FIRST), temperature=1.0)), rows_of(FIRST)[0]
+    shares = [first, 0.7, 0.7, 0.7, 0.7, 0.7]
+    rows = [{**row, "step": step, "rollout/stopped/max_turn_tokens": share} for step, share in enumerate(shares, 1)]
+    told = [finding for values in rows for finding in watch.update(values)]
+    assert [f.cause for f in told if f.check == "rollouts end by themselves"] == cause

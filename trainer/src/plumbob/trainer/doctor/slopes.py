@@ -92,11 +92,19 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
             f"; each rollout has one advantage in the loss, the first that is wrong {implied[id(first)]:+.3g} in place of "
             f"{first.advantage:+.3g} (group {first.row.group})"
         )
+        if all(_summed(p, implied[id(p)] or 0.0) for p in parts):
+            evidence += "; it is as many times too large as the rollout has tokens: summed over them, or one ratio for all of them"
         return ("rewards-of-other-rollouts" if got == right else "advantages-wrong"), evidence
     for name, values in _additions(parts).items():
         if (share := _explained(error, values)) > SHOWN:
             return "advantages-wrong", f"{evidence}; {share:.0%} of that is a multiple of {name}"
     return "advantages-wrong", f"{evidence}; tokens of one rollout have different advantages in the loss"
+
+
+def _summed(part: Slopes, implied: float) -> bool:
+    """Whether the advantage in the loss is the rollout's own, times its number of tokens."""
+    whole = part.advantage * len(part.found)
+    return abs(implied - whole) <= EXACT * abs(whole)
 
 
 def _implied(part: Slopes) -> float | None:

@@ -7,9 +7,11 @@ causes. Errors of the environment and of its tools are judged in the latest step
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, mean, number, share, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, mean, number, share, total
 
 
 def hangs(h: History) -> Outcome:
@@ -63,6 +65,17 @@ def tools_fail(h: History) -> bool:
     return share(h.first, "rollout/tool_errors", "rollout/tool_calls") > thresholds.TOOL_ERRORS
 
 
+def _at_first(h: History, share_of: Callable[[Row], float], average: float) -> bool:
+    """Whether the first step, which no update has touched, shows at least a quarter of the `average` of the first steps."""
+    return share_of(h.start[0]) >= average / 4
+
+
+def _malformed(row: Row) -> float:
+    """Share of the calls that could not be parsed, of one step."""
+    calls = [number(row, f"rollout/{name}_calls") for name in ("malformed", "tool")]
+    return calls[0] / sum(calls) if sum(calls) else 0.0
+
+
 def malformed_calls(h: History) -> Outcome:
     """Can the tool calls of the initial policy be parsed?"""
     calls, malformed = total(h.start, "rollout/tool_calls"), total(h.start, "rollout/malformed_calls")
@@ -72,7 +85,7 @@ def malformed_calls(h: History) -> Outcome:
     evidence = f"{bad:.0%} of the first {len(h.start)} steps' tool calls could not be parsed"
     # A high temperature garbles calls like everything else, and a task out of reach some of them; `variety` names both.
     # So do the replies of a broken tool, which are unlike anything that the policy has seen; `tool_errors` names that.
-    confused = h.config.temperature >= thresholds.HOT or tools_fail(h)
+    confused = h.config.temperature >= thresholds.HOT or tools_fail(h) or not _at_first(h, _malformed, bad)
     return ("calls-malformed" if bad > thresholds.MALFORMED_CALLS and not confused else None), evidence
 
 
@@ -111,6 +124,11 @@ def unknown(h: History) -> bool:
     return len(h.first) < WINDOW or len(h.start) < 3
 
 
+def broken_early(h: History) -> bool:
+    """Whether a step broke the policy so early that most of the first steps show what it left."""
+    return h.broken_by is not None and number(h.broken_by, "step") < WINDOW
+
+
 STOPS = {
     "max_turn_tokens": ("truncated-turns", "--max-tokens"),
     "max_total_tokens": ("truncated-context", "--max-context"),
@@ -141,6 +159,8 @@ def truncation(h: History) -> Outcome:
     learned = h.rises and now <= thresholds.CUT_SHARE
     if cut and learned:
         evidence += f"; {now:.0%} of the last {len(h.recent)}, while the reward rose"
-    # Rewards drawn by lot teach nothing, whatever the limits are.
-    innocent = loops or learned or early or h.config.random_rewards
+    # Rewards drawn by lot teach nothing, whatever the limits are. Rollouts that reach a limit only once training has begun show
+    # what training did.
+    since = not _at_first(h, lambda row: number(row, f"rollout/stopped/{most}"), shares[most])
+    innocent = loops or learned or early or since or h.config.random_rewards
     return (cause if cut and not innocent else None), evidence

@@ -15,6 +15,8 @@ Z95 = 1.96
 """Half the width of a 95% interval, in standard errors."""
 WINDOW = 5
 """Number of steps that a rule averages over, and that it waits for unless fewer are conclusive."""
+COLLAPSED = 3
+"""Number of steps after a large one by whose rewards a collapse is judged."""
 
 Row = Mapping[str, float]
 
@@ -111,7 +113,11 @@ class History:
     changed: float = 0.0
     """Sum of all measured values of `policy_change`, in nats per token."""
     broken_by: Row | None = None
-    """Row of the first step that changed the policy by more than `thresholds.BREAKING_KL`."""
+    """Row of the first step that changed the policy by more than `thresholds.BREAKING_KL`, or by more than `thresholds.LARGE_STEP`
+    and left it earning hardly anything.
+    """
+    suspect: tuple[Row, float] | None = None
+    """(row, mean reward of the last steps up to it) of the first step that changed the policy by more than `LARGE_STEP`."""
     reward_before: float = 0.0
     """Mean reward of the last `WINDOW` steps up to and including `broken_by`."""
     rewards_since: int = 0
@@ -160,6 +166,7 @@ class History:
         if len(self.recent) == WINDOW:
             self.best_reward = max(self.best_reward, mean(self.recent, "reward/mean"))
         self.rewards_since += self.broken_by is not None
+        self._collapse()
         self._follow(row)
         change = policy_change(row)
         # The change of a step cannot be measured if engine and trainer differ by more than it.
@@ -168,10 +175,21 @@ class History:
             return
         self.changes.append(change)
         self.changed += change
+        if self.suspect is None and change > thresholds.LARGE_STEP:
+            self.suspect = row, mean(self.recent, "reward/mean")
         self.largest_change = max(self.largest_change or 0.0, change)
         if change > thresholds.BREAKING_KL and self.broken_by is None:
             self.broken_by, self.rewards_since = row, 0
             self.reward_before = mean(self.recent, "reward/mean")
+
+    def _collapse(self) -> None:
+        """Take a large step for the one that broke the policy if the steps right after it earn hardly anything."""
+        if self.broken_by is not None or self.suspect is None:
+            return
+        step, before = number(self.suspect[0], "step"), self.suspect[1]
+        after = [row for row in self.recent if number(row, "step") > step]
+        if len(after) == COLLAPSED and mean(after, "reward/mean") < 0.1 * before and before > 0.1 * self.scale:
+            self.broken_by, self.reward_before, self.rewards_since = self.suspect[0], before, len(after)
 
     def _follow(self, row: Row) -> None:
         """Take in what is followed over the whole run: gradient norm, gap of engine and trainer, difficulty."""

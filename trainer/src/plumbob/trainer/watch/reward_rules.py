@@ -7,7 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.watch.environment_rules import malformed_calls, tools_fail, truncation, unknown, unread_calls
+from plumbob.trainer.watch.environment_rules import (
+    broken_early,
+    malformed_calls,
+    tools_fail,
+    truncation,
+    unknown,
+    unread_calls,
+)
 from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, names_right, number, share, total
 from plumbob.trainer.watch.sampling_rules import sampling
 from plumbob.trainer.watch.settings_rules import comparable
@@ -110,6 +117,7 @@ def _explained(h: History) -> bool:
         or share(h.first, "rollout/errored", "rollout/count") > thresholds.FAILED_ROLLOUTS
         or share(h.first, "rollout/not_finite", "rollout/count") > thresholds.NOT_FINITE
         or tools_fail(h)
+        or broken_early(h)
     )
 
 

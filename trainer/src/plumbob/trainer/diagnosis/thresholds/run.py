@@ -303,6 +303,11 @@ BREAKING_KL = Threshold(
         "the step is the cause. Healthy steps of the bundled models, which have high learning rates, reach 0.2",
     "learning-rate-too-high",
 )  # fmt: skip
+LARGE_STEP = Threshold(
+    0.05, "change of the policy in one step, in nats per token, that is the cause if the three steps after it earn less than a "
+    "tenth of the reward before",
+    "learning-rate-too-high",
+)  # fmt: skip
 RESTLESS = Threshold(
     0.05, "largest median change of the policy per step, in nats per token, while the reward does not rise",
     "learning-rate-too-high",

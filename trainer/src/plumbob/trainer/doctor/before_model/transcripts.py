@@ -139,7 +139,10 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
         )
     # If that is 0, right answers fail; whether wrong ones would earn something is not known.
     if played and len(nothing) == len(played) and _equal([*rewards, *silent.values()]) and abs(rewards[0]) > _TOLERANCE:
-        yield Finding(check, "fail", evidence, "reward-constant")
+        other = [environment.say(p.task, ChatReply(OTHER_WORDS)).reward for p in _some(played)]
+        constant = _equal([rewards[0], *other])
+        evidence += f", and replies of other words {_range(other)}"
+        yield Finding(check, "fail", evidence, "reward-constant" if constant else "reward-exploitable")
         return
     if nothing:
         keys = ", ".join(p.task.key for p in nothing[:NAMED])
@@ -165,6 +168,8 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
     yield Finding(check, "pass", evidence)
 
 
+OTHER_WORDS = "I do not know."
+"""A reply that answers no task, and is not empty."""
 WORKING = ("That takes a few steps.\n", "That takes 2 or 3 steps.\n")
 """What is put before an oracle's last turn: working without numbers, and with some."""
 

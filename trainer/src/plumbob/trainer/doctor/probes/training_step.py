@@ -12,14 +12,16 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.explanations import explain, third_opinion
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
-from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of
+from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, step_along
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
-from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.training.expected_advantages import expected_advantages
 
 ORDER = 75
 
+AWAY = 1e-2
+"""Length of a step away from the reference policy, relative to the norm of the weights."""
 ROWS = 16
 """Most rows of the rehearsed step, as far as whole groups allow."""
 LOOKED_AT = 3
@@ -96,9 +98,35 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
     if not math.isfinite(size):
         return Finding(check, "unsure", evidence)
     if size == 0:  # at the start a KL term has no gradient either, because the policy is the reference
+        if subject.run.objective.kl_beta > 0 and (moved := _away_from_the_reference(subject, rows)):
+            return Finding(check, "fail", f"{evidence}; {moved}", "policy-term-missing")
         return left_out.without_gradient(subject, check, rows, evidence)
     bad = apart < thresholds.SAME_GRADIENT * size
     return Finding(check, "fail" if bad else "pass", evidence, "policy-term-missing" if bad else None)
+
+
+def _away_from_the_reference(subject: Subject, rows: Sequence[Sample]) -> str:
+    """Evidence that only the KL term has a gradient, once the policy is another one than the reference; "" if there is none."""
+    policy = subject.run.policy
+    with undone(subject.run):
+        logprobs = policy.score(rows, subject.run.config.temperature).logprobs
+        if not logprobs.requires_grad:
+            return ""
+        logprobs.sum().backward()
+        found = {name: policy.sharding.local_gradient(p) for name, p in policy.trainable.items()}
+        push = {name: g.detach().to("cpu", torch.float32, copy=True) for name, g in found.items() if g is not None}
+        policy.sharding.zero_grad()
+        if not 0 < norm_of(push) < math.inf:
+            return ""
+        step_along(subject, push, AWAY)
+        up, down = (gradient_of(subject, rows, [sign] * len(rows)) for sign in (1.0, -1.0))
+    size = norm_of(up) + norm_of(down)
+    apart = norm_of({name: up[name] - down[name] for name in up.keys() & down.keys()})
+    if not 0 < size < math.inf or apart >= thresholds.SAME_GRADIENT * size:
+        return ""
+    return (
+        f"after a step away from the reference policy they differ by {apart:.2g}, and their norms add up to {size:.2g}"
+    )
 
 
 def _some_groups(subject: Subject) -> list[Sample]:

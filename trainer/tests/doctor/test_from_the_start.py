@@ -127,7 +127,7 @@ def last_microbatch_only(patch: Patch) -> None:
     patch.setattr(forward_backward, "grpo_loss", cleared)
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence", "settings"),
     [

@@ -230,7 +230,7 @@ def test_a_change_of_one_task_alone_is_not_certain():
     assert divergence(rows, old, [torch.full((10,), math.nan) for _ in rows]).low == math.inf
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize(
     "settings",
     [

@@ -94,7 +94,7 @@ def test_a_fault_of_engine_or_update_is_named(subject_with, name):
     assert causes[0] == fault.cause
 
 
-@pytest.mark.slow
+@pytest.mark.field
 @pytest.mark.parametrize("fault", ONE_OF_EACH_CAUSE, ids=lambda fault: fault.name)
 def test_a_fault_of_each_cause_is_named_first(subject_with, fault):
     findings = [finding for _, finding in examine(subject_with(fault, groups=8, num_generations=8))]

@@ -1,7 +1,7 @@
 """The unseen half of the eighth set of the field's faults: they are run only to measure.
 
 The set is a sample of what people ask about: threads in the order in which plain searches return them, listed in
-docs/results/field8_threads_unseen.md.
+docs/results/field8_threads.md.
 """
 
 from __future__ import annotations

@@ -100,8 +100,13 @@ def rows_with_advantage(subject: Subject) -> Trained:
 
 def gradient_of(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]) -> Gradient:
     """The gradient of one optimizer step on these rows. The gradients in the trained weights are cleared afterwards."""
-    sharding = subject.run.policy.sharding
     subject.gradient(rows, advantages)
+    return take_gradient(subject)
+
+
+def take_gradient(subject: Subject) -> Gradient:
+    """The gradient that a backward pass has left in the trained weights, which is cleared there."""
+    sharding = subject.run.policy.sharding
     found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
     kept = {name: g.detach().to("cpu", torch.float32, copy=True) for name, g in found.items() if g is not None}
     sharding.zero_grad()

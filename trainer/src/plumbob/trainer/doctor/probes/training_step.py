@@ -12,7 +12,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.explanations import explain, third_opinion
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
-from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, step_along
+from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
@@ -107,15 +107,12 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
 
 def _away_from_the_reference(subject: Subject, rows: Sequence[Sample]) -> str:
     """Evidence that only the KL term has a gradient, once the policy is another one than the reference; "" if there is none."""
-    policy = subject.run.policy
     with undone(subject.run):
-        logprobs = policy.score(rows, subject.run.config.temperature).logprobs
+        logprobs = subject.run.policy.score(rows, subject.run.config.temperature).logprobs
         if not logprobs.requires_grad:
             return ""
         logprobs.sum().backward()
-        found = {name: policy.sharding.local_gradient(p) for name, p in policy.trainable.items()}
-        push = {name: g.detach().to("cpu", torch.float32, copy=True) for name, g in found.items() if g is not None}
-        policy.sharding.zero_grad()
+        push = take_gradient(subject)
         if not 0 < norm_of(push) < math.inf:
             return ""
         step_along(subject, push, AWAY)

@@ -10,7 +10,8 @@ questions, which are searched one at a time, tokenising included, top 5.
 Columns: seconds to build the index, milliseconds of a search (median of the 50 questions, after one that is not counted) and
 how much the process's memory grew while it built the index and searched, in MiB. Each retriever and size is measured in a
 process of its own. `semantic` and `hybrid` embed each document once, for which a column has the seconds; they are left out
-above `--encode-at-most` documents. Printed as a table of Markdown, one row when it is measured.
+above `--encode-at-most` documents. Printed as a table of Markdown, one row when it is measured. `--plot FILE` draws a table that
+was printed: `retrieval_growth.py TABLE --plot docs/results/retrieval_growth.svg`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,24 @@ def measure(name: str, records: list[retrieval.Record], size: int) -> dict[str, 
     return {"encode": encode, "build": built, "search": 1e3 * statistics.median(took), "memory": resident() - before}
 
 
+def plot(table: str, file: Path) -> None:
+    """Draw milliseconds of a search and seconds to build the index over the number of documents, from a printed table."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for axis, column, title in ((axes[0], 4, "a search, ms"), (axes[1], 3, "building the index, s")):
+        for name in dict.fromkeys(row[1] for row in cells):
+            points = [(int(row[0]), float(row[column])) for row in cells if row[1] == name]
+            axis.loglog(*zip(*points, strict=True), marker="o", label=name)
+        axis.set(xlabel="documents", title=title)
+    axes[0].legend(fontsize=8)
+    figure.savefig(file, metadata={"Date": None})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files of MuSiQue records")
@@ -85,7 +104,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=NAMES, help=f"of {', '.join(NAMES)}")
     parser.add_argument("--encode-at-most", type=int, default=1000, help="largest corpus for semantic and hybrid")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)  # name and size: the process of one row
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the table in PATH to this SVG file, and measure nothing"
+    )
     args = parser.parse_args()
+    if args.plot:
+        plot(args.paths[0].read_text(), args.plot)
+        return 0
     records = retrieval.read(args.paths)
     if args.row:
         print(json.dumps(measure(args.row[0], records, int(args.row[1]))))

@@ -61,19 +61,18 @@ def _hot_rows(subject: Subject, draws: int, length: int) -> list[Sample]:
     """
     calls = [calls[0] for calls in subject.drawn.calls if calls]
     prompts = subject.prompts([calls[i] for i in spread(len(calls), PROMPTS)], length)
-    rows = []
     try:
-        for draw in range(draws):
-            # With one seed for all, the tokens after different prompts would not be independent.
-            seeds = [1 + draw * len(prompts) + i for i in range(len(prompts))]
-            replies = subject.generate(prompts, Sampling(length, temperature=HOT), seeds)
-            for i, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
-                n = len(prompt)
-                mask = [False] * n + [True] * len(reply.token_ids)
-                logprobs = [0.0] * n + list(reply.logprobs)
-                rows.append(Sample([*prompt, *reply.token_ids], mask, logprobs, 0.0, f"prompt {i}", "", False))
+        # With one seed for all, the tokens after different prompts would not be independent.
+        seeds = range(1, 1 + draws * len(prompts))
+        replies = subject.generate(prompts * draws, Sampling(length, temperature=HOT), seeds)
     except EngineError:
         return []
+    rows = []
+    for number, (prompt, reply) in enumerate(zip(prompts * draws, replies, strict=True)):
+        mask = [False] * len(prompt) + [True] * len(reply.token_ids)
+        logprobs = [0.0] * len(prompt) + list(reply.logprobs)
+        group = f"prompt {number % len(prompts)}"
+        rows.append(Sample([*prompt, *reply.token_ids], mask, logprobs, 0.0, group, "", False))
     return [row for row in rows if row.num_sampled]
 
 

@@ -112,3 +112,14 @@ def test_a_limit_is_blamed_only_if_the_untrained_policy_reaches_it(first: float,
     rows = [{**row, "step": step, "rollout/stopped/max_turn_tokens": share} for step, share in enumerate(shares, 1)]
     told = [finding for values in rows for finding in watch.update(values)]
     assert [f.cause for f in told if f.check == "rollouts end by themselves"] == cause
+
+
+def test_a_large_step_is_not_blamed_for_tools_that_fail_after_it() -> None:
+    watch, row = Watch(dataclasses.replace(config_of(FIRST), learning_rate=3e-4)), rows_of(FIRST)[0]
+    usual = {"reward/mean": 0.35, "rollout/tool_calls": 3.0, "rollout/tool_errors": 0.0, "rollout/tools": 1.0}
+    broken = {**usual, "reward/mean": 0.0, "rollout/tool_errors": 3.0}
+    moved = {"policy/step_kl": 0.1, "sync/mismatch_kl": 0.0}
+    for step, values in enumerate([{**usual, **moved}, *[broken] * 7], 1):
+        watch.update({**row, **values, "step": step})
+    told = {f.cause for f in watch.failed.values()}
+    assert "tools-fail" in told and "learning-rate-too-high" not in told

@@ -183,12 +183,18 @@ class History:
             self.reward_before = mean(self.recent, "reward/mean")
 
     def _collapse(self) -> None:
-        """Take a large step for the one that broke the policy if the steps right after it earn hardly anything."""
+        """Take a large step for the one that broke the policy if the steps right after it earn hardly anything.
+
+        Not if tools or rollouts begin to fail there: then rewards are gone for that reason.
+        """
         if self.broken_by is not None or self.suspect is None:
             return
         step, before = number(self.suspect[0], "step"), self.suspect[1]
         after = [row for row in self.recent if number(row, "step") > step]
-        if len(after) == COLLAPSED and mean(after, "reward/mean") < 0.1 * before and before > 0.1 * self.scale:
+        failed = share(after, "rollout/tool_errors", "rollout/tool_calls") > thresholds.TOOL_ERRORS
+        failed |= share(after, "rollout/errored", "rollout/count") > thresholds.FAILED_ROLLOUTS
+        gone = mean(after, "reward/mean") < 0.1 * before and before > 0.1 * self.scale
+        if len(after) == COLLAPSED and gone and not failed:
             self.broken_by, self.reward_before, self.rewards_since = self.suspect[0], before, len(after)
 
     def _follow(self, row: Row) -> None:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 from plumbob.rollout import Sampling
 from plumbob.testing.faults import field8_seen_doubles as doubles
+from plumbob.testing.faults.field3_unseen_doubles import end_ignored
+from plumbob.testing.faults.field6_unseen_doubles import groups_of_one
 from plumbob.testing.faults.field8_seen import SEEN
 from plumbob.testing.faults.field_trial import config_of, gap, rewards, sample, texts, tried
 from plumbob.trainer.algorithm import advantages
@@ -77,14 +79,14 @@ def test_groups_hold_rollouts_of_different_tasks():
 def test_advantages_are_rewards():
     rows = [sample(1.0), sample(0.0), sample(1.0, "0/1"), sample(1.0, "0/1")]
     with ExitStack() as stack:
-        doubles.without_baseline(stack, "lookup")
+        groups_of_one(stack, "lookup")
         found = advantages.compute_advantages(rows)
     assert found.values == [1.0, 0.0, 1.0, 1.0]
     assert found.with_signal == {"0/0", "0/1"}
 
 
 def test_no_token_stops_a_turn():
-    assert doubles.never_stopping([1], Sampling(stop_token_ids=(2,)))[1].stop_token_ids == ()
+    assert end_ignored([1], Sampling(stop_token_ids=(2,)))[1].stop_token_ids == ()
 
 
 def test_settings_are_those_that_the_sentences_name():

@@ -34,6 +34,9 @@ from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.train import run
 from safetensors.torch import load_file
 
+SELDOM = [
+    pytest.param(m, marks=pytest.mark.slow) for m in ({"call": 3}, {"call": 4}, {"limit": 150, "in_backward": True})
+]
 QUICK = {
     "batch_size": 12,
     "gradient_accumulation_steps": 1,
@@ -276,14 +279,7 @@ def gradients(real_run, memory: SmallMemory, monkeypatch) -> list[dict[str, torc
 @pytest.mark.parametrize(
     "memory",
     # Of a microbatch, the first call is the reference's, the second the policy's.
-    [
-        {"limit": 150},
-        {"call": 4, "in_backward": True},
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in ({"call": 3}, {"call": 4}, {"limit": 150, "in_backward": True})
-        ),
-    ],
+    [{"limit": 150}, {"call": 4, "in_backward": True}, *SELDOM],
     ids=str,
 )
 def test_a_step_that_ran_out_of_memory_has_the_same_gradient_in_smaller_microbatches(real_run, monkeypatch, memory):

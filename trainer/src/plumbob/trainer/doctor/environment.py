@@ -108,6 +108,11 @@ class Environment:
         return self._each(self.sample, lambda task: self.say(task, ChatReply("")))
 
     @functools.cached_property
+    def floors(self) -> dict[int, float]:
+        """`id` of each sampled task -> what an empty reply earns."""
+        return {id(played.task): played.reward for played in self.silent}
+
+    @functools.cached_property
     def silent_held_out(self) -> list[Played]:
         """Held-out tasks, played with one empty reply."""
         held_out = self.tasks.held_out

@@ -100,8 +100,13 @@ def explain(
     found += list(elsewhere(third, rows, wrong))
     found += list(_prompts(subject, third, rows, wrong)) if engine else list(_blanked(third, rows, wrong))
     best = min(found, key=lambda e: e.gap)
+    return best if explains(best.gap, before, limit) else None
+
+
+def explains(rest: float, before: float, limit: float) -> bool:
+    """Whether conditions that leave this rest of a difference explain it. `limit`: a healthy difference. All in nats."""
     # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
-    return best if best.gap <= max(min(limit, before / 3), thresholds.UNEXPLAINED_REST * before) else None
+    return rest <= max(min(limit, before / 3), thresholds.UNEXPLAINED_REST * before)
 
 
 def _temperature(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Explanation:

@@ -1,6 +1,6 @@
 """Does the engine sample after another context than the prompt that it was given?
 
-Asked where engine and trainer differ on sampled tokens, the trainer is right, and no known change of the prompt explains it.
+Asked where engine and trainer differ on sampled tokens, the engine is wrong, and no known change of the prompt explains it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import Third, apart, by_turn, turn_of
+from plumbob.trainer.doctor.explanations import Third, apart, by_turn, explains, turn_of
 from plumbob.trainer.doctor.subject import Subject
 
 OTHERS = 16
@@ -35,7 +35,7 @@ def another_tasks_prompt(
 
     `wrong`: the engine's log-probabilities [N] of each row's sampled tokens. `limit`: healthy difference, in nats.
     """
-    prompts = [row.token_ids[: row.loss_mask.index(True)] for row in subject.drawn.samples if row.num_sampled]
+    prompts = [by_turn(row)[0][0] for row in subject.drawn.samples if row.num_sampled]
     distinct = [list(ids) for ids in dict.fromkeys(map(tuple, prompts))]
     tried = [distinct[i] for i in spread(len(distinct), OTHERS)]
     before, after, moved = [], [], 0
@@ -48,7 +48,7 @@ def another_tasks_prompt(
         before.append(here)
         after.append(min([here, *gaps]))
     gap, rest = sum(before) / len(rows), sum(after) / len(rows)
-    if rest > max(min(limit, gap / 3), thresholds.UNEXPLAINED_REST * gap):
+    if not explains(rest, gap, limit):
         return None
     return f"the engine computes first turns of {moved} of {len(rows)} rollouts after the prompt of another task (rest {rest:.2g})"
 
@@ -59,7 +59,7 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
     Prompts of one token are asked, in which wrong attention or positions cannot show. The engine agrees with the model on given
     tokens, so its weights are right. Whatever a sampler then does to the logits (temperature, tokens left out, a limit of logits),
     likelier tokens stay likelier. Where many pairs of tokens have the other order, and the same one each time, the logits are those
-    of another context. `third` is asked at `HOT`.
+    of another context.
     """
     if not subject.began:
         return None
@@ -77,7 +77,7 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
                 told[reply.token_ids[0]].append(reply.logprobs[0])
         if any(max(values) - min(values) > max(limit, CLEARLY) for values in told.values()):
             return None  # the sampler adds noise
-        own = {token: third.scores(turn_of(prompt, [token]), temperature=HOT).item() for token in told}
+        own = (third.logits([*prompt, *prompt])[-1] / HOT).tolist()
         for a, b in itertools.combinations(told, 2):
             engine, model = told[a][0] - told[b][0], own[a] - own[b]
             if min(abs(engine), abs(model)) > max(limit, CLEARLY):

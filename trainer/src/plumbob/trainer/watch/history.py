@@ -191,10 +191,12 @@ class History:
             return
         step, before = number(self.suspect[0], "step"), self.suspect[1]
         after = [row for row in self.recent if number(row, "step") > step]
+        if len(after) != COLLAPSED:
+            return
         failed = share(after, "rollout/tool_errors", "rollout/tool_calls") > thresholds.TOOL_ERRORS
         failed |= share(after, "rollout/errored", "rollout/count") > thresholds.FAILED_ROLLOUTS
         gone = mean(after, "reward/mean") < 0.1 * before and before > 0.1 * self.scale
-        if len(after) == COLLAPSED and gone and not failed:
+        if gone and not failed:
             self.broken_by, self.reward_before, self.rewards_since = self.suspect[0], before, len(after)
 
     def _follow(self, row: Row) -> None:

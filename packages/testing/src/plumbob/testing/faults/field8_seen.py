@@ -9,6 +9,8 @@ from __future__ import annotations
 from plumbob.testing.faults import doubles as catalogue
 from plumbob.testing.faults import field8_seen_doubles as doubles
 from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field3_unseen_doubles import end_ignored
+from plumbob.testing.faults.field6_unseen_doubles import groups_of_one
 from plumbob.testing.faults.field_parts import (
     batches_changed,
     engine_model,
@@ -133,7 +135,7 @@ SEEN = (
         "PeterGriffinJin/Search-R1#88",
         ids("advantages-wrong"),
         EVERYWHERE,
-        start=doubles.without_baseline,
+        start=groups_of_one,
     ),
     # The engine
     FieldFault(
@@ -160,7 +162,7 @@ SEEN = (
         "unslothai/unsloth#1672",
         ids("stop-token-wrong"),
         ("gsm8k", "lookup"),
-        start=engine_prompts(doubles.never_stopping),
+        start=engine_prompts(end_ignored),
     ),
     FieldFault(
         "tool call that does not end its turn",

@@ -18,7 +18,6 @@ from plumbob.rollout.chat import assistant_header
 from plumbob.testing.faults.doubles import engine_of, put
 from plumbob.testing.faults.field2_parts import runs_of, without
 from plumbob.testing.faults.field_parts import by_group, engine_prompts
-from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.training.run import Run
 
 # Rewards
@@ -157,11 +156,6 @@ def critique_added(stack: ExitStack, run: Run) -> None:
     put(stack, run.engine, "generate", generate)
 
 
-def never_stopping(ids: list[int], sampling: Sampling) -> tuple[list[int], Sampling]:
-    """No token ends a turn."""
-    return ids, dataclasses.replace(sampling, stop_token_ids=())
-
-
 def calls_do_not_stop(stack: ExitStack, run: Run) -> None:
     """The first end token of a turn is passed over where a tool call stands before it."""
     original, tokenizer = run.engine.generate, run.tokenizer
@@ -218,18 +212,3 @@ def base_without_its_shift(model: Any) -> None:
             weight = module.base_layer.weight
             u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
             weight.sub_((u[:, SHIFTED] * s[SHIFTED]) @ v[SHIFTED])
-
-
-# The update
-
-
-def without_baseline(stack: ExitStack, env: str) -> None:
-    """Each rollout is a group of its own, with a mean of 0: its advantage is its reward."""
-    original = advantages.compute_advantages
-
-    def computed(samples: Sequence[Sample], *args: Any, **kwargs: Any) -> Any:
-        found = original(samples, *args, **kwargs)
-        names = frozenset(sample.group for sample in samples if sample.reward)
-        return dataclasses.replace(found, values=[sample.reward for sample in samples], with_signal=names)
-
-    put(stack, advantages, "compute_advantages", computed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from plumbob.testing.faults import field8_unseen_doubles as doubles
 from plumbob.testing.faults.field import FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses
+from plumbob.testing.faults.field2_seen_doubles import no_policy_term
 from plumbob.testing.faults.field_parts import graded, policy_scores, rows_changed, tasks_changed
 
 EVERYWHERE = ("lookup", "gsm8k", "musique")
@@ -171,7 +172,7 @@ UNSEEN = (
         "Goekdeniz-Guelmez/mlx-lm-lora#49",
         ids("policy-term-missing"),
         EVERYWHERE,
-        start=losses(doubles.constant_ratio),
+        start=losses(no_policy_term),
         options="--kl-beta 0.01",
     ),
     FieldFault(

@@ -142,11 +142,6 @@ def always_scaled(stack: ExitStack, env: str) -> None:
     put(stack, advantages, "compute_advantages", computed)
 
 
-def constant_ratio(inputs: Any) -> Any:
-    """The ratio is exp(0) whatever the policy is, so that no advantage has a gradient: only the KL term has one."""
-    return dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
-
-
 def one_ratio_per_reply(inputs: Any) -> Any:
     """The log-probabilities of a reply are summed before the ratio is taken, so that all its tokens have one ratio."""
     ratios = inputs.logprobs - inputs.old_logprobs

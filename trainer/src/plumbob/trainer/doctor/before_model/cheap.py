@@ -104,14 +104,13 @@ def _cheap(environment: Environment) -> Finding:
         return Finding(check, "unsure", f"the environment has no oracle to compare with; mean rewards: {listed}")
     best = {id(p.task): p for p in environment.oracles if p.trace.ok}
     evidence = f"mean rewards, where the oracle earns {fmean(p.reward for p in best.values()):.3g}: {listed}"
-    silent = {id(p.task): p.reward for p in environment.silent}
     lowest = min(mean for _, mean, _ in earned)
     clean = _clean_components(list(best.values()), [p for _, _, played in earned for p in played])
     for name, mean, played in sorted(earned, key=lambda one: -one[1]):
         kept = [p for p in played if id(p.task) in best]
         if len(kept) < thresholds.CHEAP_PLAYED:
             continue
-        floor = [lowest if name == EMPTY else silent[id(p.task)] for p in kept]
+        floor = [lowest if name == EMPTY else environment.floors[id(p.task)] for p in kept]
         lift = fmean(best[id(p.task)].reward - f for p, f in zip(kept, floor, strict=True))
         gains = [p.reward - f for p, f in zip(kept, floor, strict=True)]
         error = stdev(gains) / math.sqrt(len(gains))

@@ -52,13 +52,12 @@ def near(environment: Environment) -> Finding:
 def _played(environment: Environment, change: Callable[[str], str | None]) -> list[tuple[Played, Played]]:
     """(the oracle, the same with a changed answer) of tasks whose oracle earns more than an empty reply."""
     best = {id(p.task): p for p in environment.oracles if p.trace.ok}
-    silent = {id(p.task): p.reward for p in environment.silent}
     found = []
     for number in spread(len(environment.sample), TASKS):
         task = environment.sample[number]
         turns, gold = environment.turns_of(task), environment.gold(task)
         kept = best.get(id(task))
-        if kept is None or kept.reward <= silent.get(id(task), 0.0) + thresholds.REWARD_TOLERANCE:
+        if kept is None or kept.reward <= environment.floors.get(id(task), 0.0) + thresholds.REWARD_TOLERANCE:
             continue
         # An answer in an earlier turn would stay right, as in tasks that are solved by calls.
         wrong, told = change(gold), [gold in said(turn) for turn in turns]

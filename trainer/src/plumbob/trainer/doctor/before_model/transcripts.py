@@ -118,7 +118,7 @@ def _some(played: Sequence[Played]) -> list[Played]:
 def _oracles(environment: Environment) -> Iterator[Finding]:
     """Every task's own oracle against the same task's empty transcript: any task whose oracle earns no more is a fault."""
     check = "a perfect transcript earns more than an empty one, in every task"
-    silent = {id(played.task): played.reward for played in environment.silent}
+    silent = environment.floors
     if not environment.has_oracle:
         rewards = list(silent.values())
         evidence = f"the environment has no oracle; empty transcripts of {len(rewards)} tasks earn {_range(rewards)}"
@@ -194,7 +194,7 @@ def _working(environment: Environment) -> Iterator[Finding]:
             plain.append(first)
             numbered.append(second)
             longer.append(third)
-            silent.append(silent_reward(environment, p.task))
+            silent.append(environment.floors[id(p.task)])
     if len(plain) < TWICE / 2:
         return
     check = "numbers in the working are not taken for the answer"

@@ -88,9 +88,7 @@ def _reference(subject: Subject, rows: Sequence[Sample]) -> Finding:
 def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
     """The gradient must depend on the advantages, also where a KL term has one of its own."""
     check = "rewards reach the gradient"
-    up, down = (gradient_of(subject, rows, [sign] * len(rows)) for sign in (1.0, -1.0))
-    apart = norm_of({name: up[name] - down[name] for name in up.keys() & down.keys()})
-    size = norm_of(up) + norm_of(down)
+    apart, size = _by_sign(subject, rows)
     evidence = (
         f"the gradients of {len(rows)} rollouts with an advantage of +1 and of -1 differ by {apart:.2g}; their norms add up to "
         f"{size:.2g}"
@@ -105,6 +103,12 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
     return Finding(check, "fail" if bad else "pass", evidence, "policy-term-missing" if bad else None)
 
 
+def _by_sign(subject: Subject, rows: Sequence[Sample]) -> tuple[float, float]:
+    """(norm of the difference, sum of the norms) of the gradients of these rows with advantages of +1 and of -1."""
+    up, down = (gradient_of(subject, rows, [sign] * len(rows)) for sign in (1.0, -1.0))
+    return norm_of({name: up[name] - down[name] for name in up.keys() & down.keys()}), norm_of(up) + norm_of(down)
+
+
 def _away_from_the_reference(subject: Subject, rows: Sequence[Sample]) -> str:
     """Evidence that only the KL term has a gradient, once the policy is another one than the reference; "" if there is none."""
     with undone(subject.run):
@@ -116,9 +120,7 @@ def _away_from_the_reference(subject: Subject, rows: Sequence[Sample]) -> str:
         if not 0 < norm_of(push) < math.inf:
             return ""
         step_along(subject, push, AWAY)
-        up, down = (gradient_of(subject, rows, [sign] * len(rows)) for sign in (1.0, -1.0))
-    size = norm_of(up) + norm_of(down)
-    apart = norm_of({name: up[name] - down[name] for name in up.keys() & down.keys()})
+        apart, size = _by_sign(subject, rows)
     if not 0 < size < math.inf or apart >= thresholds.SAME_GRADIENT * size:
         return ""
     return (

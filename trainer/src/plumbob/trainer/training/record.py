@@ -19,6 +19,7 @@ from plumbob.trainer.reporting.trackers import make_reporter
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_form
 from plumbob.trainer.run_files.run_directory import MetricsLog
+from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import Run
@@ -75,6 +76,7 @@ class RunRecorder(Recorder):
             completions=config.log_completions,
             imitates=bool(run.demonstrations),
         )
+        self.silence = SilenceWatch(run.directory, self.note)
         self.log = MetricsLog(run.directory)
         self.reporter = make_reporter(config, run.directory)
         before = means(run.state.evaluations.get("before", {}))
@@ -94,6 +96,7 @@ class RunRecorder(Recorder):
     def __exit__(self, *exc: object) -> None:
         if isinstance(exc[1], Exception):  # not Ctrl-C
             self._store_stop(self.state.step + 1, exc[1])
+        self.silence.close()
         try:
             self.log.flush()
         except OSError as error:
@@ -106,6 +109,7 @@ class RunRecorder(Recorder):
         self.board.note(text)
 
     def status(self, text: str) -> None:
+        self.silence.news(text)
         self.board.status(text)
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.run_files.silence import STACKS, last_silence
 from plumbob.trainer.run_files.stopped import Stop, read_stop
 from plumbob.trainer.watch.history import Row, gap_limit, number
 
@@ -16,19 +17,23 @@ CHECK = "the run takes all its steps"
 
 
 def stop_finding(run_dir: Path, config: TrainConfig, rows: Sequence[Row]) -> Finding | None:
-    """Why the run ended early, with the command that examines its settings; None if it did not.
+    """Why the run ended early or what it was doing when it fell silent, with the command that examines its settings.
 
-    `rows`: metrics of the finished steps.
+    None if it took its steps. `rows`: metrics of the finished steps.
     """
     stop = read_stop(run_dir)
+    command = f"doctor --config {shlex.quote(str(run_dir / 'config.toml'))}"
+    examined = f"What can be examined without it:  {command}"
     if stop is None:
-        return None
+        if (silent := last_silence(run_dir)) is None:
+            return None
+        evidence = f"it has finished no step since {silent}; {run_dir / STACKS} says where each of its threads was"
+        return Finding(CHECK, "error", f"{evidence}. {examined}", None, len(rows) + 1)
     where = f"in step {stop.step}" if stop.step else "in the set-up, before its first step"
     evidence = f"it stopped {where}: {stop.kind}: {stop.reason}"
-    command = f"doctor --config {shlex.quote(str(run_dir / 'config.toml'))}"
     cause = _cause(stop, config, rows)
     if cause is None:
-        return Finding(CHECK, "error", f"{evidence}. What can be examined without it:  {command}", None, stop.step)
+        return Finding(CHECK, "error", f"{evidence}. {examined}", None, stop.step)
     if stop.kind == "SyncError" and cause == "engine-trainer-mismatch":
         evidence += ". Metrics cannot tell which side is wrong; the probes can"
     return Finding(CHECK, "fail", evidence, cause, stop.step, command=command)

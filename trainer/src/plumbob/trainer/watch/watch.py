@@ -174,10 +174,10 @@ def warning(finding: Finding, config: TrainConfig) -> str:
 
 
 def examine(run_dir: Path) -> list[Finding]:
-    """Apply every check to a run directory: to metrics.jsonl, traces/, stopped.json and the evaluations in summary.json.
+    """Apply every check to a run directory: metrics.jsonl, traces/, stopped.json, stacks.txt, evaluations in summary.json.
 
     The first failure is the one to look at first. Raises UserError without a run directory, or if a run has neither
-    finished a step nor said why it ended.
+    finished a step nor said why it ended or where it may hang.
     """
     config = run_config(run_dir)
     rows = read_metrics(run_dir)

@@ -2,12 +2,15 @@
 
 Property tests have the same examples on every machine, and an example may take as long as the machine needs.
 
-HYPOTHESIS_PROFILE=random draws new examples, as CI does; a failure then prints how to repeat it.
+HYPOTHESIS_PROFILE=random draws new examples, as CI does; a failure then prints how to repeat it. In the same way --draw WORD
+draws one case of each test marked `slow` that has several: which one depends on WORD, a commit for example, and on nothing else.
 """
 
 import gc
 import os
 import signal
+from collections import defaultdict
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -27,6 +30,25 @@ gc.set_threshold(700, 10, 1000)
 # A shell without job control starts background jobs with Ctrl-C ignored, and so would be every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draw", metavar="WORD", help="run one case of each slow test; WORD decides which")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    word = config.getoption("--draw")
+    if word is None:
+        return
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    # A seed that is a text gives the same numbers in every process, as pytest-xdist's workers need.
+    drawn = {Random(f"{word} {name}").choice(of_test).nodeid for name, of_test in cases.items()}
+    left_out = [item for of_test in cases.values() for item in of_test if item.nodeid not in drawn]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "tied", "times"),
     [("tiny", False, 2), ("tiny-gsm8k", False, 2), ("tiny-musique", True, 2), ("tiny", True, 4 / 3)],

@@ -19,6 +19,7 @@ def test_the_notebook_is_committed_without_outputs():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_trains_and_shows_a_run_that_learned(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient

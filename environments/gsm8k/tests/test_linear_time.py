@@ -61,7 +61,9 @@ def filled(text, share):
     return text * (int(SIZE * share) // len(text))
 
 
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize(
+    "piece", [pytest.param(p, marks=[pytest.mark.slow] if k % 3 else []) for k, p in enumerate(PIECES)]
+)
 def test_a_degenerate_reply_takes_linear_time(piece):
     """A policy that loops fills its whole context with one piece; the reward must not hang on it."""
     for place in ("{}", "{}\n#### 42", "#### 42\n{}", "The answer is {}", r"\boxed{{{}}}", r"\boxed{{42}}{}"):

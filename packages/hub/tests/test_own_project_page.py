@@ -65,6 +65,7 @@ def test_with_uv(own_index, serve, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_pip_alone(own_index, serve, tmp_path):
     """Other people's packages are taken from this checkout's environment, so that pip downloads none of them."""
     server = serve(own_index)

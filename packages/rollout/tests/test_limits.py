@@ -50,7 +50,7 @@ def play(case, limits=SHORT):
     return trace
 
 
-OFTEN = ("sleep", "regular expression", "SystemExit")
+OFTEN = ("sleep",)
 """Faults that are tested in every run of the tests; the others bear the marker `slow`."""
 
 

@@ -36,6 +36,7 @@ assert not [name for name in off if type(sys.modules[name]) is OnDemand]
 """
 
 
+@pytest.mark.slow
 def test_verifiers_clients_are_put_off_and_found_when_they_are_used():
     done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -84,6 +84,7 @@ run_app("command", app, [])
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_and_its_report_where_everything_is_ascii(tmp_path):
     args = ["lookup", *SMALL.split(), "--run-name", "r", "--log-completions", "2"]
     done = run("train", *args, cwd=tmp_path, **ASCII)

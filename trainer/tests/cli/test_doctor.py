@@ -164,6 +164,7 @@ def test_a_healthy_run_from_the_command_line(told, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_learning_rate_of_nothing_from_the_command_line(told):
     code, out, _ = told("lookup", *SMALL, "--peft", "--lr", "1e-9")
     assert code == 1

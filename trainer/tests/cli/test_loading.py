@@ -59,6 +59,7 @@ def test_a_run_without_lora_imports_neither_peft_nor_what_libraries_would_import
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_lora_works_after_the_short_imports(tmp_path):
     output, _, loaded = imported(["lookup", "--peft", *SMALL.split(), "--run-name", "r"], tmp_path)
     assert "code 0" in output and (tmp_path / "runs/r/model/adapter/adapter_model.safetensors").is_file()

@@ -86,6 +86,7 @@ def test_fsdp2_divides_what_each_process_holds(shared, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs_deepspeed
 def test_deepspeed_gives_what_one_process_gives(tmp_path, alone):
     launch([sharded_updates.__file__, str(tmp_path), "zero2", "zero3"], 2, tmp_path)

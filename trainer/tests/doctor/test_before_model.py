@@ -36,7 +36,15 @@ HEALTHY = [
 ]
 
 
-@pytest.mark.parametrize(("env", "args"), HEALTHY, ids=lambda part: part if isinstance(part, str) else part[0])
+@pytest.mark.parametrize(
+    ("env", "args"),
+    # The first of each environment in every run of the tests.
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if case[0] in dict(HEALTHY[:k]) else [])
+        for k, case in enumerate(HEALTHY)
+    ],
+    ids=lambda part: part if isinstance(part, str) else part[0],
+)
 def test_healthy_environments_pass_every_check(examined, env, args):
     findings = all_findings(examined(env, env_args=args))
     assert loud(findings) == []

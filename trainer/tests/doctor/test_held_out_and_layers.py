@@ -46,6 +46,7 @@ def test_held_out_answers_of_other_tasks_are_named_by_replies_that_are_right_for
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_few_tasks_are_named_if_the_limit_on_prompts_leaves_them(subject_of):
     left = subject_of(env="gsm8k", env_args=("datasets=synthetic", "num_examples=400"), max_prompt_length=165)
     finding = data._tasks_left(left)
@@ -95,6 +96,7 @@ def test_an_engine_that_must_call_a_tool_is_not_said_to_see_another_prompt(subje
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_that_returns_the_likelier_of_two_replies_is_named(subject_of, monkeypatch):
     subject = subject_of()
     engine = subject.run.engine

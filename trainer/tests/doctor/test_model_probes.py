@@ -175,6 +175,7 @@ def lowered(prompt: list[int], tries: list[Any]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_penalty_in_the_log_probabilities_is_told_from_a_temperature(subject_of):
     healthy = subject_of()
     assert causes(penalties.probe(healthy)) == []

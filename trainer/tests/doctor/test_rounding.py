@@ -32,6 +32,7 @@ def test_scores_in_float32_are_those_of_a_run_without_bf16(subject_of):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "cause"), [(1e-6, "learning-rate-too-low"), (3e-3, None)])
 def test_rounding_hides_no_rate_that_is_too_low(subject_of, rate, cause):
     """Seen with Qwen2.5-Coder-0.5B at 1e-6: rounding alone seemed to change the policy by 9e-5 nats per token."""

@@ -319,6 +319,7 @@ def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_rollouts(page, tmp_path):
     """However many rollouts there are, opening the page unpacks no step, and draws only the rows in sight."""
     directory = make_run(tmp_path, "large", steps=100, groups=25)

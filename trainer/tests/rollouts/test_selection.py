@@ -135,6 +135,7 @@ def test_a_resumed_run_sets_the_same_tasks_aside(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pools_leave_fewer_groups_without_a_signal(tmp_path):
     """24 steps over 32 tasks. Measured with this seed on two CPU cores: 0.638 without pools, 0.600 with them."""
     shares = {}

@@ -182,6 +182,7 @@ def test_without_these_options_nothing_is_added(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_best_survives_a_crash_and_an_older_checkpoint_goes_on_without_it(best_of_five, tmp_path, monkeypatch):
     directory = shutil.copytree(best_of_five, tmp_path / "r")
     shutil.rmtree(directory / "checkpoints" / "step_5")  # as if killed in step 3, after its best

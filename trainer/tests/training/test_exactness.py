@@ -32,7 +32,7 @@ def whole(run):
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("tokens", [1, 60, 200, 333])
+@pytest.mark.parametrize("tokens", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 333)), 200])
 def test_the_gradient_does_not_depend_on_the_passes(run, whole, loss_type, tokens):
     """One row alone in its pass is unpacked and unpadded: so this is packed against plain rows, too."""
     cut = gradient(run, samples(), loss_type, microbatch_tokens=tokens)
@@ -56,6 +56,7 @@ def test_nor_on_whether_rows_without_signal_are_computed(run, loss_type):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nor_on_the_number_of_processes(whole, tmp_path):
     launch([step_gradients.__file__, str(tmp_path), str(tmp_path / "gradients.pt")], 2, tmp_path)
     shared = torch.load(tmp_path / "gradients.pt", weights_only=True)

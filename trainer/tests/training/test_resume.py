@@ -91,6 +91,7 @@ def test_a_config_file_that_was_edited_is_compared_with_the_checkpoint(four_step
     assert (four_steps / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_other_data_than_the_runs_own_is_refused(tmp_path):
     data = tmp_path / "data.jsonl"
     rows = [{"question": f"What is {n} plus 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(12)]

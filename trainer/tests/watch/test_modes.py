@@ -84,7 +84,7 @@ def runs(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(rows=runs())
 def test_rules_stand_anything_say_it_once_and_say_the_same_again(mode: str, rows: list[dict[str, Any]]) -> None:
     watch = Watch(config_of(mode))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis.copied_rollouts import copied
-from plumbob.trainer.doctor import explanations
+from plumbob.trainer.doctor import explanations, other_sampling
 from plumbob.trainer.doctor.explanations import Explanation, explain
-from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, weigh
+from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, joined, weigh
 
 V = 60
 Change = Callable[[torch.Tensor, list[int]], torch.Tensor]
@@ -95,6 +95,20 @@ def test_every_other_distribution_is_one():
         for key, logprobs in all_scores(View(changed, logits, 0.8)).items():
             sums[key] = sums.get(key, 0.0) + logprobs[-1].exp().item()
     assert len(sums) > 50 and all(total == pytest.approx(1, abs=1e-4) for total in sums.values())
+
+
+@pytest.mark.parametrize("limit", [1, 3 * 20 * V, 1 << 30])
+def test_rows_that_are_looked_at_together_have_the_scores_of_each_alone(monkeypatch, limit):
+    """Also where one has tokens that another has not, and where repeated tokens would be banned in both."""
+    monkeypatch.setattr(other_sampling, "JOINED_LOGITS", limit)
+    some = [*rows(None, 3, count=3, size=4), *rows(None, 4, count=2, turns=1, size=30)]
+    views = [View(row, logits, 0.8) for row, logits in some]
+    together = list(joined(iter(views)))
+    assert len(together) == {1: len(views), 1 << 30: 1}.get(limit, len(together)) and len(together) <= len(views)
+    alone, found = [all_scores(view) for view in views], [all_scores(view) for view in together]
+    for key in alone[0]:
+        expected = torch.cat([scores[key] for scores in alone])
+        torch.testing.assert_close(torch.cat([scores[key] for scores in found]), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
@@ -15,7 +16,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.other_sampling import Evidence, View, all_scores, closest, weigh
+from plumbob.trainer.doctor.other_sampling import MOST_LOGITS, Evidence, View, all_scores, closest, joined, weigh
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 48
@@ -144,30 +145,40 @@ def _as_asked(subject: Subject, hot: Sequence[Sample], brief: Sequence[Sample]) 
 
 def _weighed(subject: Subject, rows: Sequence[Sample], temperature: float) -> Evidence | None:
     """The evidence of these rows; None if the model gives no logits, or others than in training."""
-    own, others = [], []
-    for row in rows:  # one at a time, because the logits of a large vocabulary take much memory
-        view = _view(subject, row, temperature)
-        if view is None:
-            return None
-        own.append(view.logprobs.cpu())
-        others.append(all_scores(view))
-    trained = [
-        scores[: len(o)] for scores, o in zip(subject.score(rows, temperature) if rows else [], own, strict=True)
-    ]
-    if not rows or mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
+    rows, own = sorted(rows, key=lambda row: len(row.token_ids)), list[torch.Tensor]()
+
+    def noted() -> Iterator[View]:
+        for view in _views(subject, rows, temperature):
+            own.append(view.logprobs.cpu())
+            yield view
+
+    weighed = [(view.logprobs.cpu(), all_scores(view)) for view in joined(noted())]
+    if not rows or len(own) < len(rows):
         return None
-    return weigh(own, others)
+    trained = [scores[: len(o)] for scores, o in zip(subject.score(rows, temperature), own, strict=True)]
+    if mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
+        return None
+    return weigh([logprobs for logprobs, _ in weighed], [scores for _, scores in weighed])
 
 
-def _view(subject: Subject, row: Sample, temperature: float) -> View | None:
-    """The row with the trainer's logits; None if the model cannot be asked for them."""
+def _views(subject: Subject, rows: Sequence[Sample], temperature: float) -> Iterator[View]:
+    """The rows with the trainer's logits, as far as the model can be asked for them.
+
+    Neighbours of equal length, such as replies to one prompt, take one forward pass, which needs no padding. The logits of a
+    large vocabulary take much memory, so a pass has at most about `MOST_LOGITS`.
+    """
     run = subject.run
-    try:
-        with torch.no_grad():
-            logits = run.policy.model(torch.tensor([row.token_ids], device=run.world.device)).logits[0]
-        return View(row, logits, temperature)
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    for length, alike in groupby(rows, key=lambda row: len(row.token_ids)):
+        equal, size = list(alike), max(1, MOST_LOGITS // (length * run.policy.plan.num_ids))
+        for some in (equal[i : i + size] for i in range(0, len(equal), size)):
+            try:
+                ids = torch.tensor([row.token_ids for row in some], device=run.world.device)
+                with torch.no_grad():
+                    logits = run.policy.model(ids).logits
+                views = [View(row, row_logits, temperature) for row, row_logits in zip(some, logits, strict=True)]
+            except (RuntimeError, TypeError, ValueError):
+                return
+            yield from views
 
 
 def _of_logprobs(
@@ -180,7 +191,7 @@ def _of_logprobs(
     """Do the engine's log-probabilities, which differ from the trainer's, show a penalty?"""
     before = mean_abs(engine, trainer)
     few = spread(len(rows), FITTED)
-    views = [view for i in few if (view := _view(subject, rows[i], subject.run.config.temperature)) is not None]
+    views = list(_views(subject, [rows[i] for i in few], subject.run.config.temperature))
     if len(views) == len(few):
         cause, way, rest = closest(views, [engine[i] for i in few])
         apart = mean_abs([engine[i] for i in few], [trainer[i] for i in few])

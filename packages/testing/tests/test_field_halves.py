@@ -5,7 +5,7 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", "2", "3", "4", "5", "6", "7", "8") for half in ("seen", "unseen")]
+HALVES = [(number, half) for number in ("", "2", "3", "4", "5", "6", "7", "8", "9") for half in ("seen", "unseen")]
 FEWEST = {
     "": (20, 20, 6),
     "2": (18, 8, 6),
@@ -15,6 +15,7 @@ FEWEST = {
     "6": (19, 10, 4),
     "7": (16, 13, 5),
     "8": (20, 13, 5),
+    "9": (15, 12, 6),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

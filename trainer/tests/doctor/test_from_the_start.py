@@ -151,6 +151,28 @@ def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", [1, -1])
+def test_log_probabilities_of_neighbours_are_told_from_rows_that_see_each_other(loaded, monkeypatch, by):
+    """Labels and masks are shifted differently; at the ends of turns, where nothing is left, stands 0."""
+    score = Policy.score
+
+    def moved(self: Policy, rows: Sequence[Any], temperature: float) -> Any:
+        mask = [([False] * max(by, 0) + row.loss_mask + [False] * max(-by, 0))[max(-by, 0) :] for row in rows]
+        mask = [m[: len(row.token_ids)] for m, row in zip(mask, rows, strict=True)]
+        other = [dataclasses.replace(row, loss_mask=[False, *m[1:]]) for row, m in zip(rows, mask, strict=True)]
+        scores = score(self, other, temperature)
+        parts = [v.split([o.num_sampled for o in other]) for v in (scores.logprobs, scores.entropies)]
+        short = [row.num_sampled - o.num_sampled for row, o in zip(rows, other, strict=True)]
+        return type(scores)(
+            *(torch.cat([torch.cat([p, p.new_zeros(n)]) for p, n in zip(part, short, strict=True)]) for part in parts)
+        )
+
+    monkeypatch.setattr(Policy, "score", moved)
+    (found,) = conditioning.probe(loaded())
+    assert found.cause == "logprobs-permuted" and f"1 place {'after' if by > 0 else 'before'} it" in found.evidence
+
+
+@pytest.mark.slow
 def test_a_fitted_temperature_is_the_best_and_not_the_first_that_fits(loaded, monkeypatch):
     """At 0.7 for 1 the gap is small, so that 0.6 leaves little as well."""
     generate = TransformersEngine.generate

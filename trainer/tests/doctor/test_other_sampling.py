@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,22 @@ def test_copies_are_told_from_a_policy_that_is_sure_of_its_tokens():
     assert copied(in_pairs) > math.log(1e6)
     independent = [[([g, k], -4.0) for k in range(8)] for g in range(4)]
     assert copied(independent) < 0
+
+
+def test_a_pattern_of_copies_shows_where_most_rollouts_are_equal_by_chance():
+    """A policy that is sure of its tokens: each rollout is one of four texts, the first in most cases."""
+    chance = random.Random(0)
+
+    def drawn(number: int) -> list[tuple[list[int], float]]:
+        texts = chance.choices(range(4), weights=(0.7, 0.1, 0.1, 0.1), k=number)
+        return [([text], math.log(0.7 if text == 0 else 0.1)) for text in texts]
+
+    workers = [drawn(4) * 2 for _ in range(8)]  # two workers whose seeds begin alike
+    assert copied(workers) > math.log(1e6)
+    in_pairs = [[row for row in drawn(4) for _ in range(2)] for _ in range(8)]
+    assert copied(in_pairs) > math.log(1e6)
+    above = sum(copied([drawn(8) for _ in range(4)]) > math.log(20) for _ in range(400))
+    assert above <= 400 / 20  # Ville's bound, although all patterns are tried
 
 
 def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):

@@ -262,3 +262,15 @@ def test_tensors_that_stand_still_in_five_steps_are_named(still, named):
     rows = rows_of(FIRST)[:8]
     rows = [*rows[:3], *({**row, "optimizer/still_tensors": s} for row, s in zip(rows[3:], still, strict=True))]
     assert causes(rows) == ({"optimizer-moves-nothing"} if named else set())
+    # Tensors without a gradient stand still whatever the optimizer does, or move with weight decay alone.
+    without = [{**row, "optimizer/no_gradient_share": row.get("optimizer/still_tensors", 0.0)} for row in rows]
+    assert causes(without) == ({"no-gradient"} if named else set())
+
+
+def test_a_loss_that_is_wrong_in_its_kl_term_alone_is_not_blamed_on_advantages():
+    config = dataclasses.replace(config_of(FIRST), kl_beta=0.1)
+    row = {"loss/misweighted": 0.03, "loss/without_policy_term": 0.0, "loss/other_kl_coefficient": 1.0}
+    rows = [{**own, **row} for own in rows_of(FIRST)[:6]]
+    assert {"kl-backwards"} <= causes(rows, config) and "advantages-wrong" not in causes(rows, config)
+    mixed = [{**own, "loss/other_kl_coefficient": 0.5} for own in rows]
+    assert "advantages-wrong" in causes(mixed, config)

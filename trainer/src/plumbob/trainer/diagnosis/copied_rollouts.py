@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+FAITHFUL = 0.99
+"""Probability of a copy where a pattern has one: a few rollouts may differ for another reason."""
 
 
 def copied(groups: Iterable[Sequence[tuple[Sequence[int], float]]]) -> float:
     """Logarithm of the likelihood ratio of rollouts that are copies of others of their group against independent ones.
 
-    `groups`: of each group, (token ids, log-probability of all sampled tokens) of its rollouts in order. The alternative
-    copies one of the rollouts before with probability 1/2. The expected ratio of independent rollouts is 1.
+    `groups`: of each group, (token ids, log-probability of all sampled tokens) of its rollouts in order. One alternative
+    copies any of the rollouts before with probability 1/2. Others copy by a pattern that all groups have, as workers with equal
+    seeds do: each rollout the one so many places before it, or all rollouts of a block the block's first. A pattern shows even
+    where a policy is so sure of its tokens that most rollouts are equal by chance. All are weighted, so that the expected
+    ratio of independent rollouts is 1.
     """
+    groups = [list(rows) for rows in groups]
+    most = max(map(len, groups), default=0)
+    patterns = [_by_pattern(groups, lambda k, d=d: k - d) for d in range(1, most)]
+    patterns += [_by_pattern(groups, lambda k, b=b: k - k % b if k % b else -1) for b in range(2, most)]
+    ratios = [_by_chance(groups), *patterns]
+    prior = [0.0, *(-math.log(len(patterns)) for _ in patterns)]
+    weighed = [ratio + weight for ratio, weight in zip(ratios, prior, strict=True)]
+    largest = max(weighed)
+    return largest + math.log(math.fsum(math.exp(w - largest) for w in weighed) / (2 if patterns else 1))
+
+
+def _by_pattern(groups: Sequence[Sequence[tuple[Sequence[int], float]]], copy_of: Callable[[int], int]) -> float:
+    """The log ratio if rollout k copies rollout `copy_of(k)`; of a negative one it is independent."""
+    total = 0.0
+    for rows in groups:
+        for k in range(1, len(rows)):
+            if (first := copy_of(k)) >= 0:
+                equal = list(rows[k][0]) == list(rows[first][0])
+                total += _log_mixed(0.0 if equal else -math.inf, rows[k][1], FAITHFUL)
+    return total
+
+
+def _log_mixed(log_share: float, logprob: float, copies: float) -> float:
+    """log(1 - copies + copies share / p) without overflow. `log_share`: log of the share; `logprob`: log p."""
+    own, other = math.log(1 - copies), math.log(copies) + log_share - logprob
+    return max(own, other) + math.log1p(math.exp(-abs(own - other)))
+
+
+def _by_chance(groups: Sequence[Sequence[tuple[Sequence[int], float]]]) -> float:
+    """The log ratio if each rollout copies any of those before with probability 1/2."""
     total = 0.0
     for rows in groups:
         for k in range(1, len(rows)):
             ids, logprob = rows[k]
             same = sum(list(ids) == list(other) for other, _ in rows[:k]) / k
-            total += math.log(0.5)
-            if same:
-                # log(1/2 + same / (2 p)) without overflow
-                power = math.log(same) - logprob
-                total += max(power, 0.0) + math.log1p(math.exp(-abs(power)))
+            total += _log_mixed(math.log(same) if same else -math.inf, logprob, 0.5)
     return total

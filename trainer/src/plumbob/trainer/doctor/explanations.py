@@ -202,6 +202,38 @@ def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor
             yield Explanation("logprobs-permuted", f"if tokens are given those of as many tokens {where}", gap)
 
 
+TELLING = 0.01
+"""A token whose log-probability is above minus this in both lists tells nothing: that of nearly every token is about 0."""
+FEW_TELLING = 20
+"""Smallest number of the other tokens that are compared."""
+MOST_EXPLAINED = 0.8
+"""Share of them that neighbours must explain: at the end of a turn a shifted mask has nothing, or what is put there."""
+
+
+def neighbours(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor], limit: float) -> Explanation | None:
+    """Are these the log-probabilities of the tokens one or two places before or after, sampled or not? None if not.
+
+    `limit`: a healthy difference of a token, in nats.
+    """
+    every = [
+        third.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))])) for row in rows
+    ]
+    for by in (1, -1, 2, -2):
+        pairs = [
+            (values[i - 1 + by].item(), other, values[i - 1].item())
+            for row, values, theirs in zip(rows, every, wrong, strict=True)
+            for i, other in zip((i for i, sampled in enumerate(row.loss_mask) if sampled), theirs.tolist(), strict=True)
+            if 0 <= i - 1 + by < len(values)
+        ]
+        telling = [(there, other) for there, other, own in pairs if min(other, own) < -TELLING]
+        right = sum(abs(there - other) <= limit for there, other in telling)
+        if len(telling) >= FEW_TELLING and right >= MOST_EXPLAINED * len(telling):
+            where = f"{abs(by)} place{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'} it"
+            condition = f"for {right} of {len(telling)} tokens if each is given that of the token {where}"
+            return Explanation("logprobs-permuted", condition, limit)
+    return None
+
+
 def _blanked(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
     """The trainer may not see the prompt: as much of the row as can be taken away without touching what is scored."""
     alone = [_without(row, range(1, _first(row) - 1)) for row in rows]

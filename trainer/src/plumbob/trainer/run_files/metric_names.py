@@ -213,6 +213,17 @@ METRICS = (
         "share",
         "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one.",
     ),
+    Metric(
+        "loss/other_kl_coefficient",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is right but for another coefficient of the KL term.",
+    ),
+    Metric(
+        "optimizer/no_gradient_share",
+        "share",
+        "Share of the trained tensors without a gradient, or with one of zeros alone, at the step's updates. A half in a first "
+        "step with LoRA, whose second matrices are zero; only measured with undivided weights.",
+    ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
     Metric("sync/weights", "tensors", "Number of tensors that the weight sync sent to the engine."),

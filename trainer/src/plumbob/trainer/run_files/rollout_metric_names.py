@@ -47,6 +47,22 @@ ROLLOUTS = (
         "Mean number of sampled tokens of the other rollouts, in steps with rollout/truncated_tokens.",
     ),
     Metric(
+        "rollout/missing",
+        "rollouts",
+        "Number of rollouts that finished and are missing from a group of which others are there. 0 in a correct run.",
+    ),
+    Metric(
+        "rollout/missing_longer",
+        "pairs",
+        "Of the pairs of a missing and a kept rollout of one group, those in which the missing one is longer, less those in "
+        "which it is shorter. Absent without missing rollouts.",
+    ),
+    Metric(
+        "rollout/missing_variance",
+        "pairs squared",
+        "Variance of rollout/missing_longer if which rollouts are missing does not depend on their lengths.",
+    ),
+    Metric(
         "rollout/repetitive_share",
         "share",
         "Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half of their sequences of four "

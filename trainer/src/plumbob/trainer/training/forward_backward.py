@@ -144,7 +144,8 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
     # Where processes divide weights, a library may multiply the loss before its backward pass.
     if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:
-        sums.on_device["misweighted"], sums.on_device["unpulled"] = misweighted(inputs, run.objective)
+        names = ("misweighted", "unpulled", "other_kl")
+        sums.on_device.update(zip(names, misweighted(inputs, run.objective), strict=True))
     return outputs.loss, sums
 
 

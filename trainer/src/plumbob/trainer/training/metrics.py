@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from plumbob.rollout import StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
+from plumbob.trainer.diagnosis.left_out_rollouts import left_out
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.rollouts.batch import Batch
@@ -38,6 +39,7 @@ def metrics_before_training(
     return {
         **batch_metrics(batch),
         **first_prompts(batch.traces, run.tokenizer),
+        **(_missing(batch) if run.world.size == 1 else {}),
         **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
         **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),
@@ -105,6 +107,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "groups/rounds": batch.rounds,
         "groups/replaced": batch.groups_replaced,
     }
+
+
+def _missing(batch: Batch) -> dict[str, float]:
+    """The rollouts that finished and are missing from their groups; only their number if there are none."""
+    found = left_out([*batch.drawn, *batch.stale], batch.traces)
+    more = {"rollout/missing_longer": found.longer, "rollout/missing_variance": found.variance}
+    return {"rollout/missing": found.count, **(more if found.count else {})}
 
 
 def _left_out(batch: Batch) -> dict[str, float]:

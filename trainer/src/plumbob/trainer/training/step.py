@@ -155,6 +155,8 @@ def optimizer_step(
     if minibatch.trained:
         norm = sharding.update()
         finite = math.isfinite(norm)
+        if finite and run.world.is_main:
+            tally.ungraded = sharding.without_gradient()
         state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes
             tally.updates, tally.skipped, tally.grad_norm = 1, int(not finite), norm if finite else 0.0

@@ -21,24 +21,27 @@ def advantages_in_minibatches(samples: Sequence[Sample], minibatches: Sequence[M
     return [found.get(id(sample), float("nan")) for sample in samples]
 
 
-def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
-    """(number of tokens whose slope in the loss is not what the formulas say, of these: that of the KL term alone).
+def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(number of tokens whose slope in the loss is not what the formulas say, of these: that of the KL term alone, of these:
+    that of a KL term with another coefficient, which may be 0 or negative).
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
-    without = _slopes_of_kl(inputs, objective)
-    wanted = _slopes_of_advantages(inputs, objective) + without
-    count, unpulled = (torch.zeros((), device=wanted.device) for _ in range(2))
+    without, policy = _slopes_of_kl(inputs, objective), _slopes_of_advantages(inputs, objective)
+    wanted = policy + without
+    count, unpulled, other_kl = (torch.zeros((), device=wanted.device) for _ in range(3))
 
     def compare(slopes: torch.Tensor) -> None:
         limit = TOLERANCE * wanted.abs().amax() if len(wanted) else 0.0
         wrong = (slopes - wanted).abs() > limit
         count.copy_(wrong.sum())
         unpulled.copy_((wrong & ((slopes - without).abs() <= limit)).sum())
+        coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
+        other_kl.copy_((wrong & ((slopes - policy - coefficient * without).abs() <= limit)).sum())
 
     inputs.logprobs.register_hook(compare)
-    return count, unpulled
+    return count, unpulled, other_kl
 
 
 @torch.no_grad()

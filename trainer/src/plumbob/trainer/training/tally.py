@@ -114,6 +114,10 @@ class Tally:
     """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
     unpulled: float = 0.0
     """Number of these tokens whose slope is that of the KL term alone."""
+    other_kl: float = 0.0
+    """Number of these tokens whose slope is right but for another coefficient of the KL term."""
+    ungraded: float = 0.0
+    """Sum, over the optimizer steps that were applied, of the share of the trained tensors without a gradient."""
     strayed: int = 0
     """Number of sampled weights that were not those of the end of the step before."""
     still: int = 0
@@ -178,6 +182,7 @@ class Tally:
             "sync/mismatch_kl": self.mismatch_kl / n,
             "loss/misweighted": self.misweighted / n,
             "loss/without_policy_term": self.unpulled / max(self.misweighted, 1),
+            "loss/other_kl_coefficient": self.other_kl / max(self.misweighted, 1),
             **self.optimizer_metrics(),
         }
 
@@ -194,6 +199,7 @@ class Tally:
             else 0.0,
             "optimizer/moved_share": self.moved / max(self.watched, 1),
             "optimizer/still_tensors": self.still / max(self.tensors, 1),
+            "optimizer/no_gradient_share": self.ungraded / max(applied, 1),
             "optimizer/strayed_share": self.strayed / max(self.watched, 1),
             "train/tokens": self.tokens,
             "train/microbatches": self.microbatches,

@@ -98,6 +98,9 @@ def weighed(h: History) -> Outcome:
     found = [number(row, "loss/without_policy_term") for row in h.recent if number(row, "loss/misweighted")]
     if h.config.kl_in_loss and min(found) > 1 - thresholds.MISWEIGHTED:
         return "policy-term-missing", f"{evidence}; there it is that of the KL term alone"
+    scaled = [number(row, "loss/other_kl_coefficient") for row in h.recent if number(row, "loss/misweighted")]
+    if h.config.kl_in_loss and min(scaled) > 1 - thresholds.MISWEIGHTED:
+        return "kl-backwards", f"{evidence}; there it is right but for the KL term, whose coefficient is not --kl-beta"
     return "advantages-wrong", evidence
 
 
@@ -127,6 +130,13 @@ def all_move(h: History) -> Outcome:
     rows = [row for row in h.recent if number(row, "optimizer/updates") and "optimizer/still_tensors" in row]
     if len(rows) < WINDOW or not all(number(row, "optimizer/moved_share") for row in rows):
         return None
-    still = min(number(row, "optimizer/still_tensors") for row in rows)
-    evidence = f"in each of the last {len(rows)} steps at least {still:.0%} of the trained tensors did not move at all"
+    still, without = (
+        min(number(row, f"optimizer/{name}") for row in rows) for name in ("still_tensors", "no_gradient_share")
+    )
+    evidence = (
+        f"in each of the last {len(rows)} steps at least {still:.0%} of the trained tensors did not move at all, and "
+        f"{without:.0%} had no gradient"
+    )
+    if without > thresholds.STILL_TENSORS:
+        return "no-gradient", evidence
     return ("optimizer-moves-nothing" if still > thresholds.STILL_TENSORS else None), evidence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from plumbob.trainer.diagnosis import thresholds
+from plumbob.trainer.diagnosis.left_out_rollouts import standard_errors
 from plumbob.trainer.watch.drift_rules import grows_by_itself
 from plumbob.trainer.watch.history import (
     WINDOW,
@@ -105,9 +106,11 @@ def staleness(h: History) -> Outcome:
 
 
 def dropped_lengths(h: History) -> Outcome:
-    """Are the rollouts that training leaves out as long as the others: too old, failed, or cut off and masked?"""
+    """Are the rollouts that training leaves out as long as the others: too old, failed, cut off and masked, or missing?"""
     if h.steps < WINDOW:
         return None
+    if (missing := _missing(h)) is not None:
+        return missing
     found = [kind for kind in (_too_old(h), _failed(h), _masked(h)) if kind is not None]
     worst = max(found, key=lambda kind: kind[0], default=None)
     return None if worst is None else ("drops-are-biased" if worst[0] > thresholds.STALE_LENGTH else None, worst[1])
@@ -146,6 +149,20 @@ def _failed(h: History) -> tuple[float, str] | None:
     enough = failed >= thresholds.STALE_NOTICED and total(rows, "rollout/errored") >= thresholds.FEWEST_DROPPED
     evidence = f"the {failed:.0%} of the rollouts that failed have {tokens:.2f} times the tokens of the others"
     return (tokens if enough else 0.0), evidence
+
+
+def _missing(h: History) -> Outcome:
+    """Are finished rollouts missing from their groups, and are they the longer or the shorter ones? None if none is."""
+    rows = [row for row in h.recent if number(row, "rollout/missing")]
+    if not rows:
+        return None
+    apart = standard_errors(total(rows, "rollout/missing_longer"), total(rows, "rollout/missing_variance"))
+    evidence = (
+        f"{total(rows, 'rollout/missing'):.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their "
+        f"groups; they are {'longer' if apart > 0 else 'shorter'} than the others of their groups by {abs(apart):.1f} standard "
+        "errors"
+    )
+    return ("drops-are-biased" if abs(apart) > thresholds.MISSING_LENGTH else None), evidence
 
 
 def _masked(h: History) -> tuple[float, str] | None:

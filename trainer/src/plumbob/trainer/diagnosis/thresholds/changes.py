@@ -84,6 +84,10 @@ FEWEST_DROPPED = Threshold(
     8, "fewest rollouts left out in the last five steps whose length is compared with that of the others",
     "drops-are-biased",
 )  # fmt: skip
+MISSING_LENGTH = Threshold(
+    3.0, "largest difference in length, in standard errors, between finished rollouts that are missing from their groups and "
+    "the others", "drops-are-biased",
+)  # fmt: skip
 FEW_TASKS_SEEN = Threshold(
     16, "number of training tasks, each seen four times, at or below which a run has few: a step of the default size "
     "holds all of them",

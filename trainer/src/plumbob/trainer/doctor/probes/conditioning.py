@@ -12,7 +12,7 @@ from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import apart, elsewhere, third_opinion
+from plumbob.trainer.doctor.explanations import apart, elsewhere, neighbours, third_opinion
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 
 ORDER = 40
@@ -44,10 +44,14 @@ def _misplaced(subject: Subject, rows: Sequence[Sample]) -> Finding | None:
     theirs, limit = subject.score(rows), subject.gap_limit
     if apart(theirs, [third.scores(row) for row in rows]) <= limit:
         return None
+    check = "the trainer scores the sampled tokens"
     best = min(elsewhere(third, rows, theirs), key=lambda found: found.gap, default=None)
     if best is None or best.gap > limit:
-        return None
-    check = "the trainer scores the sampled tokens"
+        # A single token may differ by more than the mean of all.
+        shifted = neighbours(third, rows, theirs, 10 * limit)
+        if shifted is None:
+            return None
+        return Finding(check, "fail", f"its log-probabilities are right {shifted.condition}", shifted.cause)
     evidence = f"its log-probabilities are right {best.condition} (rest {best.gap:.2g} nats)"
     return Finding(check, "fail", evidence, best.cause)
 

@@ -10,6 +10,7 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.diagnosis.left_out_rollouts import left_out, standard_errors
 from plumbob.trainer.doctor.before_model.made_up_results import made_up
 from plumbob.trainer.doctor.environment import Environment, spread
 from plumbob.trainer.doctor.subject import Subject
@@ -23,10 +24,26 @@ REPLAYS = 8
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
+    yield _missing(subject)
     yield _rewards(subject)
     yield _advantages(subject)
     if any(_results(trace) for trace in subject.drawn.traces):
         yield _tool_results(subject)
+
+
+def _missing(subject: Subject) -> Finding:
+    """Every rollout that finished must be in its group, or the group's mean is that of the rollouts that are kept."""
+    check, batch = "finished rollouts are in their groups", subject.drawn.batch
+    found = left_out([*batch.drawn, *batch.stale], batch.traces)
+    if not found.count:
+        return Finding(check, "pass", f"all of {len(batch.drawn)} rollouts that can be used are there")
+    apart = standard_errors(found.longer, found.variance)
+    evidence = (
+        f"{found.count} rollouts finished and are missing; they are {'longer' if apart > 0 else 'shorter'} than the others of "
+        f"their groups by {abs(apart):.1f} standard errors"
+    )
+    biased = abs(apart) > thresholds.MISSING_LENGTH
+    return Finding(check, "fail" if biased else "unsure", evidence, "drops-are-biased" if biased else None)
 
 
 def _rewards(subject: Subject) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import verifiers.v1 as vf
@@ -130,12 +131,27 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
     if not different:
         return Finding(check, "pass", f"{len(pairs)} rows equal the engine's ids")
     row, truth, calls = different[0]
+    if (again := _rows_again(pairs)) and again == len(different):
+        evidence = (
+            f"{again} of {len(pairs)} rows have the ids of another rollout, which has a row of its own as well: it is "
+            "trained on more than once, and theirs are not"
+        )
+        return Finding(check, "fail", evidence, "rollouts-repeated")
     at = _first_difference(truth, row)
     evidence = (
         f"{len(different)} of {len(pairs)} rows differ from the engine's ids; the first differs at token {at} and has "
         f"{len(row)} ids against {len(truth)}: {_around(subject, truth, row, at)}"
     )
     return Finding(check, "fail", evidence, _explained(subject, row, truth, calls, at))
+
+
+def _rows_again(pairs: Sequence[tuple[Sample, list[Call]]]) -> int:
+    """Number of rows with the ids of another rollout that has its own row too, beyond those of equal rollouts."""
+    truths = [(*calls[-1].prompt_ids, *calls[-1].completion.token_ids) for _, calls in pairs]
+    rows = [tuple(sample.token_ids) for sample, _ in pairs]
+    wanted, found = Counter(truths), Counter(rows)
+    surplus = {row for row in found if row in wanted and found[row] > wanted[row]}
+    return sum(row != truth and row in surplus for row, truth in zip(rows, truths, strict=True))
 
 
 def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequence[Call], at: int) -> str:

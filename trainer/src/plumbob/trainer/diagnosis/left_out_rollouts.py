@@ -1,0 +1,58 @@
+"""Rollouts that finished and are nevertheless missing from their group: no setting of plumbob leaves out single ones.
+
+Whole groups are left out for several reasons, and rollouts that failed. Anything else that drops rollouts, such as a loop
+that trains on the first ones to finish, makes the group's mean that of the rollouts that it keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plumbob.rollout import Sample
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rollouts that are missing from groups of which others are there."""
+
+    count: int = 0
+    longer: float = 0.0
+    """Sum over all pairs of a missing and a kept rollout of one group: 1 if the missing one has more tokens, -1 if fewer."""
+    variance: float = 0.0
+    """Variance of `longer` if which rollouts are missing does not depend on their lengths."""
+
+
+def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
+    """Compare usable samples with the traces of all rollouts of their step.
+
+    A rollout with a reward that is not finite cannot be used, and one that failed neither.
+    """
+    ids, traces = {s.trace_id for s in kept}, list(traces)
+    # Rows that something else has made over may have other ids than the rollouts that they are of.
+    rows = set() if ids <= {t.id for t in traces} else {tuple(s.token_ids) for s in kept}
+    groups: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for trace in traces:
+        sampled = sum(sum(node.mask) for node in trace.nodes)
+        if trace.ok and sampled and math.isfinite(trace.reward):
+            tokens = tuple(token for node in trace.nodes for token in node.token_ids)
+            groups[trace.task.key][trace.id in ids or tokens in rows].append(sampled)
+    count, longer, variance = 0, 0, 0.0
+    for missing, present in groups.values():
+        if not missing or not present:
+            continue
+        # The sum over pairs within the missing ones is 0, so each can be compared with the whole group.
+        every = [*missing, *present]
+        ranks = [sum((own > other) - (own < other) for other in every) for own in every]
+        count, longer = count + len(missing), longer + sum(ranks[: len(missing)])
+        drawn = len(missing) * len(present) / (len(every) * (len(every) - 1))
+        variance += drawn * sum(rank * rank for rank in ranks)  # of a sum drawn without replacement
+    return LeftOut(count, longer, variance)
+
+
+def standard_errors(longer: float, variance: float) -> float:
+    """How many standard deviations `longer` is from 0; 0 where all lengths are equal."""
+    return longer / math.sqrt(variance) if variance else 0.0

@@ -1,0 +1,86 @@
+"""Finished rollouts that are missing from their groups, and whether their length decides which."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plumbob.rollout import Sample
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.diagnosis.left_out_rollouts import left_out, standard_errors
+from plumbob.trainer.watch.history import History
+from plumbob.trainer.watch.sampling_rules import dropped_lengths
+
+SIZE = 8
+
+
+def trace(group: int, number: int, length: int, **changes: Any) -> Any:
+    node = SimpleNamespace(mask=[True] * length, token_ids=[group, number, *range(length)])
+    own = {"id": f"{group}/{number}", "nodes": [node], "ok": True, "reward": 0.0}
+    return SimpleNamespace(**{**own, "task": SimpleNamespace(key=str(group)), **changes})
+
+
+def row(of: Any) -> Sample:
+    ids = of.nodes[0].token_ids
+    return Sample(ids, [True] * len(ids), [0.0] * len(ids), 0.0, of.task.key, of.id, False)
+
+
+def groups(seed: int, count: int = 8) -> list[list[Any]]:
+    chance = random.Random(seed)
+    return [[trace(g, k, chance.randint(1, 30)) for k in range(SIZE)] for g in range(count)]
+
+
+def judged(keep: Callable[[list[Any]], list[Any]]) -> tuple[str | None, str]:
+    """What the rule says of five steps in which `keep` chooses the rollouts of each group."""
+    watched = History(TrainConfig())
+    for number in range(1, 6):
+        every = groups(number)
+        found = left_out([row(t) for group in every for t in keep(group)], [t for group in every for t in group])
+        step = {"step": float(number), "rollout/missing": float(found.count), "rollout/count": 64.0}
+        watched.add(step | {"rollout/missing_longer": found.longer, "rollout/missing_variance": found.variance})
+    outcome = dropped_lengths(watched)
+    assert outcome is not None
+    return outcome
+
+
+def test_the_longest_are_missed_and_a_random_part_is_not_called_biased() -> None:
+    cause, evidence = judged(lambda group: sorted(group, key=lambda t: len(t.nodes[0].mask))[:5])
+    assert cause == "drops-are-biased" and "they are longer" in evidence
+    cause, evidence = judged(lambda group: sorted(group, key=lambda t: -len(t.nodes[0].mask))[:5])
+    assert cause == "drops-are-biased" and "they are shorter" in evidence
+    cause, evidence = judged(lambda group: group[:5])
+    assert cause is None and "120 rollouts" in evidence
+
+
+def test_what_cannot_be_used_and_whole_groups_are_not_missing() -> None:
+    every = groups(1)
+    every[0][0].ok = False
+    every[1][0].reward = float("nan")
+    every[2][0].nodes = []
+    kept = [t for group in every[:7] for t in group if t.ok and t.reward == t.reward and t.nodes]
+    assert left_out([row(t) for t in kept], [t for group in every for t in group]).count == 0
+    # A row with the tokens of a rollout is that rollout's, whatever its id.
+    renamed = [row(trace(int(t.task.key), int(t.id[2:]), len(t.nodes[0].mask), id="other")) for t in kept]
+    assert left_out(renamed, [t for group in every for t in group]).count == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, SIZE - 1))
+def test_the_variance_is_that_of_rollouts_left_out_at_random(seed: int, missing: int) -> None:
+    """Over all ways to leave out one rollout the mean is 0 and the variance as stated; of more, by a simulation's bound."""
+    (group,) = groups(seed, 1)
+    if missing == 1:
+        found = [left_out([row(t) for t in group if t is not gone], group) for gone in group]
+        assert sum(f.longer for f in found) == 0
+        assert sum(f.longer**2 for f in found) / SIZE == pytest.approx(found[0].variance)
+    else:
+        chance = random.Random(seed)
+        found = [left_out([row(t) for t in chance.sample(group, SIZE - missing)], group) for _ in range(200)]
+        assert found[0].variance == pytest.approx(found[1].variance)
+        observed = sum(standard_errors(f.longer, f.variance) ** 2 for f in found) / len(found)
+        assert 0.5 < observed < 1.6 or found[0].variance == 0

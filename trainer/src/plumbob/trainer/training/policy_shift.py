@@ -9,7 +9,8 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.kl import estimate_kl
 from plumbob.trainer.distributed.world import balanced_shares
-from plumbob.trainer.policy.policy import Policy, uncompiled
+from plumbob.trainer.policy.compiling import uncompiled
+from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.training.run import Run
 
 SCORED_SHARE = 1 / 64

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.testing.small_models import ARCHITECTURES, small_model
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import balanced_shares
 from plumbob.trainer.policy import compiling, flash_attention, packed_attention
 from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.policy.forward_plan import plan_forward
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.policy.policy import Policy
-from plumbob.trainer.policy.shared_beginnings import SHORTEST, find_pieces, prompt_of
+from plumbob.trainer.policy.shared_beginnings import SHORTEST, balanced_by_prompt, find_pieces, prompt_of
 
 WITH_WINDOWS = {"qwen2 with windows", "gemma 2", "gemma 3", "mistral", "phi 3", "gpt-oss"}
 PADDED = {"qwen3-next", "qwen3.5", "lfm2", "mamba", "bloom"}
@@ -102,6 +103,27 @@ def test_the_pieces_of_a_row_are_the_row_and_scored_tokens_are_in_pieces_of_one_
     assert len(beginnings) + rests <= tokens < len(beginnings) + rests + SHORTEST * len(rows)
     again = find_pieces(rows[::-1])[0]
     assert sorted((p.start, p.end) for p in again) == sorted((p.start, p.end) for p in pieces)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_shares_of_processes_are_about_as_even_as_without_prompts(seed, size):
+    rows = random_groups(random.Random(seed))
+    lengths = [len(row.token_ids) for row in rows]
+    shares, apart = balanced_by_prompt(rows, size), balanced_shares(lengths, size)
+    assert sorted(i for share in shares for i in share) == list(range(len(rows)))
+    assert all(share == sorted(share) for share in shares)
+    fullest = [max(sum(lengths[i] for i in share) for share in found) for found in (shares, apart)]
+    assert fullest[0] <= 1.05 * fullest[1]
+
+
+def test_a_process_gets_all_rows_of_a_prompt_or_half_of_them():
+    prompts = [[i] * 20 for i in range(4)]
+    rows = [row_of(prompts[i % 4], [i] * 10) for i in range(16)]
+    for size, prompts_of_share in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        for share in balanced_by_prompt(rows, size):
+            assert len(share) == 16 // size
+            assert len({i % 4 for i in share}) == prompts_of_share
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "lora"])

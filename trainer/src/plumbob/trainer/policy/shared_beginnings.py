@@ -16,12 +16,16 @@ from itertools import chain, pairwise
 
 import torch
 from plumbob.rollout import Sample
+from plumbob.trainer.distributed.world import balanced_shares
 from plumbob.trainer.policy import packed_attention as attention
 from plumbob.trainer.policy.packing import to_device
 from plumbob.trainer.policy.token_scorer import Batch
 
 SHORTEST = 8
 """Fewest tokens that a piece of several rows has. To compute fewer of them once saves less than one more piece costs."""
+
+UNEVEN = 1.05
+"""How much fuller the fullest share of the processes may be for the sake of prompts that are computed once."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,32 @@ def prompt_of(row: Sample) -> list[int]:
     """
     scored = any(row.loss_mask[1:])
     return row.token_ids[: row.loss_mask.index(True, 1) if scored else None]
+
+
+def balanced_by_prompt(rows: Sequence[Sample], num_shares: int) -> list[list[int]]:
+    """`balanced_shares` of the rows' tokens, but with rows of one prompt in the same share where that is about as even.
+
+    If whole prompts are not (their fullest share is too full), halves of their rows are tried, quarters, and so on.
+    """
+    lengths = [len(row.token_ids) for row in rows]
+    apart = balanced_shares(lengths, num_shares)
+    members: dict[object, list[int]] = {}
+    for i, row in enumerate(rows):
+        prompt = prompt_of(row)
+        members.setdefault(tuple(prompt) if len(prompt) >= SHORTEST else i, []).append(i)
+    size = max(map(len, members.values()), default=1)
+    while size > 1:
+        units = [own[k : k + size] for own in members.values() for k in range(0, len(own), size)]
+        divided = balanced_shares([sum(lengths[i] for i in unit) for unit in units], num_shares)
+        shares = [sorted(i for k in share for i in units[k]) for share in divided]
+        if _fullest(shares, lengths) <= UNEVEN * _fullest(apart, lengths):
+            return shares
+        size = -(-size // 2)
+    return apart
+
+
+def _fullest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[i] for i in share) for share in shares)
 
 
 def find_pieces(rows: Sequence[Sample]) -> tuple[list[Piece], list[tuple[int, ...]]]:

@@ -76,7 +76,7 @@ def piece_bounds(
         return {"row_lengths": list(lengths), "above": [tuple(own) for own in above]}
     starts = [0, *itertools.accumulate(lengths)]
     paths = [(*own, i) for i, own in enumerate(above)]
-    index = [place for path in paths for p in path for place in range(starts[p], starts[p + 1])]
+    index = list(itertools.chain.from_iterable(range(starts[p], starts[p + 1]) for path in paths for p in path))
     ends, longest = _flash_bounds([sum(lengths[p] for p in path) for path in paths], device)
     return {
         **row_bounds(lengths, device, flash),

@@ -4,6 +4,7 @@ GRPO trains several rollouts of one prompt, whose rows all begin with it. Withou
 once for each of them. Rows are cut into pieces: a beginning that several rows have in common is one piece, and what follows
 in a row is another. A piece attends to itself causally and to all of the pieces before it in its rows, so each token sees what
 it would see in a row of its own, at the same position. Gradients add up where rows have a piece in common.
+The dropout of an adapter is drawn once for a piece.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_rows_take_a_pass_each_if_neither_packed_nor_padded_rows_are_right():
     decoder.forward = forward
     policy = Policy(model, TrainConfig(), torch.device("cpu"))
     assert policy.plan.layout == "alone"
-    assert policy.microbatches([5, 7, 3], 100) == [[1], [0], [2]]
+    assert policy.microbatches(measured_rows(VOCABULARY, (5, 7, 3)), 100) == [[1], [0], [2]]
     (line,) = policy.plan.lines()
     assert line.startswith("rows of this model take one forward pass each, because packed rows differ by")
     rows = measured_rows(VOCABULARY, (9, 5, 20))

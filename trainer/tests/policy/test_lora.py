@@ -6,7 +6,7 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as PeftLinear
 from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.policy import policy
+from plumbob.trainer.policy import compiling
 from plumbob.trainer.policy.lora import LeanLoraLinear, add_lora
 from plumbob.trainer.policy.merged_weights import merged_state
 
@@ -115,7 +115,7 @@ def test_layers_are_compiled_once_and_without_numbers_that_only_the_processor_ca
     if peft:
         add_lora(qwen2, TrainConfig(env="gsm8k", peft=True))
     with torch._dynamo.config.patch(specialize_float=False, suppress_errors=False):
-        policy._compile_layers(qwen2, "replicated", keep)
+        compiling.compile_layers(qwen2, "replicated", keep)
         for length in (7, 9, 12):
             qwen2(torch.arange(length)[None], use_cache=False).logits.sum().backward()
     torch._dynamo.reset()
@@ -135,8 +135,8 @@ def test_a_pass_of_a_few_rows_without_gradients_compiles_nothing(qwen2):
     with torch.no_grad():
         expected = qwen2(ids, use_cache=False).logits
     with torch._dynamo.config.patch(suppress_errors=False):
-        policy._compile_layers(qwen2, "replicated", keep)
-        with torch.no_grad(), policy.uncompiled():
+        compiling.compile_layers(qwen2, "replicated", keep)
+        with torch.no_grad(), compiling.uncompiled():
             assert qwen2(ids, use_cache=False).logits.equal(expected)
         assert not graphs
         qwen2(ids, use_cache=False).logits.sum().backward()

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.trainer.policy.packing import pack, pack_evenly
+from plumbob.trainer.policy.packing import pack, pack_evenly, pack_prompts
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=60)
 
@@ -83,3 +83,34 @@ def test_no_pass_is_left_with_a_few_rows_only():
     lengths = [300] * 60  # 54 fit into one pass, and 6 are left
     assert [len(rows) for rows in pack(lengths, 16_384)] == [54, 6]
     assert [len(rows) for rows in pack_evenly(lengths, 16_384)] == [30, 30]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=40),
+    max_tokens=st.integers(1, 150),
+    once=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_rows_of_a_prompt_are_together_and_no_pass_computes_too_much(rows, max_tokens, once):
+    """Prompt k has 5 k ids, those of prompts 0 and 1 are not shared; a row is a prompt and some tokens more."""
+    prompts = [[k] * 5 * k for k, _ in rows]
+    lengths = [5 * k + rest for k, rest in rows]
+    passes = pack_prompts(prompts, lengths, max_tokens, shortest=8, once=once)
+    assert sorted(i for part in passes for i in part) == list(range(len(rows)))
+    for part in passes:
+        shared = [k for k in range(2, 6) if once and sum(rows[i][0] == k for i in part) > 1]
+        tokens = sum(lengths[i] for i in part)
+        tokens -= sum(5 * k * (sum(rows[i][0] == k for i in part) - 1) for k in shared)
+        assert tokens <= max_tokens or len(part) == 1
+    for k in range(2, 6):
+        mine = [i for i, row in enumerate(rows) if row[0] == k]
+        whole = 5 * k + sum(rows[i][1] for i in mine) if once else sum(lengths[i] for i in mine)
+        if mine and whole <= max_tokens:
+            (part,) = [part for part in passes if mine[0] in part]
+            places = [part.index(i) for i in mine if i in part]
+            assert len(places) == len(mine) == max(places) - min(places) + 1
+
+
+def test_rows_without_common_prompts_are_packed_as_they_were():
+    lengths = [300, 7, 41, 41, 250, 90] * 5
+    assert pack_prompts([()] * 30, lengths, 700, shortest=8, once=True) == pack_evenly(lengths, 700)

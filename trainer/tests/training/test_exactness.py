@@ -55,13 +55,34 @@ def test_nor_on_whether_rows_without_signal_are_computed(run, loss_type):
     assert relative_difference(left_out, computed) < BOUND
 
 
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_nor_on_whether_prompts_are_computed_once(run, loss_type):
+    """In one pass each group's prompt is computed once, and what all prompts begin with as well; in passes of a row, never."""
+    rows, tokens = samples(prompts=True), []
+    hook = run.policy.model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    shared = gradient(run, rows, loss_type, microbatch_tokens=100_000)
+    (once,) = tokens
+    shuffled = samples(prompts=True)
+    random.Random(3).shuffle(shuffled)
+    divided = gradient(run, shuffled, loss_type, microbatch_tokens=400)
+    alone = gradient(run, rows, loss_type, microbatch_tokens=1)
+    hook.remove()
+    assert once == sum(len(row.token_ids) for row in rows) - 31 * 10 - 7 * (10 + 11 + 12 + 13)
+    assert relative_difference(shared, alone) < BOUND
+    assert relative_difference(divided, alone) < BOUND
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_nor_on_the_number_of_processes(whole, tmp_path):
+def test_nor_on_the_number_of_processes(run, whole, tmp_path):
     launch([step_gradients.__file__, str(tmp_path), str(tmp_path / "gradients.pt")], 2, tmp_path)
     shared = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for loss_type in LOSS_TYPES:
         assert relative_difference(shared[loss_type], whole[loss_type]) < BOUND
+    with_prompts = gradient(run, samples(prompts=True), LOSS_TYPES[0])
+    assert relative_difference(shared["prompts"], with_prompts) < BOUND
 
 
 @pytest.mark.slow

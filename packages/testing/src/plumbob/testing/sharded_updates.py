@@ -60,13 +60,19 @@ def ask_for(kind: str, folder: Path) -> None:
 
 
 def rows() -> list[Sample]:
-    """16 rows in two groups. Two ranks get 1 and 15 of them, so their numbers of microbatches differ."""
+    """16 rows in two groups. Two ranks get 1 and 15 of them, so their numbers of microbatches differ.
+
+    Those of the second group begin with the same prompt, which a microbatch computes once for its rows.
+    """
     generator = torch.Generator().manual_seed(0)
+    prompt = list(range(100, 112))
     result = []
     for i in range(16):
         n = 300 if i == 3 else 20
         ids = torch.randint(600, (n,), generator=generator).tolist()
         mask = [False, *(j % 3 > 0 for j in range(1, n))]
+        if i >= 8:
+            ids[: len(prompt)], mask[: len(prompt)] = prompt, [False] * len(prompt)
         logprobs = [-2.0 if m else 0.0 for m in mask]
         result.append(Sample(ids, mask, logprobs, float(i % 3), f"0/{i // 8}", "agent_completed", False))
     return result

@@ -30,8 +30,11 @@ def make_run(folder: Path, here: World, **settings) -> Run:
     return set_up(TrainConfig(output_dir=str(folder), run_name="r", **{**defaults, **settings}), here, None)
 
 
-def samples(count: int = 32, seed: int = 0) -> list[Sample]:
-    """Multi-turn rows in groups of eight, of different lengths, with some engine log-probabilities far from the trainer's."""
+def samples(count: int = 32, seed: int = 0, *, prompts: bool = False) -> list[Sample]:
+    """Multi-turn rows in groups of eight, of different lengths, with some engine log-probabilities far from the trainer's.
+
+    `prompts`: the rows of a group begin with the same 20 to 23 ids, of which all groups have the first 10 in common.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for i in range(count):
@@ -42,6 +45,9 @@ def samples(count: int = 32, seed: int = 0) -> list[Sample]:
         logprobs = [
             -float(x) if m else 0.0 for x, m in zip(torch.rand(length, generator=generator) * 9, mask, strict=True)
         ]
+        if prompts:
+            prompt = [*range(100, 110), *range(i // 8, i // 8 + 10 + i // 8)]
+            ids, mask, logprobs = prompt + ids, [False] * len(prompt) + mask, [0.0] * len(prompt) + logprobs
         reward = float(torch.rand(1, generator=generator))
         rows.append(Sample(ids, mask, logprobs, reward, f"0/{i // 8}", "agent_completed", i % 7 == 0))
     return rows
@@ -73,6 +79,7 @@ def main() -> None:
     here = join_world(torch.device("cpu"))
     run = make_run(Path(sys.argv[1]), here)
     gradients = {loss_type: gradient(run, samples(), loss_type) for loss_type in LOSS_TYPES}
+    gradients["prompts"] = gradient(run, samples(prompts=True), LOSS_TYPES[0])
     if here.is_main:
         torch.save(gradients, sys.argv[2])
     leave_world()

@@ -11,7 +11,8 @@ from plumbob.rollout import EngineError, Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.inference.engine import TrainingEngine, WeightUpdate
 from plumbob.trainer.inference.errors import SyncError
-from plumbob.trainer.policy.policy import Policy, uncompiled
+from plumbob.trainer.policy.compiling import uncompiled
+from plumbob.trainer.policy.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
 from plumbob.console import first_line
 from plumbob.rollout import Sample
 from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.shared_beginnings import SHORTEST, share_beginnings
 from plumbob.trainer.policy.token_scorer import Layout, LogitMap, TokenScorer, make_batch
 from transformers import PreTrainedModel
 
@@ -54,6 +55,8 @@ class ForwardPlan:
     """Most that log-probabilities of two ways to compute them may differ, in nats."""
     differences: Mapping[str, float | str] = field(default_factory=dict)
     """Layout -> largest difference to rows alone in nats, or why it could not be computed; in the order of the trials."""
+    shares: bool = False
+    """Whether packed rows are exact if their common beginnings are computed once."""
 
     @property
     def attention(self) -> str:
@@ -93,8 +96,19 @@ def vocabulary(model: PreTrainedModel) -> int:
 def measured_rows(num_ids: int, lengths: Sequence[int] = LENGTHS) -> list[Sample]:
     """The same rows of random ids in every process and every run; every id but a row's first is scored."""
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(num_ids, (n,), generator=generator).tolist() for n in lengths]
-    return [Sample(r, [False] + [True] * (len(r) - 1), [0.0] * len(r), 0.0, "measured", "", False) for r in rows]
+    return [_row(torch.randint(num_ids, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def rows_that_begin_alike(num_ids: int) -> list[Sample]:
+    """`measured_rows` of which two begin with the same prompt of random ids, and a third one with a part of it."""
+    prompt, *ends = (row.token_ids for row in measured_rows(num_ids, (2 * SHORTEST + 3, *LENGTHS)))
+    return [_row(prompt[:n] + end, n) for n, end in zip((len(prompt), SHORTEST + 2, len(prompt)), ends, strict=True)]
+
+
+def _row(token_ids: list[int], prompt: int = 1) -> Sample:
+    """A row of which every id after the prompt, of so many tokens, is scored."""
+    n = len(token_ids)
+    return Sample(token_ids, [i >= prompt for i in range(n)], [0.0] * n, 0.0, "measured", "", False)
 
 
 @torch.no_grad()
@@ -174,8 +188,26 @@ def _plan(model: PreTrainedModel, num_ids: int, lengths: Sequence[int], given: s
                 model.set_attn_implementation(own)
                 limit = limit_by_float64(model, rows, alone, limit)
             if isinstance(d, float) and d <= limit:
-                return ForwardPlan(layout, logits, own, num_ids, seen, limit, differences)
+                plan = ForwardPlan(layout, logits, own, num_ids, seen, limit, differences)
+                return replace(plan, shares=_shares(model, plan))
     return ForwardPlan("alone", None, own, num_ids, seen, limit, differences)
+
+
+def _shares(model: PreTrainedModel, plan: ForwardPlan) -> bool:
+    """Whether rows that begin alike are exact with their common beginnings computed once, which is tried for plain attention."""
+    if plan.layout != "packed" or plan.logits is None or plan.seen.plain or plan.seen.windows:
+        return False
+    rows = rows_that_begin_alike(plan.num_ids)
+    scores = _try_score(model, rows, "packed", plan.logits, attention.NAME, share=True)
+    if isinstance(scores, str):
+        return False
+    model.set_attn_implementation(plan.own_attention)
+    alone = torch.cat([own_logprobs(model, row.token_ids)[-row.num_sampled :] for row in rows])
+    difference = (scores - alone).abs().max().item()
+    limit = plan.limit
+    if limit < difference <= MOST:
+        limit = limit_by_float64(model, rows, alone, limit)
+    return difference <= limit
 
 
 @torch.no_grad()
@@ -211,7 +243,7 @@ def limit_by_float64(model: PreTrainedModel, rows: Sequence[Sample], logprobs: t
     """
     try:
         with in_float64(model):
-            exact = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
+            exact = torch.cat([own_logprobs(model, row.token_ids)[-row.num_sampled :] for row in rows])
     except Exception:  # a kernel of the model does not take float64, or memory runs out
         return limit
     return min(max(limit, NOISE * (exact - logprobs).abs().max().item()), MOST)
@@ -292,14 +324,20 @@ def _try_score(
     logits: LogitMap | None,
     attention_name: str,
     seen: attention.Seen | None = None,
+    *,
+    share: bool = False,
 ) -> torch.Tensor | str:
-    """Log-probabilities [N] of the rows in this layout, or why they cannot be computed. `seen`: filled in."""
+    """Log-probabilities [N] of the rows in this layout, or why they cannot be computed.
+
+    `seen`: filled in. `share`: packed rows compute their common beginnings once.
+    """
     try:
         model.set_attn_implementation(attention_name)
         scorer = TokenScorer(model, bf16=False, logits=logits)
         scores = []
         for part in [[row] for row in rows] if layout == "alone" else [rows]:
             batch = make_batch(part, layout, model.device)
+            batch = share_beginnings(batch, part) if share else batch
             inputs = {**batch.inputs, **({} if seen is None else {"seen": seen})}
             scores.append(scorer(batch.ids, inputs, batch.wanted, batch.targets, 1.0)[0])
         return torch.cat(scores)

@@ -49,6 +49,28 @@ def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return fewest
 
 
+def pack_prompts(
+    prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int, *, shortest: int, once: bool
+) -> list[list[int]]:
+    """`pack_evenly` for rows that share equal prompts: rows of one prompt are next to each other in one microbatch.
+
+    `prompts`: the ids that each row begins with; those of less than `shortest` tokens are not shared. `once`: a prompt
+    counts once for all of its rows in a microbatch. Rows of one prompt that exceed `max_tokens` are divided.
+    """
+    members: dict[object, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        members.setdefault(tuple(prompt) if len(prompt) >= shortest else i, []).append(i)
+    units: list[list[int]] = []
+    costs: list[int] = []
+    for rows in members.values():
+        shared = len(prompts[rows[0]]) if once and len(rows) > 1 else 0
+        rests = [lengths[i] - shared for i in rows]
+        for part in pack_evenly(rests, max_tokens - shared):
+            units.append([rows[k] for k in part])
+            costs.append(shared + sum(rests[k] for k in part))
+    return [[i for k in part for i in units[k]] for part in pack_evenly(costs, max_tokens)]
+
+
 def pack_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """`pack` for rows that are padded to the longest of their microbatch: at most `max_tokens` with the padding.
 

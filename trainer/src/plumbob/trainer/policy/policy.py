@@ -7,20 +7,21 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch._functorch.config
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed import model_files as files
-from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding, decoder_layers
+from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
 from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
+from plumbob.trainer.policy.compiling import compile_layers, uncompiled
 from plumbob.trainer.policy.forward_plan import ForwardPlan, plan_forward
 from plumbob.trainer.policy.merged_weights import merged_state
-from plumbob.trainer.policy.packed_attention import has_flash
-from plumbob.trainer.policy.packing import pack, pack_evenly, pack_padded
+from plumbob.trainer.policy.packed_attention import SHARES_WITH_FLASH, has_flash
+from plumbob.trainer.policy.packing import pack, pack_padded, pack_prompts
+from plumbob.trainer.policy.shared_beginnings import SHORTEST, prompt_of, share_beginnings
 from plumbob.trainer.policy.token_scorer import TokenScorer, make_batch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -31,17 +32,6 @@ REFERENCE_FILE = "reference.safetensors"
 
 NO_ROW = Sample([0, 0], [False, True], [0.0, 0.0], 0.0, "", "", False)
 """The row that a process computes in an empty microbatch, to take part in collective passes of the other processes."""
-
-
-@contextmanager
-def uncompiled() -> Generator[None]:
-    """In this context compiled layers run as they are written.
-
-    For passes of a few rows without gradients: to compile the layers for these, beside those with gradients, takes seconds,
-    which they never make up for.
-    """
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,7 @@ class Policy:
     def _placed(self) -> None:
         """Compile layers and keep the reference policy, once the tensors are on the device."""
         if self._flash:
-            _compile_layers(self.model, self.sharding.kind)
+            compile_layers(self.model, self.sharding.kind)
         if self.config.kl_beta > 0 and not self.config.peft:
             self._reference = {name: self.sharding.local(p).clone() for name, p in self.trainable.items()}
 
@@ -149,13 +139,16 @@ class Policy:
         """Log-probability and entropy of every sampled token of `rows`, given the tokens before it in its row.
 
         This is one forward pass over the concatenated or padded rows, or one per row, as `plan` says. Each row has its
-        own positions, and attention ends at its bounds. The loss mask chooses which tokens are scored; the model never
+        own positions, and attention ends at its bounds. What several packed rows begin with before their first sampled
+        tokens is computed once, where `shares` is true. The loss mask chooses which tokens are scored; the model never
         sees it. Collective where passes are.
         """
         if self.plan.layout == "alone" and len(rows) > 1:
             alone = [self.score([row], temperature) for row in rows]
             return TokenScores(torch.cat([s.logprobs for s in alone]), torch.cat([s.entropies for s in alone]))
         batch = make_batch(rows, self.plan.layout, self.device, self._flash)
+        if self.shares:
+            batch = share_beginnings(batch, rows)
         if not len(batch.targets) and not self.sharding.collective_forward:
             empty = torch.zeros(0, device=self.device)
             return TokenScores(empty, empty)
@@ -185,15 +178,26 @@ class Policy:
             for parameter, half in halves.items():
                 parameter.data = half
 
-    def microbatches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Divide rows of these lengths into microbatches of at most `max_tokens` tokens; returns indices of their rows.
+    @property
+    def shares(self) -> bool:
+        """Whether packed rows that begin alike compute their common beginning once."""
+        return self.plan.shares and (SHARES_WITH_FLASH or not self._flash)
 
-        Padding counts as tokens, and a longer row is a microbatch of its own. Where passes are collectives, this is a
-        collective too, and empty microbatches are added until every process has the same number.
+    def microbatches(self, rows: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+        """Divide rows into microbatches of at most `max_tokens` tokens; returns indices of their rows.
+
+        Rows of one prompt are kept together where they share it. Padding counts as tokens, and a longer row is a
+        microbatch of its own. Where passes are collectives, this is a collective too, and empty microbatches are added
+        until every process has the same number.
         """
+        lengths = [len(row.token_ids) for row in rows]
         match self.plan.layout:
             case "packed":
-                packed = pack_evenly(lengths, max_tokens)
+                prompts = [prompt_of(row) if self.shares else () for row in rows]
+                # Keys and values of a shared prompt take memory for each row. Where to run out of memory ends the run,
+                # shared tokens therefore count once for each row.
+                once = not self.sharding.collective_forward
+                packed = pack_prompts(prompts, lengths, max_tokens, shortest=SHORTEST, once=once)
             case "padded":
                 packed = pack_padded(lengths, max_tokens)
             case "alone":
@@ -212,7 +216,7 @@ class Policy:
         `reference`: under the reference policy instead of the current one. Collective where passes are collectives.
         """
         found: dict[int, torch.Tensor] = {}
-        for indices in self.microbatches([len(row.token_ids) for row in rows], max_tokens):
+        for indices in self.microbatches(rows, max_tokens):
             part = [rows[i] for i in indices]
             if reference:
                 logprobs = self.reference_logprobs(part or [NO_ROW], temperature)
@@ -367,33 +371,3 @@ def _halve_frozen_weights(model: PreTrainedModel, device: torch.device | None) -
             half = parameter.data.bfloat16()
             if torch.equal(half.float(), parameter.data):
                 parameter.data = half
-
-
-def _compile_layers(model: PreTrainedModel, kind: str, backend: Any = "inductor") -> None:
-    """Compile each decoder layer, to fuse its norms, rotary embeddings, activations and casts.
-
-    At small widths these operations take most of the time, not the matrix products, and launching them one by one takes
-    most of the rest. All layers share one compilation, for any number of tokens. A layer that cannot be compiled runs
-    uncompiled. With ZeRO-3 nothing is compiled, because it gathers each small module by hooks that a compiler cannot
-    trace. FSDP2's hooks are around a layer, so the layer's forward method is compiled inside them.
-    """
-    dynamo: Any = torch._dynamo.config
-    dynamo.suppress_errors = True
-    # Otherwise each number of a layer (epsilon, scale of attention or LoRA) is a variable on the CPU, for which inductor
-    # looks for a C++ compiler: half a minute in the first step.
-    dynamo.specialize_float = True
-    # Keep for the backward pass what is expensive to compute again, and recompute what follows from it by elementwise
-    # operations, even if that is written to memory twice. This takes a third less memory, and keeps no copies of the
-    # weights in bfloat16.
-    for ban in ("ban_recompute_materialized_backward", "ban_recompute_used_far_apart"):
-        setattr(torch._functorch.config, ban, False)
-    if kind != "zero3":
-        # With frozen embeddings, the first layer's input alone needs no gradient: it would be compiled once more.
-        model.get_input_embeddings().register_forward_hook(
-            lambda _, __, hidden: hidden.requires_grad_(hidden.requires_grad or torch.is_grad_enabled())
-        )
-    for layer in decoder_layers(model) if kind != "zero3" else ():
-        if kind == "fsdp2":
-            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
-        else:
-            layer.compile(dynamic=True, backend=backend)

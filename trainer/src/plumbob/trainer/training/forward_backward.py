@@ -83,8 +83,7 @@ def _halve_microbatches(run: Run, minibatch: Minibatch, microbatches: list[list[
 
 def _microbatches(run: Run, minibatch: Minibatch) -> list[list[int]]:
     """This process's rows of the minibatch, microbatch by microbatch."""
-    lengths = [len(minibatch.rows[i].token_ids) for i in minibatch.mine]
-    packed = run.policy.microbatches(lengths, run.state.microbatch_tokens)
+    packed = run.policy.microbatches([minibatch.rows[i] for i in minibatch.mine], run.state.microbatch_tokens)
     return [[minibatch.mine[j] for j in indices] for indices in packed]
 
 

@@ -10,7 +10,8 @@ from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.algorithm.losses import row_weights
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.world import World, balanced_shares
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.policy.shared_beginnings import balanced_by_prompt
 
 
 @dataclass
@@ -63,7 +64,7 @@ def make_minibatches(
         trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or config.kl_in_loss)]
         # If no row of the minibatch is trained, a few rows are scored nevertheless, to measure gap and entropy.
         scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]
-        shares = balanced_shares([len(samples[members[j]].token_ids) for j in scored], world.size)
+        shares = balanced_by_prompt([samples[members[j]] for j in scored], world.size)
         mine = [scored[j] for j in shares[world.rank]]
         result.append(Minibatch([samples[i] for i in members], values, weights, trained, mine))
     return result

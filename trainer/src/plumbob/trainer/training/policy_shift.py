@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.kl import estimate_kl
-from plumbob.trainer.distributed.world import balanced_shares
-from plumbob.trainer.policy.policy import Policy, uncompiled
+from plumbob.trainer.policy.compiling import uncompiled
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.policy.shared_beginnings import balanced_by_prompt
 from plumbob.trainer.training.run import Run
 
 SCORED_SHARE = 1 / 64
@@ -63,7 +64,7 @@ def reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
 
     Collective.
     """
-    mine = balanced_shares([len(s.token_ids) for s in samples], run.world.size)[run.world.rank]
+    mine = balanced_by_prompt(samples, run.world.size)[run.world.rank]
     rows, temperature = [samples[i] for i in mine], run.config.temperature
     own = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens)
     reference = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens, reference=True)

@@ -1,0 +1,145 @@
+"""Packed rows that begin alike compute their common beginning once.
+
+GRPO trains several rollouts of one prompt, whose rows all begin with it. Without this, a microbatch would compute the prompt
+once for each of them. Rows are cut into pieces: a beginning that several rows have in common is one piece, and what follows
+in a row is another. A piece attends to itself causally and to all of the pieces before it in its rows, so each token sees what
+it would see in a row of its own, at the same position. Gradients add up where rows have a piece in common.
+The dropout of an adapter is drawn once for a piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.distributed.world import balanced_shares
+from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.packing import to_device
+from plumbob.trainer.policy.token_scorer import Batch
+
+SHORTEST = 8
+"""Fewest tokens that a piece of several rows has. To compute fewer of them once saves less than one more piece costs."""
+
+UNEVEN = 1.05
+"""How much fuller the fullest share of the processes may be for the sake of prompts that are computed once."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The tokens `start` to `end` of a row, and of all other rows that have the same tokens up to `end`."""
+
+    row: int
+    """Index of one of these rows."""
+    start: int
+    end: int
+    above: tuple[int, ...]
+    """Indices of the pieces with the tokens up to `start`, in order."""
+
+
+def prompt_of(row: Sample) -> list[int]:
+    """The ids of a row before its first scored token: all of them, if none is scored. Only these may be shared.
+
+    A row's first token is never scored.
+    """
+    scored = any(row.loss_mask[1:])
+    return row.token_ids[: row.loss_mask.index(True, 1) if scored else None]
+
+
+def balanced_by_prompt(rows: Sequence[Sample], num_shares: int) -> list[list[int]]:
+    """`balanced_shares` of the rows' tokens, but with rows of one prompt in the same share where that is about as even.
+
+    If whole prompts are not (their fullest share is too full), halves of their rows are tried, quarters, and so on.
+    """
+    lengths = [len(row.token_ids) for row in rows]
+    apart = balanced_shares(lengths, num_shares)
+    members: dict[object, list[int]] = {}
+    for i, row in enumerate(rows):
+        prompt = prompt_of(row)
+        members.setdefault(tuple(prompt) if len(prompt) >= SHORTEST else i, []).append(i)
+    size = max(map(len, members.values()), default=1)
+    while size > 1:
+        units = [own[k : k + size] for own in members.values() for k in range(0, len(own), size)]
+        divided = balanced_shares([sum(lengths[i] for i in unit) for unit in units], num_shares)
+        shares = [sorted(i for k in share for i in units[k]) for share in divided]
+        if _fullest(shares, lengths) <= UNEVEN * _fullest(apart, lengths):
+            return shares
+        size = -(-size // 2)
+    return apart
+
+
+def _fullest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[i] for i in share) for share in shares)
+
+
+def find_pieces(rows: Sequence[Sample]) -> tuple[list[Piece], list[tuple[int, ...]]]:
+    """The pieces of `rows`, and for each row the indices of its pieces in order. The order of rows does not matter.
+
+    A beginning of several rows may itself begin with one of more rows: a system prompt of all rows, for example, is a
+    piece, and each of their prompts another.
+    """
+    prompts = [prompt_of(row) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: prompts[i])  # rows that begin alike are next to each other
+    common = [_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    pieces: list[Piece] = []
+    paths: list[tuple[int, ...]] = [()] * len(rows)
+
+    def add(row: int, start: int, end: int, above: tuple[int, ...]) -> tuple[int, ...]:
+        if start == end:
+            return above
+        pieces.append(Piece(row, start, end, above))
+        return (*above, len(pieces) - 1)
+
+    def cut(first: int, last: int, start: int, above: tuple[int, ...]) -> None:
+        """Cut the rows order[first] to order[last], which have the pieces `above` in common, up to `start`."""
+        begin = first
+        for k in range(first, last + 1):
+            if k < last and common[k] >= start + SHORTEST:
+                continue
+            if k == begin:
+                row = order[k]
+                paths[row] = add(row, start, len(rows[row].token_ids), above)
+            else:
+                end = min(common[begin:k])
+                cut(begin, k, end, add(order[begin], start, end, above))
+            begin = k + 1
+
+    cut(0, len(rows) - 1, 0, ())
+    return pieces, paths
+
+
+def share_beginnings(batch: Batch, rows: Sequence[Sample]) -> Batch:
+    """`batch`, whose layout of `rows` is packed, with their common beginnings only once; the scores keep their order."""
+    pieces, paths = find_pieces(rows)
+    if not any(piece.above for piece in pieces):
+        return batch
+    ends = [0]  # of pieces among the tokens that are computed
+    for piece in pieces:
+        ends.append(ends[-1] + piece.end - piece.start)
+    places = [range(a, b) for a, b in pairwise(ends)]
+    starts = [0]  # of rows among the tokens of `batch`
+    for row in rows:
+        starts.append(starts[-1] + len(row.token_ids))
+    kept = [range(starts[piece.row] + piece.start, starts[piece.row] + piece.end) for piece in pieces]
+    device = batch.ids.device
+    taken, moved = _indices(kept, device), _indices((places[p] for path in paths for p in path), device)
+    lengths, above = [len(place) for place in places], [piece.above for piece in pieces]
+    inputs = {
+        **batch.inputs,
+        "position_ids": batch.inputs["position_ids"][:, taken],
+        **attention.piece_bounds(lengths, above, device, flash="cu_seq_lens_q" in batch.inputs),
+    }
+    return dataclasses.replace(batch, ids=batch.ids[:, taken], inputs=inputs, wanted=moved[batch.wanted])
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Number of ids at the beginning of both."""
+    return bisect_left(range(1, min(len(a), len(b)) + 1), True, key=lambda n: a[:n] != b[:n])
+
+
+def _indices(ranges: Iterable[range], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor(list(chain.from_iterable(ranges)), dtype=torch.long), device)

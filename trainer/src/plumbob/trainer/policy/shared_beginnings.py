@@ -1,10 +1,10 @@
 """Packed rows that begin alike compute their common beginning once.
 
 GRPO trains several rollouts of one prompt, whose rows all begin with it. Without this, a microbatch would compute the prompt
-once for each of them. Rows are cut into pieces: a beginning that several rows have in common is one piece, and what follows
-in a row is another. A piece attends to itself causally and to all of the pieces before it in its rows, so each token sees what
-it would see in a row of its own, at the same position. Gradients add up where rows have a piece in common.
-The dropout of an adapter is drawn once for a piece.
+once for each of them. Rows are cut into pieces: a beginning that several rows have in common is one piece, sampled tokens
+included, and what follows in a row is another. A piece attends to itself causally and to all of the pieces before it in its
+rows, so each token sees what it would see in a row of its own, at the same position. Gradients add up where rows have a piece
+in common. The dropout of an adapter is drawn once for a piece.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Piece:
 
 
 def prompt_of(row: Sample) -> list[int]:
-    """The ids of a row before its first scored token: all of them, if none is scored. Only these may be shared.
+    """The ids of a row before its first scored token: all of them, if none is scored. Rows of one prompt belong together.
 
     A row's first token is never scored.
     """
@@ -82,9 +82,9 @@ def find_pieces(rows: Sequence[Sample]) -> tuple[list[Piece], list[tuple[int, ..
     A beginning of several rows may itself begin with one of more rows: a system prompt of all rows, for example, is a
     piece, and each of their prompts another.
     """
-    prompts = [prompt_of(row) for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: prompts[i])  # rows that begin alike are next to each other
-    common = [_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    ids = [row.token_ids for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: ids[i])  # rows that begin alike are next to each other
+    common = [_common(ids[a], ids[b]) for a, b in pairwise(order)]
     pieces: list[Piece] = []
     paths: list[tuple[int, ...]] = [()] * len(rows)
 

@@ -6,14 +6,16 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from plumbob.console import UserError
+from plumbob.rollout import Sample
 from plumbob.testing.faults.doubles import blind, engine_of, lora_layers, put
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor.probes import conditioning
+from plumbob.trainer.doctor.probes import conditioning, parity
 from plumbob.trainer.doctor.run_probes import PROBES, examine
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
@@ -100,6 +102,11 @@ def last_result_only(ids: list[int]) -> list[int]:
     return [token for i, token in enumerate(ids) if not any(i in places for places in inside)]
 
 
+def without_special_tokens(ids: list[int]) -> list[int]:
+    special = set(load_tokenizer("tiny").all_special_ids) | set(load_tokenizer("tiny").get_added_vocab().values())
+    return [token for token in ids if token not in special]
+
+
 def repetition_penalty(patch: Patch) -> None:
     """Tokens that stand in the text are penalised: transformers' repetition penalty of 1.1."""
     draw = TransformersEngine._draw
@@ -138,10 +145,11 @@ def last_microbatch_only(patch: Patch) -> None:
         (prompted(lambda ids: [ids[0]] + [40] * (len(ids) - 9) + ids[-8:]), "prompt-replaced", "", {}),
         (prompted(another_system_prompt), "prompt-replaced", "system messages", {}),
         (prompted(last_result_only), "prompt-replaced", "without earlier tool results in prompts", {}),
+        (prompted(without_special_tokens), "prompt-replaced", "without special tokens in prompts", {}),
         (repetition_penalty, "sampling-penalised", "", {}),
         (last_microbatch_only, "normaliser-depends-on-microbatches", "", {"microbatch_tokens": 2048}),
     ],
-    ids=["mask", "temperature", "positions", "header", "prompt", "system prompt", "results", "penalty", "microbatch"],
+    ids=["mask", "temperature", "positions", "header", "prompt", "system", "results", "special tokens", "penalty", "microbatch"],
 )  # fmt: skip
 def test_a_bug_from_the_start_has_its_own_name(loaded, monkeypatch, fault, cause, evidence, settings):
     fault(monkeypatch)
@@ -231,3 +239,16 @@ def test_an_attention_mask_of_sampled_tokens_is_seen_although_each_turn_sees_its
     subject.run.policy.model.set_attn_implementation("sdpa")
     monkeypatch.setattr(policy, "make_batch", masked)
     assert next(f for f in conditioning.probe(subject) if f.cause).cause == "loss-mask-as-attention-mask"
+
+
+@pytest.mark.parametrize(("wrong", "others", "named"), [(5, 0.0, True), (2, 0.0, False), (5, 0.02, False)])
+def test_end_tokens_that_nobody_sampled_are_told_from_other_differences(wrong, others, named):
+    """Ten rows of three tokens and an end token; the engine's log-probability of some of these is that of another token."""
+    end = 7
+    rows = [Sample([1, 2, 3, 4, end], [False] + [True] * 4, [0.0] * 5, 0.0, "", "", False) for _ in range(10)]
+    trainer = [torch.full((4,), -0.1) for _ in rows]
+    engine = [torch.tensor([-0.1 - others] * 3 + [-0.1 - 5.0 * (k < wrong)]) for k in range(10)]
+    run = SimpleNamespace(sampler=SimpleNamespace(chat=SimpleNamespace(stop_token_ids=(end,))))
+    subject: Any = SimpleNamespace(run=run)
+    found = parity._ends_alone(subject, rows, engine, trainer, 1e-4)
+    assert (found is not None) == named

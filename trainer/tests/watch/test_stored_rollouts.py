@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from plumbob.rollout.toolcalls import NOT_READ
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.watch.change import of_same_tasks
 from plumbob.trainer.watch.places import with_places
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.traces import calls_read, copies, distinct_tasks, permuted, tool_results
+from plumbob.trainer.watch.traces import calls_read, copies, distinct_tasks, examine_traces, permuted, tool_results
 
 
 def _rollout(
@@ -246,3 +247,13 @@ def test_copies_within_groups_are_told_from_likely_replies() -> None:
     for innocent in (group_of((0, 0, 0, 0), -0.05), group_of((0, 1, 2, 3), -20.0)):
         assert (found := copies(innocent)) and found.verdict == "pass"
     assert copies([_rollout(number=k) for k in range(4)]) is None
+
+
+def test_rows_with_other_tokens_than_their_rollouts_are_not_blamed_on_log_probabilities(tmp_path):
+    """Padding in the loss has log-probabilities of its own, which no stored rollout has."""
+    rows = [_scored([-0.1, -2.0, -0.5], [-0.1, -2.0, -0.5], number) for number in range(32)]
+    metrics = [{"step": 1.0, "sync/sampling_gap": 3.6}]
+    assert "logprobs-permuted" in {f.cause for f in examine_traces(tmp_path, TrainConfig(), rows, metrics)}
+    for name in ("rollout/changed", "rollout/context_trained"):
+        found = examine_traces(tmp_path, TrainConfig(), rows, [{**metrics[0], name: 0.5}])
+        assert "logprobs-permuted" not in {f.cause for f in found}

@@ -255,6 +255,17 @@ def _prompts(
         ("truncated-context", "without the first half of prompts", lambda ids: ids[len(ids) // 2 :]),
         ("assistant-header-missing", "without the assistant header at the end of prompts", lambda ids: ids[:-header]),
     ]
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    ways.append(
+        ("prompt-replaced", "without special tokens in prompts", lambda ids: [i for i in ids if i not in special])
+    )
+    ways.append(
+        (
+            "prompt-replaced",
+            "with prompts that are decoded and encoded again",
+            lambda ids: tokenizer(tokenizer.decode(ids)).input_ids,
+        )
+    )
     if (start := tokenizer.bos_token_id) is not None:
         ways.append(("prompt-replaced", "with one more start token", lambda ids: [start, *ids]))
     openings = _toolless(subject, rows)

@@ -113,7 +113,12 @@ def find_pieces(rows: Sequence[Sample]) -> tuple[list[Piece], list[tuple[int, ..
 
 
 def share_beginnings(batch: Batch, rows: Sequence[Sample]) -> Batch:
-    """`batch`, whose layout of `rows` is packed, with their common beginnings only once; the scores keep their order."""
+    """`batch`, whose layout of `rows` is packed, with their common beginnings only once; the scores keep their order.
+
+    A batch without positions or without the bounds of its rows, which is not what was planned, is returned as it is.
+    """
+    if "position_ids" not in batch.inputs or batch.inputs.keys().isdisjoint({"row_lengths", "cu_seq_lens_q"}):
+        return batch
     pieces, paths = find_pieces(rows)
     if not any(piece.above for piece in pieces):
         return batch

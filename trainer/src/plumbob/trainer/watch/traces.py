@@ -28,6 +28,8 @@ STEPS_READ = 3
 
 MOST_PLACES = 3
 """Most rollouts that a finding names."""
+OTHER_TOKENS = ("rollout/unmatched", "rollout/changed", "rollout/sampled_untrained", "rollout/context_trained")
+"""Metrics that are above 0 if a step's training rows are not its rollouts, token by token, or their masks are not."""
 FEWEST_RESULTS = 10
 """Fewest different tool calls by which tools are judged."""
 OTHER_ANSWERS = 16
@@ -49,7 +51,9 @@ def examine_traces(
             return [Finding("stored rollouts are there to be examined", "unsure", reason)]
         return []
     usable = [r for r in rollouts if r.ok and math.isfinite(r.reward)]
-    every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in rows}
+    # Rows with other tokens than their rollouts, or with others in the loss, have other log-probabilities for that reason.
+    own = [row for row in rows if not any(number(row, name) for name in OTHER_TOKENS)]
+    every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in own}
     gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
     scored = permuted(usable, gaps)
     checks = (copies, determinism, parsing, dominance, tool_results, alike, distinct_tasks)

@@ -32,6 +32,8 @@ FEW, ONE_SIDED, EXACT = 10, 0.95, 0.999
 `EXACT` is the share in float32: what is left out makes every other token likelier, and noise makes none less likely.
 """
 
+FEW_ENDS = 3
+"""Smallest number of end tokens on which they must differ, if they agree on all other tokens."""
 FORCED = 0.1
 """Smallest difference, in nats, by which the model must be less sure of a token than an engine that has no choice."""
 
@@ -84,6 +86,8 @@ def _gap(
     evidence = f"mean |difference| {gap:.2g} nats over {len(own)} tokens (limit {limit:g}), largest {largest:.2g}"
     if gap <= limit:
         return Finding(check, "pass", evidence)
+    if (ends := _ends_alone(subject, rows, engine, trainer, limit)) is not None:
+        return Finding(check, "fail", f"{evidence}; {ends}", "stop-token-wrong")
     few = spread(len(rows), EXPLAINED)
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
     cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
@@ -111,6 +115,26 @@ def _gap(
             if (short := after_short_prompts(subject, third.scores, limit)) is not None:
                 why += f"; {short}: its arithmetic is wrong, or it adds to prompts"
     return Finding(check, "fail", f"{evidence}; {why}", cause)
+
+
+def _ends_alone(
+    subject: Subject,
+    rows: Sequence[Sample],
+    engine: Sequence[torch.Tensor],
+    trainer: Sequence[torch.Tensor],
+    limit: float,
+) -> str | None:
+    """Evidence that they agree on all tokens but end tokens, which something else than the engine has then written."""
+    stops = subject.run.sampler.chat.stop_token_ids
+    ids = [[t for t, sampled in zip(row.token_ids, row.loss_mask, strict=True) if sampled] for row in rows]
+    end = torch.tensor([token in stops for own in ids for token in own])
+    apart_ = (torch.cat(list(engine)) - torch.cat(list(trainer))).abs()
+    wrong = int((apart_[end] > FORCED).sum())
+    if wrong < FEW_ENDS or apart_[~end].mean().item() > limit:
+        return None
+    return (
+        f"they agree on all other tokens, and differ on {wrong} of {int(end.sum())} end tokens: those were not sampled"
+    )
 
 
 def _why(

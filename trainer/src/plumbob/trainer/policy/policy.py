@@ -139,8 +139,8 @@ class Policy:
         """Log-probability and entropy of every sampled token of `rows`, given the tokens before it in its row.
 
         This is one forward pass over the concatenated or padded rows, or one per row, as `plan` says. Each row has its
-        own positions, and attention ends at its bounds. What several packed rows begin with before their first sampled
-        tokens is computed once, where `shares` is true. The loss mask chooses which tokens are scored; the model never
+        own positions, and attention ends at its bounds. What several packed rows have in common at their beginning
+        is computed once, where `shares` is true. The loss mask chooses which tokens are scored; the model never
         sees it. Collective where passes are.
         """
         if self.plan.layout == "alone" and len(rows) > 1:

@@ -16,8 +16,11 @@ import pytest
 from hypothesis import settings
 from plumbob.rollout.verifiers_import import put_off_clients
 
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("random", deadline=None, print_blob=True)
+EXAMPLES = 40
+"""Examples of a property test that does not say how many. CI draws new ones each time, so that they add up."""
+
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)
+settings.register_profile("random", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # As the commands do before they import verifiers.

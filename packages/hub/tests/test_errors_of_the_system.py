@@ -130,6 +130,7 @@ def test_full_temporary_folders_are_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_that_writes_into_inherited_descriptors_fails_the_check(tmp_path):
     project = create("broken", tmp_path)
     module = project / "src" / "vf_broken" / "__init__.py"

@@ -97,6 +97,7 @@ def test_deepspeed_gives_what_one_process_gives(tmp_path, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_accelerate_starts_a_run_that_goes_on_only_as_it_was_started(tmp_path, repository):
     """The command of the README, with one of the configurations in configs/, on CPU processes."""
     settings = "--max-steps 1 --num-generations 4 --batch-size 8 --gradient-accumulation-steps 1 --max-tokens 24 "

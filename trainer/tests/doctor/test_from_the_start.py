@@ -181,6 +181,7 @@ def test_log_probabilities_of_neighbours_are_told_from_rows_that_see_each_other(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_fitted_temperature_is_the_best_and_not_the_first_that_fits(loaded, monkeypatch):
     """At 0.7 for 1 the gap is small, so that 0.6 leaves little as well."""
     generate = TransformersEngine.generate
@@ -203,6 +204,7 @@ def test_train_stops_and_names_the_command_that_finds_the_cause(tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [0.5, 4.0])
 def test_the_scale_of_an_adapter_in_the_engine_is_fitted(loaded, factor):
     subject = loaded(peft=True)

@@ -34,6 +34,7 @@ def test_fishers_test_is_a_probability_that_falls_with_the_difference(of_a, of_b
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_held_out_answers_of_other_tasks_are_named_by_replies_that_are_right_for_others(subject_of):
     subject = subject_of(groups=8, eval_examples=16)
     (healthy,) = held_out.probe(subject)

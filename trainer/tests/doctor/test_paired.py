@@ -250,6 +250,7 @@ def test_unusual_settings_give_no_alarm(subject_with, settings):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_a_signal_nothing_that_needs_one_is_judged(subject_with):
     subject = subject_with(env_args=("difficulty=hard",))
     assert not subject.advantages.with_signal

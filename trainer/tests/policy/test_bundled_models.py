@@ -51,6 +51,7 @@ def test_it_loads_and_is_small(name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @bundled
 def test_it_is_a_decent_baseline_whose_groups_have_signal(name, tmp_path):
     greedy = rewards(HOME[name], tmp_path / "greedy")

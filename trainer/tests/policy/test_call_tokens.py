@@ -92,6 +92,7 @@ def test_calls_become_text_that_is_read_back_and_the_rest_of_the_template_stays(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sft_teaches_a_form_that_the_model_can_write_and_evaluations_of_the_run_ask_for_it(tmp_path, capsys):
     model, tokenizer = broken()
     folder = str(tmp_path / "model")

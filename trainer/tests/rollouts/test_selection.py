@@ -122,6 +122,7 @@ def keys(directory: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_sets_the_same_tasks_aside(tmp_path):
     settings = {**SMALL, "output_dir": str(tmp_path), "task_order": "curriculum"}
     assert run(TrainConfig(**settings, max_steps=9, run_name="whole")) == 0

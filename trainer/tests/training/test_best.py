@@ -207,6 +207,7 @@ def test_a_new_best_is_saved_although_no_checkpoint_is_due(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_best_before_is_kept_if_the_checkpoint_of_the_new_best_cannot_be_written(tmp_path, monkeypatch, capsys):
     judged_values(monkeypatch, {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.4})
     original = checkpoint.save
@@ -223,6 +224,7 @@ def test_the_best_before_is_kept_if_the_checkpoint_of_the_new_best_cannot_be_wri
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_flat_run_ends_normally_and_says_why_and_a_larger_number_goes_on(tmp_path, monkeypatch, capsys):
     judged_values(monkeypatch, {0: 0.5, 1: 0.6, 2: 0.6, 3: 0.1})
     assert run(config_of(tmp_path, max_steps=9, stop_when_flat=2)) == 0

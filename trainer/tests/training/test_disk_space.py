@@ -25,6 +25,7 @@ def bytes_of(folder: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
     settings = {
@@ -64,6 +65,7 @@ def test_traces_are_bounded_by_keep_traces(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("megabytes", "code"), [(3, 2), (9, 0)])
 def test_on_a_disk_that_is_really_that_small(tmp_path, megabytes, code):
     """A file system of a few megabytes, in a mount namespace of its own."""

@@ -134,6 +134,7 @@ def test_the_number_of_steps_comes_from_epochs_and_no_step_has_a_row_twice(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("peft", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_bit_equal_to_one_that_never_stopped(tmp_path, peft):
     values = {"max_steps": 4, "save_steps": 2, "save_total_limit": 3, "peft": peft, "eval_steps": 2}
@@ -154,6 +155,7 @@ def test_a_resumed_run_ends_bit_equal_to_one_that_never_stopped(tmp_path, peft):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_plays_no_demonstration_again(finished, tmp_path, monkeypatch):
     import vf_lookup.taskset
 

@@ -271,6 +271,7 @@ def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_control_run_trains_on_the_lot_and_shows_the_environments_reward(tmp_path, capsys):
     plain, lot = train(tmp_path, "plain", max_steps=1), train(tmp_path, "lot", max_steps=1, random_rewards=True)
     assert "CONTROL RUN: --random-rewards" in capsys.readouterr().err

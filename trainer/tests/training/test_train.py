@@ -73,6 +73,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
     one = metrics(train(tmp_path, max_steps=2, run_name="one"))
     two = metrics(train(tmp_path, max_steps=2, run_name="two"))
@@ -81,6 +82,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     settings = {"peft": peft, "learning_rate": 1e-3, "save_steps": 2}

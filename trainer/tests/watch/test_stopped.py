@@ -74,6 +74,7 @@ def test_rewards_that_change_places_after_sampling_are_named(tmp_path: Path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_learning_rate_that_no_setting_shows_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something sets the optimizer's rate after the schedule has, as a second scheduler does."""
     wanted = step.set_learning_rate

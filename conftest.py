@@ -49,9 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases[item.nodeid.partition("[")[0]].append(item)
     # A seed that is a text gives the same numbers in every process, as pytest-xdist's workers need.
     drawn = {Random(f"{word} {name}").choice(of_test).nodeid for name, of_test in cases.items()}
-    left_out = [item for of_test in cases.values() for item in of_test if item.nodeid not in drawn]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    left_out = {item: None for of_test in cases.values() for item in of_test if item.nodeid not in drawn}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

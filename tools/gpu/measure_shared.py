@@ -32,7 +32,8 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.policy.packed_attention import packed_attention, piece_bounds
 from plumbob.trainer.policy.policy import Policy
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from shapes import qwen_config
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = DEVICE.type == "cuda"
@@ -42,15 +43,8 @@ HALF = DEVICE.type == "cuda"
 def make_model(folder: str | None) -> PreTrainedModel:
     if folder:
         return load_model(folder)
-    shape: dict[str, Any] = {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "vocab_size": 151_936,
-    }
-    heads: dict[str, Any] = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**shape, **heads), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(qwen_config("0.5b"), dtype=torch.float32)
     with torch.no_grad():  # doubled weights, because the attention of freshly initialised ones is nearly uniform
         for parameter in model.parameters():
             parameter.mul_(2.0 if parameter.dim() == 2 else 1.0)

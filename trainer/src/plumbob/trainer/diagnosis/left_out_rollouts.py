@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plumbob.rollout import Sample
+from plumbob.trainer.diagnosis import thresholds
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
     A rollout with a reward that is not finite cannot be used, and one that failed neither.
     """
     ids, traces = {s.trace_id for s in kept}, list(traces)
+    usable = [trace for trace in traces if trace.ok and math.isfinite(trace.reward)]
+    if all(trace.id in ids for trace in usable):  # as in every correct step, which need not be looked at token by token
+        return LeftOut()
     # Rows that something else has made over may have other ids than the rollouts that they are of.
     rows = set() if ids <= {t.id for t in traces} else {tuple(s.token_ids) for s in kept}
     groups: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for trace in traces:
-        sampled = sum(sum(node.mask) for node in trace.nodes)
-        if trace.ok and sampled and math.isfinite(trace.reward):
+    for trace in usable:
+        if sampled := sum(sum(node.mask) for node in trace.nodes):
             tokens = tuple(token for node in trace.nodes for token in node.token_ids)
             groups[trace.task.key][trace.id in ids or tokens in rows].append(sampled)
     count, longer, variance = 0, 0, 0.0
@@ -56,3 +59,11 @@ def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
 def standard_errors(longer: float, variance: float) -> float:
     """How many standard deviations `longer` is from 0; 0 where all lengths are equal."""
     return longer / math.sqrt(variance) if variance else 0.0
+
+
+def judged(longer: float, variance: float) -> tuple[str | None, str]:
+    """(the cause, if missing rollouts are longer or shorter than chance allows; how much they are, as a part of a sentence)."""
+    apart = standard_errors(longer, variance)
+    side = "longer" if apart > 0 else "shorter"
+    evidence = f"they are {side} than the others of their groups by {abs(apart):.1f} standard errors"
+    return ("drops-are-biased" if abs(apart) > thresholds.MISSING_LENGTH else None), evidence

@@ -72,6 +72,10 @@ class Third:
         ids = torch.tensor(row.token_ids[1:])[mask]
         return logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
+    def of_all(self, row: Sample) -> torch.Tensor:
+        """Log-probabilities of all of the row's tokens but the first, sampled or not: [T - 1] in nats."""
+        return self.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))]))
+
 
 def third_opinion(subject: Subject, temperature: float) -> Third:
     """Load the model once more. No weight may have been trained. It is float32, on the policy's device."""
@@ -192,11 +196,12 @@ def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) ->
 
 def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
     """Are these the log-probabilities of other tokens of the row, as many in a line, sampled or not?"""
+    every = [third.of_all(row) for row in rows]
     for where in ("at the row's start", "at the row's end"):
-        pairs = []
-        for row, theirs in zip(rows, wrong, strict=True):
-            every = third.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))]))
-            pairs.append((every[: len(theirs)] if "start" in where else every[-len(theirs) :], theirs))
+        pairs = [
+            (own[: len(theirs)] if "start" in where else own[-len(theirs) :], theirs)
+            for own, theirs in zip(every, wrong, strict=True)
+        ]
         if all(len(a) == len(b) for a, b in pairs):
             gap = apart([a for a, _ in pairs], [b for _, b in pairs])
             yield Explanation("logprobs-permuted", f"if tokens are given those of as many tokens {where}", gap)
@@ -215,9 +220,7 @@ def neighbours(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tenso
 
     `limit`: a healthy difference of a token, in nats.
     """
-    every = [
-        third.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))])) for row in rows
-    ]
+    every = [third.of_all(row) for row in rows]
     for by in (1, -1, 2, -2):
         pairs = [
             (values[i - 1 + by].item(), other, values[i - 1].item())
@@ -368,56 +371,3 @@ def _toolless(subject: Subject, rows: Sequence[Sample]) -> list[tuple[Ids, Ids]]
 def _reopened(ids: Ids, openings: Sequence[tuple[Ids, Ids]]) -> Ids:
     """The prompt with the second opening in place of the first, where it begins with the first."""
     return next((bare + ids[len(full) :] for full, bare in openings if ids[: len(full)] == full), ids)
-
-
-def other_weights(subject: Subject) -> tuple[str, str] | None:
-    """(cause, evidence) if engine and trainer hold other weights; None if not, or if the engine is a server.
-
-    All tensors are compared, not only the trained ones, and output embeddings with input embeddings where the model's
-    configuration says that they are the same.
-    """
-    policy, served = subject.run.policy, subject.run.engine.served_weights()
-    if (trainer := _untied(policy.model)) is not None:
-        return "head-not-tied", f"in the trainer, {trainer}"
-    if served is None:
-        return None
-    own = dict(policy.model.named_parameters())
-    if (name := head_name(policy.model)) and name not in own and name in served:
-        inputs: Any = policy.model.get_input_embeddings()
-        if not _equal(served[name], inputs.weight):
-            return "head-not-tied", (
-                f"the engine computes logits with a tensor {name} of its own, and the trainer with the input embeddings"
-            )
-    differ = [n for n, p in own.items() if n in served and not _equal(served[n], p)]
-    missing = [n for n in own if n not in served]
-    if differ or missing:
-        first = ", ".join([*differ, *missing][:3])
-        if not missing and all(_equal(served[n], own[n].detach().bfloat16().float()) for n in differ):
-            return "merged-in-bf16", f"{len(differ)} of {len(own)} tensors are rounded to bfloat16 in the engine"
-        return "weights-not-synced", f"{len(differ) + len(missing)} of {len(own)} tensors differ, first {first}"
-    return None
-
-
-def head_name(model: Any) -> str | None:
-    """Name of the weight of the model's output embeddings, whether or not it is tied; None if it has none."""
-    head = model.get_output_embeddings()
-    name = next((n for n, module in model.named_modules() if module is head), None)
-    return None if name is None else f"{name}.weight"
-
-
-def is_tied(model: Any) -> bool:
-    """Whether the configuration says that output embeddings are the input embeddings."""
-    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-
-
-def _untied(model: Any) -> str | None:
-    """What is wrong with a model whose configuration ties its embeddings; None if nothing is."""
-    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or not is_tied(model) or head.weight is inputs.weight or _equal(head.weight, inputs.weight):
-        return None
-    return "output embeddings differ from input embeddings, which the model's configuration says are the same"
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both hold the same numbers, in the precision of the first."""
-    return a.shape == b.shape and torch.equal(a.detach().float().cpu(), b.detach().to(a.dtype).float().cpu())

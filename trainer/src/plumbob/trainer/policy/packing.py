@@ -49,6 +49,14 @@ def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return fewest
 
 
+def by_prompt(prompts: Sequence[Sequence[int]], shortest: int) -> list[list[int]]:
+    """Indices of the rows of each prompt, in order. A prompt of less than `shortest` tokens is not shared: its rows are alone."""
+    members: dict[object, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        members.setdefault(tuple(prompt) if len(prompt) >= shortest else i, []).append(i)
+    return list(members.values())
+
+
 def pack_prompts(
     prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int, *, shortest: int, once: bool
 ) -> list[list[int]]:
@@ -57,12 +65,9 @@ def pack_prompts(
     `prompts`: the ids that each row begins with; those of less than `shortest` tokens are not shared. `once`: a prompt
     counts once for all of its rows in a microbatch. Rows of one prompt that exceed `max_tokens` are divided.
     """
-    members: dict[object, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        members.setdefault(tuple(prompt) if len(prompt) >= shortest else i, []).append(i)
     units: list[list[int]] = []
     costs: list[int] = []
-    for rows in members.values():
+    for rows in by_prompt(prompts, shortest):
         shared = len(prompts[rows[0]]) if once and len(rows) > 1 else 0
         rests = [lengths[i] - shared for i in rows]
         for part in pack_evenly(rests, max_tokens - shared):

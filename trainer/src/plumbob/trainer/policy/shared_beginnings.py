@@ -19,7 +19,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.distributed.world import balanced_shares
 from plumbob.trainer.policy import packed_attention as attention
-from plumbob.trainer.policy.packing import to_device
+from plumbob.trainer.policy.packing import by_prompt, to_device
 from plumbob.trainer.policy.token_scorer import Batch
 
 SHORTEST = 8
@@ -57,13 +57,10 @@ def balanced_by_prompt(rows: Sequence[Sample], num_shares: int) -> list[list[int
     """
     lengths = [len(row.token_ids) for row in rows]
     apart = balanced_shares(lengths, num_shares)
-    members: dict[object, list[int]] = {}
-    for i, row in enumerate(rows):
-        prompt = prompt_of(row)
-        members.setdefault(tuple(prompt) if len(prompt) >= SHORTEST else i, []).append(i)
-    size = max(map(len, members.values()), default=1)
+    members = by_prompt([prompt_of(row) for row in rows], SHORTEST)
+    size = max(map(len, members), default=1)
     while size > 1:
-        units = [own[k : k + size] for own in members.values() for k in range(0, len(own), size)]
+        units = [own[k : k + size] for own in members for k in range(0, len(own), size)]
         divided = balanced_shares([sum(lengths[i] for i in unit) for unit in units], num_shares)
         shares = [sorted(i for k in share for i in units[k]) for share in divided]
         if _fullest(shares, lengths) <= UNEVEN * _fullest(apart, lengths):

@@ -76,7 +76,6 @@ class RunRecorder(Recorder):
             completions=config.log_completions,
             imitates=bool(run.demonstrations),
         )
-        self.silence = SilenceWatch(run.directory, self.note)
         self.log = MetricsLog(run.directory)
         self.reporter = make_reporter(config, run.directory)
         before = means(run.state.evaluations.get("before", {}))
@@ -88,6 +87,7 @@ class RunRecorder(Recorder):
         self._held_out: HeldOut | None = None
         self._compares_prompts = len(run.sampler.environments) == 1
         """A step of several environments may have no task of one of them."""
+        self.silence = SilenceWatch(run.directory, self.note)  # last: if anything above fails, no thread is left behind
 
     def __enter__(self) -> RunRecorder:
         self.board.__enter__()

@@ -155,11 +155,10 @@ def optimizer_step(
     if minibatch.trained:
         norm = sharding.update()
         finite = math.isfinite(norm)
-        if finite and run.world.is_main:
-            tally.ungraded = sharding.without_gradient()
         state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes
             tally.updates, tally.skipped, tally.grad_norm = 1, int(not finite), norm if finite else 0.0
+            tally.ungraded = sharding.without_gradient() if finite else 0.0
         if state.skipped_in_a_row >= run.config.max_skipped_steps:
             raise RunFailed(
                 f"{state.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "

@@ -95,12 +95,13 @@ def weighed(h: History) -> Outcome:
     evidence = f"the loss has another slope than the advantages say at up to {wrong:.1%} of a step's sampled tokens"
     if wrong <= thresholds.MISWEIGHTED:
         return None, evidence
-    found = [number(row, "loss/without_policy_term") for row in h.recent if number(row, "loss/misweighted")]
-    if h.config.kl_in_loss and min(found) > 1 - thresholds.MISWEIGHTED:
-        return "policy-term-missing", f"{evidence}; there it is that of the KL term alone"
-    scaled = [number(row, "loss/other_kl_coefficient") for row in h.recent if number(row, "loss/misweighted")]
-    if h.config.kl_in_loss and min(scaled) > 1 - thresholds.MISWEIGHTED:
-        return "kl-backwards", f"{evidence}; there it is right but for the KL term, whose coefficient is not --kl-beta"
+    with_wrong = [row for row in h.recent if number(row, "loss/misweighted")]
+    for name, cause, why in (
+        ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
+        ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),
+    ):
+        if h.config.kl_in_loss and min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
+            return cause, f"{evidence}; there it is {why}"
     return "advantages-wrong", evidence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.diagnosis.left_out_rollouts import standard_errors
+from plumbob.trainer.diagnosis.left_out_rollouts import judged
 from plumbob.trainer.watch.drift_rules import grows_by_itself
 from plumbob.trainer.watch.history import (
     WINDOW,
@@ -156,13 +156,12 @@ def _missing(h: History) -> Outcome:
     rows = [row for row in h.recent if number(row, "rollout/missing")]
     if not rows:
         return None
-    apart = standard_errors(total(rows, "rollout/missing_longer"), total(rows, "rollout/missing_variance"))
+    cause, how = judged(total(rows, "rollout/missing_longer"), total(rows, "rollout/missing_variance"))
+    count = total(rows, "rollout/missing")
     evidence = (
-        f"{total(rows, 'rollout/missing'):.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their "
-        f"groups; they are {'longer' if apart > 0 else 'shorter'} than the others of their groups by {abs(apart):.1f} standard "
-        "errors"
+        f"{count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     )
-    return ("drops-are-biased" if abs(apart) > thresholds.MISSING_LENGTH else None), evidence
+    return cause, evidence
 
 
 def _masked(h: History) -> tuple[float, str] | None:

@@ -10,7 +10,7 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.diagnosis.left_out_rollouts import left_out, standard_errors
+from plumbob.trainer.diagnosis.left_out_rollouts import judged, left_out
 from plumbob.trainer.doctor.before_model.made_up_results import made_up
 from plumbob.trainer.doctor.environment import Environment, spread
 from plumbob.trainer.doctor.subject import Subject
@@ -37,13 +37,9 @@ def _missing(subject: Subject) -> Finding:
     found = left_out([*batch.drawn, *batch.stale], batch.traces)
     if not found.count:
         return Finding(check, "pass", f"all of {len(batch.drawn)} rollouts that can be used are there")
-    apart = standard_errors(found.longer, found.variance)
-    evidence = (
-        f"{found.count} rollouts finished and are missing; they are {'longer' if apart > 0 else 'shorter'} than the others of "
-        f"their groups by {abs(apart):.1f} standard errors"
-    )
-    biased = abs(apart) > thresholds.MISSING_LENGTH
-    return Finding(check, "fail" if biased else "unsure", evidence, "drops-are-biased" if biased else None)
+    cause, how = judged(found.longer, found.variance)
+    evidence = f"{found.count} rollouts finished and are missing; {how}"
+    return Finding(check, "fail" if cause else "unsure", evidence, cause)
 
 
 def _rewards(subject: Subject) -> Finding:

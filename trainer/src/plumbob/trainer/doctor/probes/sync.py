@@ -17,7 +17,8 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import after_short_prompts, is_tied
+from plumbob.trainer.doctor.explanations import after_short_prompts
+from plumbob.trainer.doctor.held_weights import is_tied
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
 from plumbob.trainer.doctor.weight_change import Direction, direction_of, move

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.explanations import other_weights
+from plumbob.trainer.doctor.held_weights import other_weights
 from plumbob.trainer.doctor.subject import Subject
 
 ORDER = 28

@@ -1,0 +1,61 @@
+"""Which weights do engine and trainer hold, and is the output head tied to the embeddings where the model says so?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from plumbob.trainer.doctor.subject import Subject
+
+
+def other_weights(subject: Subject) -> tuple[str, str] | None:
+    """(cause, evidence) if engine and trainer hold other weights; None if not, or if the engine is a server.
+
+    All tensors are compared, not only the trained ones, and output embeddings with input embeddings where the model's
+    configuration says that they are the same.
+    """
+    policy, served = subject.run.policy, subject.run.engine.served_weights()
+    if (trainer := _untied(policy.model)) is not None:
+        return "head-not-tied", f"in the trainer, {trainer}"
+    if served is None:
+        return None
+    own = dict(policy.model.named_parameters())
+    if (name := head_name(policy.model)) and name not in own and name in served:
+        inputs: Any = policy.model.get_input_embeddings()
+        if not _equal(served[name], inputs.weight):
+            return "head-not-tied", (
+                f"the engine computes logits with a tensor {name} of its own, and the trainer with the input embeddings"
+            )
+    differ = [n for n, p in own.items() if n in served and not _equal(served[n], p)]
+    missing = [n for n in own if n not in served]
+    if differ or missing:
+        first = ", ".join([*differ, *missing][:3])
+        if not missing and all(_equal(served[n], own[n].detach().bfloat16().float()) for n in differ):
+            return "merged-in-bf16", f"{len(differ)} of {len(own)} tensors are rounded to bfloat16 in the engine"
+        return "weights-not-synced", f"{len(differ) + len(missing)} of {len(own)} tensors differ, first {first}"
+    return None
+
+
+def head_name(model: Any) -> str | None:
+    """Name of the weight of the model's output embeddings, whether or not it is tied; None if it has none."""
+    head = model.get_output_embeddings()
+    name = next((n for n, module in model.named_modules() if module is head), None)
+    return None if name is None else f"{name}.weight"
+
+
+def is_tied(model: Any) -> bool:
+    """Whether the configuration says that output embeddings are the input embeddings."""
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _untied(model: Any) -> str | None:
+    """What is wrong with a model whose configuration ties its embeddings; None if nothing is."""
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or not is_tied(model) or head.weight is inputs.weight or _equal(head.weight, inputs.weight):
+        return None
+    return "output embeddings differ from input embeddings, which the model's configuration says are the same"
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both hold the same numbers, in the precision of the first."""
+    return a.shape == b.shape and torch.equal(a.detach().float().cpu(), b.detach().to(a.dtype).float().cpu())

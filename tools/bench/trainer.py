@@ -3,7 +3,7 @@
 The models have Qwen2.5's shapes and random weights. A step has 128 prompts of 100 tokens with 8 completions each, of
 lognormal lengths (mean 156, at most 256); it uses the dr_grpo loss on fixed rewards, AdamW, bf16 autocast over float32
 weights, a constant learning rate and no checkpointing. plumbob runs its own training step, starting from the samples:
-advantages, packing, loss, gradient norm, update. TRL gets the same ids through `rollout_func`, in microbatches of 64.
+advantages, packing, loss, gradient norm, update. TRL gets the same ids through `rollout_func`, in microbatches of 64 rows.
 Each arm runs in a process of its own. The first steps are not counted, so that compilation is reported separately.
 
     python tools/bench/trainer.py                              # all shapes and both arms: one GPU of 140 GB, 10 minutes
@@ -145,7 +145,7 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
             synchronise()
             ends.append(time.perf_counter())
 
-    microbatch = min(64, args.prompts * GROUP)
+    microbatch = min(args.trl_microbatch, args.prompts * GROUP)
     trainer = GRPOTrainer(
         model=make_model(args.shape),
         reward_funcs=lambda completions, **_: [reward_of(i) for i in range(len(completions))],
@@ -184,19 +184,22 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
 
 
 def profile(function: Any) -> None:
-    """Call `function` under torch.profiler and print the kernels that took the most time."""
+    """Call `function` under torch.profiler; print the kernels, and the host's operations, that took the most time."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
     with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-        function()
-        synchronise()
-    events = [e for e in recorded.key_averages() if e.self_device_time_total > 0 and not e.key.startswith("## ")]
-    total = sum(e.self_device_time_total for e in events if e.device_type.name == "CUDA")
-    print(f"kernels: {total / 1e3:.0f} ms")
-    kernels = [e for e in events if e.device_type.name == "CUDA"]
+        seconds = timed(function)
+    events = [e for e in recorded.key_averages() if not e.key.startswith("## ")]
+    kernels = [e for e in events if e.self_device_time_total > 0 and e.device_type.name == "CUDA"]
+    total = sum(e.self_device_time_total for e in kernels)
+    launched = sum(e.count for e in kernels)
+    print(f"kernels: {total / 1e3:.0f} ms of {seconds * 1e3:.0f} ms with the profiler, {launched} launched")
     for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:45]:
         print(f"{e.self_device_time_total / 1e3:9.1f} ms {e.count:6d} x {e.key[:110]}")
+    print("host:")
+    for e in sorted(events, key=lambda e: -e.self_cpu_time_total)[:25]:
+        print(f"{e.self_cpu_time_total / 1e3:9.1f} ms {e.count:6d} x {e.key[:110]}")
 
 
 def check_arm(args: argparse.Namespace) -> dict[str, float]:
@@ -288,9 +291,17 @@ def main() -> None:
     parser.add_argument(
         "--microbatch-tokens", type=int, default=0, help="most tokens of a microbatch of plumbob; 0: its default"
     )
+    parser.add_argument(
+        "--trl-microbatch",
+        type=int,
+        default=64,
+        help="rows of a microbatch of TRL; with 64, all weights of 1.5B need 102 GiB of GPU memory",
+    )
     parser.add_argument("--checkpointing", action="store_true", help="use gradient checkpointing in both arms")
     parser.add_argument("--cpu-tiny", action="store_true", help="measure a tiny shape on the CPU")
-    parser.add_argument("--profile", action="store_true", help="also print the slowest kernels of a step of plumbob")
+    parser.add_argument(
+        "--profile", action="store_true", help="also print what took the most time in a step of plumbob"
+    )
     parser.add_argument("--json", default="", help="also write all numbers to this file")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()

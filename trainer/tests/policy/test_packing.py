@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.trainer.policy.packing import pack, pack_evenly, pack_prompts
+from plumbob.trainer.policy.packing import indices_of, pack, pack_evenly, pack_prompts
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=60)
 
@@ -114,3 +114,9 @@ def test_rows_of_a_prompt_are_together_and_no_pass_computes_too_much(rows, max_t
 def test_rows_without_common_prompts_are_packed_as_they_were():
     lengths = [300, 7, 41, 41, 250, 90] * 5
     assert pack_prompts([()] * 30, lengths, 700, shortest=8, once=True) == pack_evenly(lengths, 700)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 12))))
+def test_places_of_ranges_follow_one_another(ranges):
+    expected = [start + k for start, length in ranges for k in range(length)]
+    assert indices_of([start for start, _ in ranges], [length for _, length in ranges]).tolist() == expected

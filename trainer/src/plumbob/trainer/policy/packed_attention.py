@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from plumbob.trainer.policy.packing import to_device
+from plumbob.trainer.policy.packing import indices_of, to_device
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -76,13 +76,13 @@ def piece_bounds(
         return {"row_lengths": list(lengths), "above": [tuple(own) for own in above]}
     starts = [0, *itertools.accumulate(lengths)]
     paths = [(*own, i) for i, own in enumerate(above)]
-    index = list(itertools.chain.from_iterable(range(starts[p], starts[p + 1]) for path in paths for p in path))
+    keys = [p for path in paths for p in path]
     ends, longest = _flash_bounds([sum(lengths[p] for p in path) for path in paths], device)
     return {
         **row_bounds(lengths, device, flash),
         "cu_seq_lens_k": ends,
         "max_length_k": longest,
-        "key_index": to_device(torch.tensor(index, dtype=torch.long), device),
+        "key_index": to_device(indices_of([starts[p] for p in keys], [lengths[p] for p in keys]), device),
     }
 
 

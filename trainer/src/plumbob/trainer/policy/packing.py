@@ -91,6 +91,17 @@ def pack_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return microbatches
 
 
+def indices_of(starts: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """The places `start` to `start + length - 1` of each range, one range after another; int64.
+
+    Example: indices_of([7, 2], [2, 3]) -> [7, 8, 2, 3, 4]
+    """
+    sizes = torch.tensor(lengths, dtype=torch.long)
+    # Where a range begins among all places, its first place differs by this from its own number there.
+    shifts = torch.tensor(starts, dtype=torch.long) - (sizes.cumsum(0) - sizes)
+    return torch.arange(int(sizes.sum())) + shifts.repeat_interleave(sizes)
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the CPU to `device` without waiting for the device.
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, pairwise
 
-import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.distributed.world import balanced_shares
 from plumbob.trainer.policy import packed_attention as attention
-from plumbob.trainer.policy.packing import by_prompt, to_device
+from plumbob.trainer.policy.packing import by_prompt, indices_of, to_device
 from plumbob.trainer.policy.token_scorer import Batch
 
 SHORTEST = 8
@@ -119,17 +118,14 @@ def share_beginnings(batch: Batch, rows: Sequence[Sample]) -> Batch:
     pieces, paths = find_pieces(rows)
     if not any(piece.above for piece in pieces):
         return batch
-    ends = [0]  # of pieces among the tokens that are computed
-    for piece in pieces:
-        ends.append(ends[-1] + piece.end - piece.start)
-    places = [range(a, b) for a, b in pairwise(ends)]
-    starts = [0]  # of rows among the tokens of `batch`
-    for row in rows:
-        starts.append(starts[-1] + len(row.token_ids))
-    kept = [range(starts[piece.row] + piece.start, starts[piece.row] + piece.end) for piece in pieces]
+    lengths = [piece.end - piece.start for piece in pieces]
+    places = [0, *accumulate(lengths)]  # where pieces begin among the tokens that are computed
+    starts = [0, *accumulate(len(row.token_ids) for row in rows)]  # where rows begin among the tokens of `batch`
+    all_paths = [p for path in paths for p in path]
     device = batch.ids.device
-    taken, moved = _indices(kept, device), _indices((places[p] for path in paths for p in path), device)
-    lengths, above = [len(place) for place in places], [piece.above for piece in pieces]
+    taken = to_device(indices_of([starts[piece.row] + piece.start for piece in pieces], lengths), device)
+    moved = to_device(indices_of([places[p] for p in all_paths], [lengths[p] for p in all_paths]), device)
+    above = [piece.above for piece in pieces]
     inputs = {
         **batch.inputs,
         "position_ids": batch.inputs["position_ids"][:, taken],
@@ -141,7 +137,3 @@ def share_beginnings(batch: Batch, rows: Sequence[Sample]) -> Batch:
 def _common(a: list[int], b: list[int]) -> int:
     """Number of ids at the beginning of both."""
     return bisect_left(range(1, min(len(a), len(b)) + 1), True, key=lambda n: a[:n] != b[:n])
-
-
-def _indices(ranges: Iterable[range], device: torch.device) -> torch.Tensor:
-    return to_device(torch.tensor(list(chain.from_iterable(ranges)), dtype=torch.long), device)

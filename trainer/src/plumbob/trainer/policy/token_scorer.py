@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.policy import packed_attention as attention
-from plumbob.trainer.policy.packing import to_device
+from plumbob.trainer.policy.packing import indices_of, to_device
 from plumbob.trainer.policy.token_logprobs import score_logits, score_tokens
 from transformers import PreTrainedModel
 
@@ -53,10 +54,11 @@ def make_batch(rows: Sequence[Sample], layout: Layout, device: torch.device, fla
     The loss mask chooses which tokens are scored; the model never sees it. `flash`: see `packed_attention.row_bounds`.
     """
     lengths = [len(row.token_ids) for row in rows]
-    ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.long)
-    positions = torch.cat([torch.arange(n) for n in lengths]) if lengths else ids
+    # By way of numpy, because it reads lists of numbers twice as fast as torch.
+    ids = torch.from_numpy(np.array([t for row in rows for t in row.token_ids], dtype=np.int64))
+    positions = indices_of([0] * len(rows), lengths)
     # The logits that score token t are computed at t - 1, so a row's first token cannot be scored.
-    sampled = torch.tensor([m for row in rows for m in row.loss_mask], dtype=torch.bool) & (positions > 0)
+    sampled = torch.from_numpy(np.array([m for row in rows for m in row.loss_mask], dtype=bool)) & (positions > 0)
     at = sampled.nonzero()[:, 0]
     targets, wanted = to_device(ids[at], device), at - 1
     if layout == "packed":

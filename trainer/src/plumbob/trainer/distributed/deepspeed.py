@@ -33,6 +33,8 @@ class Zero(Sharding):
             raise UserError(
                 "the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`"
             ) from None
+        # On CPUs DeepSpeed would compile a kernel for sums over processes, for a minute or two; torch's gloo has one.
+        self._deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         # The newest torch warns about DeepSpeed's own calls many times per step.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)

@@ -1,6 +1,6 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
-With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 9` those of the later ones.
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 10` those of the later ones.
 
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
@@ -56,7 +56,7 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", **{number: f"set{number}-" for number in "23456789"}}
+SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 11)}}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
 
@@ -64,7 +64,7 @@ SETS = {"1": "", **{number: f"set{number}-" for number in "23456789"}}
 def modules_of(half: str) -> tuple[str, str]:
     """(what follows "field" and "healthy" in the names of a half's modules, seen or unseen).
 
-    Examples: modules_of("seen") -> ("", "seen"); modules_of("set3-unseen") -> ("3", "unseen")
+    Examples: modules_of("seen") -> ("", "seen"); modules_of("set10-unseen") -> ("10", "unseen")
     """
     for number, prefix in SETS.items():
         if prefix and half.startswith(prefix):
@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument(
         "--half", choices=("seen", "unseen"), required=True, help="which half of the faults and settings"
     )
-    parser.add_argument("--set", choices=sorted(SETS), default="1", help="which set of faults and settings")
+    parser.add_argument("--set", choices=list(SETS), default="1", help="which set of faults and settings")
     parser.add_argument("--kind", action="append", choices=KINDS, help="what to run; may be repeated; default: all")
     parser.add_argument("--only", action="append", default=[], help="a name, or a part of it; may be repeated")
     parser.add_argument(

@@ -31,9 +31,9 @@ def objective(loss_type: str) -> Objective:
 @pytest.mark.parametrize("loss_type", list(LOSSES))
 def test_every_loss_type_weighs_tokens_by_their_advantages(loss_type):
     inputs = inputs_of()
-    count, *_ = misweighted(inputs, objective(loss_type))
+    counts = misweighted(inputs, objective(loss_type))
     policy_loss(inputs, objective(loss_type)).loss.backward()
-    assert count.item() == 0
+    assert counts["misweighted"].item() == 0
 
 
 @pytest.mark.parametrize("loss_type", list(LOSSES))
@@ -46,36 +46,49 @@ def test_two_computations_of_the_slopes_agree_in_later_updates_and_with_a_kl_ter
         inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=reference)
         delta = None if LOSSES[loss_type].bound == "cap" else 1.5
         full = dataclasses.replace(objective(loss_type), kl_beta=0.1, kl_estimator=estimator, delta=delta)
-        count, *_ = misweighted(inputs, full)
+        counts = misweighted(inputs, full)
         policy_loss(inputs, full).loss.backward()
-        assert count.item() == 0
+        assert counts["misweighted"].item() == 0
 
 
 def test_a_loss_without_its_policy_term_is_told_from_another_mistake():
     inputs = dataclasses.replace(inputs_of(), ref_logprobs=inputs_of(1).logprobs.detach())
     full = dataclasses.replace(objective("grpo"), kl_beta=0.1)
     for advantages, wrong, alone in ((torch.zeros(9), 5, 5), (-inputs.advantages, 5, 0)):
-        count, unpulled, _ = misweighted(inputs, full)
+        counts = misweighted(inputs, full)
         policy_loss(dataclasses.replace(inputs, advantages=advantages), full).loss.backward()
-        assert (count.item(), unpulled.item()) == (wrong, alone)
+        assert (counts["misweighted"].item(), counts["unpulled"].item()) == (wrong, alone)
+        assert counts["unpulled_parts"].item() == 0  # the whole of a row, or nothing of it
 
 
 @pytest.mark.parametrize(("beta", "explained"), [(0.0, True), (-0.1, True), (0.01, True), (0.1, False)])
 def test_a_kl_term_with_another_coefficient_is_told_from_another_mistake(beta, explained):
     inputs = dataclasses.replace(inputs_of(), ref_logprobs=inputs_of(1).logprobs.detach())
     full = dataclasses.replace(objective("grpo"), kl_beta=0.1)
-    count, _, other_kl = misweighted(inputs, full)
+    counts = misweighted(inputs, full)
     given = inputs if explained else dataclasses.replace(inputs, advantages=inputs.advantages * 3 + 0.5)
     policy_loss(given, dataclasses.replace(full, kl_beta=beta)).loss.backward()
-    assert count.item() > 3 and (other_kl.item() == count.item()) == explained
+    assert counts["misweighted"].item() > 3 and (counts["other_kl"] == counts["misweighted"]).item() == explained
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_tokens_without_a_gradient_in_rows_that_have_one_are_told_from_other_mistakes(beta):
+    inputs = dataclasses.replace(inputs_of(), ref_logprobs=inputs_of(1).logprobs.detach())
+    full = dataclasses.replace(objective("grpo"), kl_beta=beta)
+    counts = misweighted(inputs, full)
+    kept = torch.arange(9) % 3 != 2  # of each of three rows the last token has no gradient, nor one of the KL term
+    given = dataclasses.replace(inputs, logprobs=torch.where(kept, inputs.logprobs, inputs.logprobs.detach()))
+    policy_loss(given, full).loss.backward()
+    assert counts["misweighted"].item() >= 2
+    assert (counts["unpulled_parts"] == counts["misweighted"]).item() == (beta == 0)
 
 
 def test_a_clip_that_is_never_applied_is_counted_in_later_updates():
     inputs = inputs_of()
     inputs = dataclasses.replace(inputs, old_logprobs=inputs.logprobs.detach() - 0.5)
-    count, *_ = misweighted(inputs, objective("grpo"))
+    counts = misweighted(inputs, objective("grpo"))
     policy_loss(inputs, dataclasses.replace(objective("grpo"), epsilon_high=9.0)).loss.backward()
-    assert count.item() == 3  # the tokens with a positive advantage
+    assert counts["misweighted"].item() == 3  # the tokens with a positive advantage
 
 
 @pytest.mark.parametrize(
@@ -89,10 +102,10 @@ def test_a_clip_that_is_never_applied_is_counted_in_later_updates():
 )
 def test_a_loss_of_other_values_is_counted_token_by_token(wrong, change):
     inputs = inputs_of()
-    count, *_ = misweighted(inputs, objective("grpo"))
+    counts = misweighted(inputs, objective("grpo"))
     policy_loss(change(inputs), objective("grpo")).loss.backward()
     # The token with an importance weight of 0 has no slope in either loss.
-    assert count.item() == wrong - (wrong != 0)
+    assert counts["misweighted"].item() == wrong - (wrong != 0)
 
 
 def test_each_sample_has_the_advantage_of_its_row():

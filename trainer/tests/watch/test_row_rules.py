@@ -62,6 +62,8 @@ COMPARED = (
         ({"rollout/run_on": 0.5}, "stop-token-wrong"),
         ({"rollout/unlikely_ends": 0.5}, "stop-token-wrong"),
         ({"loss/misweighted": 0.5}, "advantages-wrong"),
+        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
+        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "advantages-wrong"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),
     ],
 )
@@ -274,3 +276,22 @@ def test_a_loss_that_is_wrong_in_its_kl_term_alone_is_not_blamed_on_advantages()
     assert {"kl-backwards"} <= causes(rows, config) and "advantages-wrong" not in causes(rows, config)
     mixed = [{**own, "loss/other_kl_coefficient": 0.5} for own in rows]
     assert "advantages-wrong" in causes(mixed, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"policy/kl": 0.01}, True),
+        ({"policy/kl": -0.01}, True),
+        ({"policy/kl": 0.0}, False),
+        # Later updates of a step see a policy that has moved.
+        ({"policy/kl": 0.01, "optimizer/updates": 4}, False),
+        ({"policy/kl": 0.01, "step": 2}, False),
+    ],
+)
+def test_a_policy_that_begins_away_from_its_reference_is_named(change, named):
+    config = dataclasses.replace(config_of(FIRST), kl_beta=0.01)
+    first, *rest = rows_of(FIRST)[:6]
+    rows = [{**first, "optimizer/updates": 1, **change}, *rest]
+    assert ("reference-is-another-policy" in causes(rows, config)) == named
+    assert "reference-is-another-policy" not in causes(rows, dataclasses.replace(config, kl_beta=0.0))

@@ -214,6 +214,12 @@ METRICS = (
         "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one.",
     ),
     Metric(
+        "loss/unpulled_parts",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one, while other "
+        "tokens of their row have the right one.",
+    ),
+    Metric(
         "loss/other_kl_coefficient",
         "share",
         "Share of the tokens of loss/misweighted whose slope is right but for another coefficient of the KL term.",

@@ -143,8 +143,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
     # Where processes divide weights, a library may multiply the loss before its backward pass.
     if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:
-        names = ("misweighted", "unpulled", "other_kl")
-        sums.on_device.update(zip(names, misweighted(inputs, run.objective), strict=True))
+        sums.on_device.update(misweighted(inputs, run.objective))
     return outputs.loss, sums
 
 

@@ -21,27 +21,36 @@ def advantages_in_minibatches(samples: Sequence[Sample], minibatches: Sequence[M
     return [found.get(id(sample), float("nan")) for sample in samples]
 
 
-def misweighted(inputs: LossInputs, objective: Objective) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(number of tokens whose slope in the loss is not what the formulas say, of these: that of the KL term alone, of these:
-    that of a KL term with another coefficient, which may be 0 or negative).
+def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Tensor]:
+    """Numbers of tokens whose slope in the loss is not what the formulas say, as fields of `Tally`.
+
+    `misweighted`: all of them. Of these, `unpulled`: the slope is that of the KL term alone; `unpulled_parts`: so it is, and
+    other tokens of the row have the right slope from their advantage; `other_kl`: it is that of a KL term with another
+    coefficient, which may be 0 or negative.
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
     without, policy = _slopes_of_kl(inputs, objective), _slopes_of_advantages(inputs, objective)
     wanted = policy + without
-    count, unpulled, other_kl = (torch.zeros((), device=wanted.device) for _ in range(3))
+    names = ("misweighted", "unpulled", "unpulled_parts", "other_kl")
+    counts = {name: torch.zeros((), device=wanted.device) for name in names}
 
     def compare(slopes: torch.Tensor) -> None:
         limit = TOLERANCE * wanted.abs().amax() if len(wanted) else 0.0
         wrong = (slopes - wanted).abs() > limit
-        count.copy_(wrong.sum())
-        unpulled.copy_((wrong & ((slopes - without).abs() <= limit)).sum())
+        unpulled = wrong & ((slopes - without).abs() <= limit)
+        pulled = ~wrong & (policy.abs() > limit)
+        # Rows are at most as many as tokens, but for rows without any, whose numbers no token has.
+        rows = inputs.rows.clamp(max=len(wanted))
+        partly = torch.zeros(len(wanted) + 1, device=wanted.device).index_add(0, rows, pulled.float())[rows] > 0
         coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
-        other_kl.copy_((wrong & ((slopes - policy - coefficient * without).abs() <= limit)).sum())
+        other_kl = wrong & ((slopes - policy - coefficient * without).abs() <= limit)
+        for name, which in zip(names, (wrong, unpulled, unpulled & partly, other_kl), strict=True):
+            counts[name].copy_(which.sum())
 
     inputs.logprobs.register_hook(compare)
-    return count, unpulled, other_kl
+    return counts
 
 
 @torch.no_grad()

@@ -114,6 +114,8 @@ class Tally:
     """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
     unpulled: float = 0.0
     """Number of these tokens whose slope is that of the KL term alone."""
+    unpulled_parts: float = 0.0
+    """Number of these tokens in whose row other tokens have the right slope."""
     other_kl: float = 0.0
     """Number of these tokens whose slope is right but for another coefficient of the KL term."""
     ungraded: float = 0.0
@@ -182,6 +184,7 @@ class Tally:
             "sync/mismatch_kl": self.mismatch_kl / n,
             "loss/misweighted": self.misweighted / n,
             "loss/without_policy_term": self.unpulled / max(self.misweighted, 1),
+            "loss/unpulled_parts": self.unpulled_parts / max(self.misweighted, 1),
             "loss/other_kl_coefficient": self.other_kl / max(self.misweighted, 1),
             **self.optimizer_metrics(),
         }

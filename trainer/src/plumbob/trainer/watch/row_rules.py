@@ -97,12 +97,32 @@ def weighed(h: History) -> Outcome:
         return None, evidence
     with_wrong = [row for row in h.recent if number(row, "loss/misweighted")]
     for name, cause, why in (
+        (
+            "unpulled_parts",
+            "sampled-tokens-masked",
+            "0, or that of a KL term, and right at other tokens of the same rows",
+        ),
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
         ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),
     ):
-        if h.config.kl_in_loss and min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
+        of_kl = name != "unpulled_parts"
+        if of_kl and not h.config.kl_in_loss:
+            continue
+        if min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
             return cause, f"{evidence}; there it is {why}"
     return "advantages-wrong", evidence
+
+
+def reference(h: History) -> Outcome:
+    """Is the reference policy the one with which the run begins? Then the KL term is 0 in the first step."""
+    start = h.first[0] if h.first else {}
+    # A penalty in the reward is computed before the step's updates, a term of the loss at each of them.
+    at_start = h.config.kl_placement == "reward" or number(start, "optimizer/updates") == 1
+    if not h.config.kl_beta or "policy/kl" not in start or number(start, "step") != 1 or not at_start:
+        return None
+    kl = number(start, "policy/kl")
+    evidence = f"before the first update the policy is {kl:.2g} nats per token from the reference policy"
+    return ("reference-is-another-policy" if abs(kl) > thresholds.REFERENCE_KL[h.config.bf16] else None), evidence
 
 
 def ends(h: History) -> Outcome:

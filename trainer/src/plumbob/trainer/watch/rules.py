@@ -41,6 +41,7 @@ from plumbob.trainer.watch.row_rules import (
     misplaced,
     one_task,
     own_rollouts,
+    reference,
     tools_shown,
     weighed,
 )
@@ -102,6 +103,7 @@ RULES: tuple[Rule, ...] = (
     Rule("an update moves every trained tensor", all_move),
     Rule("steps are small enough", breaking),
     Rule(HAS_DIRECTION, lambda h: kl_estimator(h.config)),
+    Rule("the reference policy is the initial policy", reference),
     Rule("the KL penalty pulls less than the advantage", kl_penalty),
     Rule("the ratio clip leaves a gradient", clipping),
     Rule(ROOM, room),

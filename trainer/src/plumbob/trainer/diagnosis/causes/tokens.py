@@ -47,7 +47,8 @@ CAUSES = (
     Cause(
         "sampled-tokens-masked",
         "Tokens that the model sampled are left out of the loss: training does not reach the decisions in them.",
-        "Set `Sample.loss_mask` to true exactly where a token was sampled, in every turn of the rollout.",
+        "Set `Sample.loss_mask` to true exactly where a token was sampled, in every turn of the rollout. If it is, look for "
+        "log-probabilities that the loss gets without their gradient, and for processes whose gradients are not added.",
         ("H02", "H07"),
         "huggingface/trl#4970",
     ),

@@ -206,7 +206,8 @@ CAUSES = (
         "reference-is-another-policy",
         "The reference policy of the KL term is not the policy with which the run begins: the KL term pulls towards "
         "another model.",
-        "Load the reference from the same weights as the policy, at the run's start, and score both with the same code.",
+        "Load the reference from the same weights as the policy, at the run's start, and score both with the same code. A new "
+        "adapter must add nothing: its second matrices are 0.",
         ("H03",),
         "huggingface/trl#3194",
     ),

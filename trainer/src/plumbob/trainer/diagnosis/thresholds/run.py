@@ -276,6 +276,11 @@ STILL_TENSORS = Threshold(
     0.2, "largest share of the trained tensors that may stand still in each of five steps, such as experts that no token "
     "reached", "optimizer-moves-nothing",
 )  # fmt: skip
+REFERENCE_KL = ByPrecision(
+    1e-5, 1e-3, "largest KL divergence from the reference policy before the first update, in nats per token. It is 0 where both "
+    "are computed alike",
+    "reference-is-another-policy",
+)  # fmt: skip
 MISWEIGHTED = Threshold(
     0.01, "largest share of a step's sampled tokens at which the loss may have another slope than their advantage says",
     "advantages-wrong",

@@ -83,6 +83,15 @@ def test_tokens_without_a_gradient_in_rows_that_have_one_are_told_from_other_mis
     assert (counts["unpulled_parts"] == counts["misweighted"]).item() == (beta == 0)
 
 
+def test_a_loss_that_was_negated_is_told_from_other_mistakes():
+    for sign in (-1.0, -2.0):
+        inputs = inputs_of()
+        counts = misweighted(inputs, objective("grpo"))
+        (policy_loss(inputs, objective("grpo")).loss * sign).backward()
+        assert counts["misweighted"].item() == 5
+        assert (counts["negated"] == counts["misweighted"]).item() == (sign == -1.0)
+
+
 def test_a_clip_that_is_never_applied_is_counted_in_later_updates():
     inputs = inputs_of()
     inputs = dataclasses.replace(inputs, old_logprobs=inputs.logprobs.detach() - 0.5)

@@ -62,6 +62,7 @@ COMPARED = (
         ({"rollout/run_on": 0.5}, "stop-token-wrong"),
         ({"rollout/unlikely_ends": 0.5}, "stop-token-wrong"),
         ({"loss/misweighted": 0.5}, "advantages-wrong"),
+        ({"loss/misweighted": 1.0, "loss/negated": 1.0}, "gradient-backwards"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "advantages-wrong"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -254,6 +256,8 @@ def _prompts(
     ways: list[tuple[str, str, Callable[[Ids], Ids]]] = [
         ("prompt-replaced", "without the first token of prompts", lambda ids: ids[1:]),
         ("prompt-replaced", "without the last token of prompts", lambda ids: ids[:-1]),
+        ("prompt-replaced", "with the first token of prompts twice", lambda ids: ids[:1] + ids),
+        ("prompt-replaced", "with the first token of prompts three times", lambda ids: 2 * ids[:1] + ids),
         ("truncated-context", "without the first quarter of prompts", lambda ids: ids[len(ids) // 4 :]),
         ("truncated-context", "without the first half of prompts", lambda ids: ids[len(ids) // 2 :]),
         ("assistant-header-missing", "without the assistant header at the end of prompts", lambda ids: ids[:-header]),
@@ -267,6 +271,13 @@ def _prompts(
             "prompt-replaced",
             "with prompts that are decoded and encoded again",
             lambda ids: tokenizer(tokenizer.decode(ids)).input_ids,
+        )
+    )
+    ways.append(
+        (
+            "prompt-replaced",
+            "with the arguments of earlier calls as a string that holds their JSON",
+            lambda ids: _called_by_strings(tokenizer, ids),
         )
     )
     if (start := tokenizer.bos_token_id) is not None:
@@ -288,6 +299,17 @@ def _prompts(
         if all(prompt for prompt, _ in changed):
             scores = [third.scores(turn_of(prompt, reply)) for prompt, reply in changed]
             yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
+
+
+ARGUMENTS = re.compile(r'("arguments": ?)(\{[^{}]*\})')
+"""The arguments of a call, as most chat templates write them."""
+
+
+def _called_by_strings(tokenizer: Any, ids: Ids) -> Ids:
+    """The prompt with the arguments of each call encoded as JSON twice; `ids` if there is none."""
+    text = tokenizer.decode(ids)
+    changed = ARGUMENTS.sub(lambda found: found[1] + json.dumps(found[2]), text)
+    return ids if changed == text else tokenizer.encode(changed, add_special_tokens=False)
 
 
 def _results(subject: Subject, row: Sample) -> list[range]:

@@ -229,7 +229,9 @@ def draw(subject: Subject, step: int = 0) -> Drawn:
     run, group_size = subject.run, subject.run.config.num_generations
     with recorded(run.engine) as (calls, refused):
         batch = subject.runner.run(collect(run.sampler, step, 0, run.world))
-    tasks = run.tasks.take(0, subject.groups)
+    planned = run.tasks.take(0, subject.groups)
+    # A fault may give a group another task than the one whose turn it is.
+    tasks = {task.hash: task for task in planned}
     by_seed = dict(calls)
     kept: list[tuple[vf.Trace, vf.Task, list[Call]]] = []
     for i, trace in enumerate(batch.traces):
@@ -237,7 +239,8 @@ def draw(subject: Subject, step: int = 0) -> Drawn:
             continue
         seed = derive_seed(derive_seed(run.config.seed, step, i // group_size), i % group_size)
         turns = [by_seed.get(derive_seed(seed, turn)) for turn in range(trace.num_turns)]
-        kept.append((trace, tasks[i // group_size], [turn for turn in turns if turn is not None]))
+        task = tasks.get(trace.task.hash or "", planned[i // group_size])
+        kept.append((trace, task, [turn for turn in turns if turn is not None]))
     chosen = [kept[i] for i in matched(batch.drawn, [trace for trace, _, _ in kept])]
     return Drawn(
         batch, list(batch.drawn), [c[0] for c in chosen], [c[1] for c in chosen], [c[2] for c in chosen], refused

@@ -225,6 +225,11 @@ METRICS = (
         "Share of the tokens of loss/misweighted whose slope is right but for another coefficient of the KL term.",
     ),
     Metric(
+        "loss/negated",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is the right one with the opposite sign.",
+    ),
+    Metric(
         "optimizer/no_gradient_share",
         "share",
         "Share of the trained tensors without a gradient, or with one of zeros alone, at the step's updates. A half in a first "

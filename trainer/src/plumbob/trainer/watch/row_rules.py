@@ -96,18 +96,15 @@ def weighed(h: History) -> Outcome:
     if wrong <= thresholds.MISWEIGHTED:
         return None, evidence
     with_wrong = [row for row in h.recent if number(row, "loss/misweighted")]
-    for name, cause, why in (
-        (
-            "unpulled_parts",
-            "sampled-tokens-masked",
-            "0, or that of a KL term, and right at other tokens of the same rows",
-        ),
+    of_the_kl_term = (
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
         ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),
+    )
+    for name, cause, why in (
+        ("negated", "gradient-backwards", "the right one with the opposite sign"),
+        ("unpulled_parts", "sampled-tokens-masked", "0, or the KL term's, and right at other tokens of the same rows"),
+        *(of_the_kl_term if h.config.kl_in_loss else ()),
     ):
-        of_kl = name != "unpulled_parts"
-        if of_kl and not h.config.kl_in_loss:
-            continue
         if min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
             return cause, f"{evidence}; there it is {why}"
     return "advantages-wrong", evidence

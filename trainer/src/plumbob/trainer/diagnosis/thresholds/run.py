@@ -272,6 +272,11 @@ EPSILONS_LEFT = Threshold(
     "smallest gradient per weight after clipping, in multiples of the optimizer's epsilon",
     "gradient-clipped-to-nothing",
 )
+GRADIENT_LEFT = Threshold(
+    0.1,
+    "smallest share of the clipped gradient's norm that must be left where the optimizer sees it",
+    "gradient-clipped-to-nothing",
+)
 STILL_TENSORS = Threshold(
     0.2, "largest share of the trained tensors that may stand still in each of five steps, such as experts that no token "
     "reached", "optimizer-moves-nothing",

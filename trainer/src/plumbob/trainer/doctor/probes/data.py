@@ -41,6 +41,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if subject.run.config.max_prompt_length is not None:
         yield _tasks_left(subject)
     yield _grouping(subject)
+    yield _distinct(subject)
     yield _stops(subject)
 
 
@@ -106,6 +107,23 @@ def _grouping(subject: Subject) -> Finding:
     bad = mixed or oversize
     return Finding(
         "a group's rollouts share one task", "fail" if bad else "pass", evidence, "groups-mixed" if bad else None
+    )
+
+
+def _distinct(subject: Subject) -> Finding:
+    """Does each group of the first step have a task of its own, where there are tasks enough?"""
+    drawn = subject.drawn
+    groups = {sample.group: trace.task.hash for sample, trace in zip(drawn.samples, drawn.traces, strict=True)}
+    # What the data holds twice is named by the checks of the data.
+    there = len({task.hash for task in subject.run.tasks.take(0, subject.groups)})
+    used = len(set(groups.values()))
+    evidence = f"{len(groups)} groups have {used} different tasks; the next {subject.groups} of the data have {there}"
+    bad = used < min(len(groups), there)
+    return Finding(
+        "groups of a step have different tasks",
+        "fail" if bad else "pass",
+        f"{evidence}: some processes or groups take the same ones" if bad else evidence,
+        "few-distinct-tasks" if bad else None,
     )
 
 

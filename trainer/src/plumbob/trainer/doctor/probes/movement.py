@@ -50,10 +50,14 @@ def probe(subject: Subject) -> Iterator[Finding]:
         push = norm_of(gradient_of(subject, rows, advantages))
         subject.gradient(rows, advantages)
         touched = _touched(subject)
+        computed = _gradient_norm(subject)
         run.policy.sharding.update()
+        used = _gradient_norm(subject)
         with run.policy.in_float32():
             near = divergence(rows, old, subject.score(rows))
             far = divergence(others, old_others, subject.score(others))
+        if run.world.size == 1:
+            yield _clipped_once(subject, computed, used)
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)
@@ -83,6 +87,23 @@ def _touched(subject: Subject) -> dict[str, torch.Tensor]:
     sharding = subject.run.policy.sharding
     found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
     return {name: (g != 0).cpu() for name, g in found.items() if g is not None}
+
+
+def _gradient_norm(subject: Subject) -> float:
+    """Norm of the gradient as it lies in the trained tensors."""
+    return norm_of({name: p.grad for name, p in subject.run.policy.trainable.items() if p.grad is not None})
+
+
+def _clipped_once(subject: Subject, computed: float, used: float) -> Finding:
+    """Does the optimizer get the gradient that was computed, clipped to --max-grad-norm? The arguments are its norms."""
+    limit = subject.run.config.max_grad_norm
+    wanted = min(computed, limit) if limit else computed
+    check = "the optimizer gets the gradient that was computed"
+    evidence = f"the gradient's norm is {computed:.2g} before the update, and {used:.2g} where the optimizer sees it"
+    if limit:
+        evidence += f"; --max-grad-norm {limit:g} leaves {wanted:.2g}"
+    bad = 0 < used < thresholds.GRADIENT_LEFT * wanted
+    return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)
 
 
 def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[str, torch.Tensor]) -> Finding:

@@ -1,0 +1,77 @@
+"""Probes of the first step's tasks, of prompts that the engine has otherwise, and of the gradient that the optimizer gets."""
+
+from contextlib import ExitStack
+
+import pytest
+from plumbob.testing.faults.field2_parts import before_updates
+from plumbob.testing.faults.field10_seen_doubles import adapter_at_random
+from plumbob.testing.faults.field10_unseen_doubles import (
+    begun_again,
+    calls_encoded_twice,
+    clipped_with_scale,
+    same_tasks_twice,
+)
+from plumbob.testing.faults.field_parts import engine_prompts
+from plumbob.trainer.doctor.explanations import _called_by_strings
+from plumbob.trainer.doctor.probes import data, movement, parity, training_step
+
+
+def found(findings, check):
+    (finding,) = [f for f in findings if f.check == check]
+    return finding
+
+
+def test_groups_that_have_the_same_task_are_named_and_each_rollout_keeps_its_own(subject_of):
+    assert data._distinct(subject_of()).verdict == "pass"
+    with ExitStack() as stack:
+        same_tasks_twice(stack, "lookup")
+        subject = subject_of(groups=4)
+        finding = data._distinct(subject)
+        drawn = subject.drawn
+    assert finding.cause == "few-distinct-tasks" and "4 groups have 2 different tasks" in finding.evidence
+    assert [task.hash for task in drawn.tasks] == [trace.task.hash for trace in drawn.traces]
+
+
+def test_arguments_of_calls_become_strings_and_other_texts_stay(tokenizer):
+    def changed(text):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.decode(_called_by_strings(tokenizer, ids))
+
+    assert changed('{"name": "f", "arguments": {"a": 1}}') == '{"name": "f", "arguments": "{\\"a\\": 1}"}'
+    assert changed("no call here") == "no call here"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (engine_prompts(begun_again), "with the first token of prompts three times"),
+        (None, "with the arguments of earlier calls as a string that holds their JSON"),
+    ],
+)
+def test_a_prompt_that_the_engine_has_otherwise_is_named(subject_of, change, said):
+    with ExitStack() as stack:
+        if change:
+            change(stack, "lookup")
+        subject = subject_of(groups=4)
+        if not change:
+            calls_encoded_twice(stack, subject.run)
+        first = next(f for f in parity.probe(subject) if f.check == "engine and trainer agree on sampled tokens")
+    assert first.cause == "prompt-replaced" and said in first.evidence, first.evidence
+
+
+def test_a_gradient_that_is_lost_before_the_optimizer_is_named(subject_of):
+    check = "the optimizer gets the gradient that was computed"
+    assert found(movement.probe(subject_of()), check).verdict == "pass"
+    with ExitStack() as stack:
+        before_updates(clipped_with_scale)(stack, "lookup")
+        finding = found(movement.probe(subject_of()), check)
+    assert finding.cause == "gradient-clipped-to-nothing", finding.evidence
+
+
+def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(subject_of):
+    check = "the reference policy is the initial policy"
+    with ExitStack() as stack:
+        adapter_at_random(stack, "lookup")
+        finding = found(training_step.probe(subject_of(peft=True, kl_beta=0.05)), check)
+    assert finding.cause == "reference-is-another-policy"
+    assert "the reference computes what the model does that the run began with" in finding.evidence

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from plumbob.rollout.verifiers_import import put_off_clients
 
-EXAMPLES = 40
+EXAMPLES = 25
 """Examples of a property test that does not say how many. CI draws new ones each time, so that they add up."""
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "bench"))
 from arms import TRL_STEP, Arm, run_arms
 
@@ -52,6 +54,7 @@ def test_each_step_is_a_line_with_its_notes_and_the_arm_ends_in_one(tmp_path, ca
     assert [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == printed
 
 
+@pytest.mark.slow
 def test_an_arm_beyond_its_limit_is_ended_with_its_children_and_keeps_its_steps(tmp_path, capsys):
     run_arms([arm("slow", HANGS)], tmp_path, "", 4)
     slow = lines(capsys)[-1]

@@ -199,6 +199,7 @@ def blind_readings(kit, task):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["tags", "complete"])
 def test_reading_without_searching_earns_less_than_searching(kit, style):
     tasks = kit.tasks(num_examples=6, answer_style=style, retriever="golden")

@@ -135,6 +135,7 @@ def test_the_curriculum_puts_few_hops_first_in_the_same_shuffled_order(kit, real
     assert [task.key for task in tasks[:68]] == shuffled
 
 
+@pytest.mark.slow
 def test_hops_are_filtered(kit, real):
     assert {task.data.hops for task in kit.tasks(datasets=real, hops="2,4")} == {2, 4}
     assert len(kit.tasks(datasets=real, hops=3)) == 27

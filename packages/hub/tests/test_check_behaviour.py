@@ -58,6 +58,7 @@ CORRECT = "return float(read_answer(trace.last_reply) == self.data.answer)"
 ORACLE = 'return [vf.AssistantMessage(content=f"Digit'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_scaffold_passes(examined, tools):
     recorder = examined(tools=tools)
@@ -65,6 +66,7 @@ def test_a_scaffold_passes(examined, tools):
     assert {"import", "exports", "load", *ROLLOUT_CHECKS} <= set(recorder.results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
@@ -143,6 +145,7 @@ def test_a_missing_dependency_says_what_to_install(examined):
     assert "No module named 'no_such_library_at_all'; install what it depends on" in recorder.failures["import"][0]
 
 
+@pytest.mark.slow
 def test_settings_of_the_check_of_the_oracle_and_of_the_user_in_that_order(examined):
     edit = (
         "taskset.py",

@@ -91,6 +91,7 @@ def test_it_is_refused_from_an_index_and_from_a_file_before_anything_changes(new
     assert (sorted(python.site.rglob("*.py")), sorted((python.root / "bin").iterdir())) == before
 
 
+@pytest.mark.slow
 def test_a_library_that_an_environment_needs_is_looked_into_as_well(new_python, make_wheel, repack, tmp_path):
     shared = repack(make_wheel("plumbob-shared", "0.1.0"), {"torch/__init__.py": "EVIL = 6"})
     toy = make_wheel("vf-toy", "0.1.0", ("plumbob-shared>=0.1,<0.2",), "toy")

@@ -39,6 +39,7 @@ def big_wheel(make_wheel, repack) -> Path:
     return repack(make_wheel("vf-other", "2.0", (), "other"), {"vf_other/data.txt": os.urandom(1_000_000).hex()})
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_index_as_it_was(make_wheel, make_project, big_wheel, tmp_path):
     index = tmp_path / "hub"
     add_files([make_wheel("vf-other", "1.0", (), "other")], index)
@@ -79,6 +80,7 @@ def test_an_index_that_may_not_be_written_is_one_sentence(read_only, make_wheel)
     assert everything(read_only) == before
 
 
+@pytest.mark.slow
 def test_without_permission(tmp_path, make_wheel, make_project):
     add_files([make_wheel("vf-other", "1.0", (), "other")], tmp_path / "shared" / "hub")
     index, library = tmp_path / "shared" / "hub", make_project(tmp_path / "library", "plumbob-large")
@@ -149,6 +151,7 @@ def test_an_environment_that_writes_into_inherited_descriptors_fails_the_check(t
         assert "file descriptors that it has not opened" in done.stdout or "the process ended with" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_that_hangs_or_exits_at_import_is_listed_as_broken(new_python, make_wheel):
     python = new_python()
     hangs = "import time; time.sleep(3600)"

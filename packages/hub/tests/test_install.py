@@ -28,6 +28,7 @@ def test_a_name_from_an_index_over_http_and_from_a_folder(new_python, hub_index,
     assert [(e["name"], e["version"], e["status"]) for e in listed] == [("other", "1.0", "ok"), ("toy", "0.2.0", "ok")]
 
 
+@pytest.mark.slow
 def test_several_names_end_in_one_summary(new_python, hub_index):
     python = new_python()
     python.run("vf-install", "other", "--index", hub_index)
@@ -74,6 +75,7 @@ def test_it_installs_into_the_interpreter_that_runs_it(new_python, hub_index):
     assert other.version("vf-other") is None
 
 
+@pytest.mark.slow
 def test_paths_are_editable_and_a_bare_name_means_the_environment_nearby(new_python, make_project, tmp_path):
     here = tmp_path / "here"
     make_project(here / "environments" / "mine", "vf-mine", environment="mine")
@@ -92,6 +94,7 @@ def test_a_wheel_file(new_python, make_wheel):
     assert "installed      vf-other 1.0" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_repository_at_a_branch(new_python, make_project, tmp_path):
     repository = tmp_path / "repository"
     make_project(repository / "environments" / "deep", "vf-deep", "0.3.0", ["plumbob-shared>=0.1"], "deep")

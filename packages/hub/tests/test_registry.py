@@ -118,6 +118,7 @@ def test_fifty_plugins_are_listed_without_importing_more_than_one_needs(plugin):
     assert modules(51) == one < 300
 
 
+@pytest.mark.slow
 def test_a_taskset_without_an_entry_point_is_found_by_its_id_for_verifiers(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     for name in ("number-game", "number_game", "someone/number-game@1.2"):

@@ -85,6 +85,7 @@ def test_a_shared_library_that_is_not_on_the_hub_is_an_error(new_python, make_wh
     assert evil_index.requests == [] and not python.is_evil()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["path", "folder", "repository", "wheel", "nearby"])
 def test_no_other_source_lets_it_in_either(
     source, new_python, make_project, make_wheel, evil_index, hub_index, tmp_path
@@ -114,6 +115,7 @@ def test_no_other_source_lets_it_in_either(
     assert python.version("plumbob-shared") == "0.1.0" and not python.is_evil()
 
 
+@pytest.mark.slow
 def test_an_explicit_index_of_the_project_and_what_it_records(
     new_python, make_project, hub_index, serve, evil_index, tmp_path
 ):
@@ -147,6 +149,7 @@ def tamper(wheel: Path) -> None:
             archive.writestr(name, data + b"\nEVIL = 3\n" if name.endswith("__init__.py") else data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tampered", ["vf_toy-0.1.0-py3-none-any.whl", "plumbob_shared-0.1.0-py3-none-any.whl"])
 def test_a_tampered_wheel_is_refused(tampered, new_python, hub_index, serve):
     tamper(hub_index / "files" / tampered)
@@ -223,6 +226,7 @@ def test_a_page_cannot_send_us_to_the_disk_or_our_password_elsewhere(tmp_path, s
     assert "Authorization" not in sent(requests.Request("GET", elsewhere.url)).headers
 
 
+@pytest.mark.slow
 def test_an_unknown_name_that_is_redirected_to_a_public_index_stays_unknown(new_python, evil_index, hub_index):
     """pypiserver does this unless it is told not to."""
     import http.server

@@ -87,6 +87,7 @@ def test_only_an_index_is_ever_replaced(make_wheel, tmp_path):
     assert tree(precious).keys() == {"thesis.tex"}
 
 
+@pytest.mark.slow
 def test_a_yanked_version_is_passed_over_but_an_exact_pin_gets_it(hub, hub_index, new_python):
     python = new_python()
     done = hub("yank", "vf-toy==0.2.0", "--index", hub_index, "--reason", "wrong split")
@@ -144,6 +145,7 @@ def many_wheels(make_wheel, tmp_path) -> Path:
     return many
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_the_old_index_whole(hub_index, many_wheels):
     """SIGKILL at one moment after another, until the build gets through."""
     old = tree(hub_index)
@@ -170,6 +172,7 @@ def test_a_killed_build_leaves_the_old_index_whole(hub_index, many_wheels):
     assert not list(hub_index.parent.glob(".hub.building-*"))
 
 
+@pytest.mark.slow
 def test_builds_at_the_same_time_lose_nothing(tmp_path, make_wheel):
     names = ["vf-other", "vf-third", "vf-fourth"]
     command = [Path(sys.executable).parent / "hub", "index"]

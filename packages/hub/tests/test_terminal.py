@@ -26,6 +26,7 @@ def test_the_version(command):
     assert run(command, "--version") == f"plumbob-hub {version('plumbob-hub')}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell):
     for command in ("hub", "vf-install"):

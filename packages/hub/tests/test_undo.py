@@ -93,6 +93,7 @@ def test_a_kill_is_told_and_undone_by_the_next_installation(removed, new_python,
     assert works(python, "0.1.0", 1) and not (python.site / "vf_toy" / "zz_data.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_to_end_is_obeyed_and_undoes(new_python, growing_index, tmp_path):
     """uv is stood in for by a program that removes the old version, as uv does first, and then takes its time."""
     python = new_python()
@@ -123,6 +124,7 @@ def test_a_signal_to_end_is_obeyed_and_undoes(new_python, growing_index, tmp_pat
     assert works(python, "0.1.0", 1)
 
 
+@pytest.mark.slow
 def test_without_room_for_what_is_kept_nothing_is_changed(new_python, growing_index):
     python = new_python()
     python.run("vf-install", "toy==0.1.0", "--index", growing_index)
@@ -132,6 +134,7 @@ def test_without_room_for_what_is_kept_nothing_is_changed(new_python, growing_in
     assert works(python, "0.1.0", 1)
 
 
+@pytest.mark.slow
 def test_while_an_installation_runs_it_is_not_called_cut_off(new_python, growing_index):
     python = new_python()
     python.run("vf-install", "toy==0.1.0", "--index", growing_index)

@@ -57,6 +57,7 @@ def test_the_configuration_of_a_checkout_changes_nothing(
     assert not python.is_evil() and not stolen.exists() and evil_index.requests == []
 
 
+@pytest.mark.slow
 def test_a_target_of_the_user_s_own_configuration_is_not_called_installed(new_python, hub_index, tmp_path):
     home = tmp_path / "home"
     (home / "uv").mkdir(parents=True)
@@ -73,6 +74,7 @@ def test_a_target_of_the_user_s_own_configuration_is_not_called_installed(new_py
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["links", "overrides"])
 def test_what_save_records_is_what_was_chosen(
     what, new_python, make_project, hub_index, evil_index, evil_links, tmp_path
@@ -91,6 +93,7 @@ def test_what_save_records_is_what_was_chosen(
         assert (home / "pyproject.toml").read_bytes() == before and not lock
 
 
+@pytest.mark.slow
 def test_a_changed_installation_of_the_same_version_is_replaced(new_python, hub_index):
     python = new_python()
     python.run("vf-install", "toy==0.1.0", "--index", hub_index)

@@ -97,6 +97,7 @@ def ask(reranker, query, texts):
     return asyncio.run(reranker.scores(query, texts))
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_the_model_s_own_predict(model):
     from sentence_transformers import CrossEncoder
 

@@ -161,6 +161,7 @@ def paragraphs(count: int) -> list[Document]:
     return [Document(str(i), f"{random.integers(10**12)}", " ".join(random.choice(WORDS, 80))) for i in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["semantic", "hybrid"])
 def test_the_event_loop_goes_on_while_documents_and_queries_are_embedded(name, cache):
     check_name(name, load_model=True, cache=cache)
@@ -188,6 +189,7 @@ def test_the_event_loop_goes_on_while_documents_and_queries_are_embedded(name, c
     assert any(max(gaps) < elapsed / 3 and len(gaps) > 20 for elapsed, gaps in attempts)
 
 
+@pytest.mark.slow
 def test_concurrent_queries_are_encoded_together_with_the_same_result(tmp_path):
     queries = [f"Who wrote the {word} of number {i}?" for i, word in enumerate(["album", "novel", "treaty"] * 14)]
     documents = paragraphs(6)

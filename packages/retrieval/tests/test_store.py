@@ -55,6 +55,7 @@ for number in range(first, first + 90):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
     # Each number is written by two processes, and there are enough shards that some are merged while others are written.
     starts = [0, 0, 60, 60]

@@ -255,6 +255,7 @@ def test_a_server_that_is_busy_is_asked_again_and_the_turn_is_recorded_once(upst
     assert trace.ok and trace.num_turns == 2 and len(model.requests) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "asked"), [(401, 1), (500, harness_module.ATTEMPTS)])
 def test_a_server_that_fails_is_an_error_of_the_rollout(upstream, status, asked):
     trace, model = upstream(PLAY, failures=[status] * 9)
@@ -277,6 +278,7 @@ def test_a_toolset_that_does_not_set_up_is_an_error_of_the_rollout(upstream, kit
     assert not trace.ok and trace.errors[-1].type == "ToolsetError" and "no index" in trace.errors[-1].message
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_is_the_same_call_again():
     keys = []
 

@@ -238,6 +238,7 @@ def test_a_call_that_blocks_beyond_the_rollouts_own_limit_is_a_timeout(clock):
     assert trace.ok and trace.stop_condition == "agent_timeout"
 
 
+@pytest.mark.slow
 def test_blocking_does_not_count_against_other_rollouts():
     """The first rollout blocks the event loop for longer than the second may take in all."""
     assert play(hanging.Case("reward", "sleep"), Limits(max_seconds=60, max_tool_seconds=1.5)).errors

@@ -172,6 +172,7 @@ PATHOLOGICAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_time_is_linear_in_the_length_of_the_text(name):
     """Ten times the text takes about ten times as long; a square would take a hundred times."""

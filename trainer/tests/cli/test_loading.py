@@ -115,6 +115,7 @@ def test_only_the_first_process_of_a_run_says_what_is_loaded(capsys, monkeypatch
     assert capsys.readouterr().err == "  loading torch\n"
 
 
+@pytest.mark.slow
 def test_torchs_libraries_are_loaded_without_torch():
     code = """
 from pathlib import Path

@@ -110,6 +110,7 @@ def test_settings_that_cannot_be(refused, args, message):
     assert message in refused(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -211,6 +212,7 @@ def test_a_missing_reporting_library_leaves_nothing_behind(refused):
             assert f"pip install {library}" in refused("--report-to", library, loads=True)
 
 
+@pytest.mark.slow
 def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository):
     small = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
     args = ["--config", str(repository / "configs" / "lookup.toml"), *small.split(), "--max-hops", "2"]

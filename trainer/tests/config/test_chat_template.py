@@ -107,6 +107,7 @@ def test_a_template_with_values_renders_as_if_a_caller_gave_them(value, start):
 # --- the option -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_options_reach_every_chat(tmp_path, plain):
     options = {"chat_template": str(plain), "chat_template_args": ("mood=calm",)}
     template = TemplateChoice(*options.values())

@@ -195,6 +195,7 @@ def test_results_that_a_tool_itself_shortens_are_named(examined, monkeypatch):
     assert causes(findings) == ["tool-results-cut"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "args", "change"),
     [
@@ -255,6 +256,7 @@ def test_held_out_tasks_that_cannot_be_scored_are_named(examined):
     assert "environment-fails" in named
 
 
+@pytest.mark.slow
 def test_perfect_transcripts_without_what_they_need_are_named(examined):
     """The environment says that its oracles earn 1 with the golden retriever; here their documents are missing."""
 
@@ -362,6 +364,7 @@ def test_rank_correlation_with_ties(values, expected):
     assert task_sets.rank_correlation(values) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_behind_a_tool_is_named(examined, monkeypatch):
     environment = examined()
     monkeypatch.setattr(

@@ -52,6 +52,7 @@ def accepts_what_a_tool_said(task, trace, right):
     return float(any(task.data.answer in text for text in said))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "quoted"),
     [
@@ -68,6 +69,7 @@ def test_rewards_that_a_cheap_transcript_earns_are_exploitable(examined, reward,
     assert findings[-1].evidence.startswith(quoted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -96,6 +98,7 @@ def test_a_reward_of_two_answers_is_no_more_exploitable_than_chance(examined):
     assert loud([*task_sets.checks(environment), *cheap.checks(environment)]) == []
 
 
+@pytest.mark.slow
 def test_right_answers_that_silently_earn_nothing_are_shown_with_their_task(examined, reward):
     bad = {
         task.key for i, task in enumerate(load_tasks(TrainConfig(env_args=("num_examples=200",))).train) if i % 4 == 0
@@ -115,6 +118,7 @@ def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
     assert finding.cause == "grader-swallows-errors" and bad in finding.evidence
 
 
+@pytest.mark.slow
 def test_where_no_oracle_earns_anything_the_reward_or_the_oracle_is_wrong(examined, reward):
     reward(lambda task, trace, right: 0.2 * (1 - right) if not trace.last_reply else 0.1 * (1 - right))
     assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["oracle-fails"]
@@ -153,6 +157,7 @@ def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):
     assert finding.cause == "oracle-fails" and "IndexError" in finding.evidence
 
 
+@pytest.mark.slow
 def test_a_constant_and_a_random_reward_are_told_apart(examined, reward):
     reward(lambda task, trace, right: 0.5)
     assert causes(transcripts.checks(examined(env_args=("num_examples=64",)))) == ["reward-constant"]

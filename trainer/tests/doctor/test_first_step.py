@@ -21,6 +21,7 @@ def found(findings, check):
     return finding
 
 
+@pytest.mark.slow
 def test_groups_that_have_the_same_task_are_named_and_each_rollout_keeps_its_own(subject_of):
     assert data._distinct(subject_of()).verdict == "pass"
     with ExitStack() as stack:
@@ -41,6 +42,7 @@ def test_arguments_of_calls_become_strings_and_other_texts_stay(tokenizer):
     assert changed("no call here") == "no call here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -59,6 +61,7 @@ def test_a_prompt_that_the_engine_has_otherwise_is_named(subject_of, change, sai
     assert first.cause == "prompt-replaced" and said in first.evidence, first.evidence
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_lost_before_the_optimizer_is_named(subject_of):
     check = "the optimizer gets the gradient that was computed"
     assert found(movement.probe(subject_of()), check).verdict == "pass"
@@ -68,6 +71,7 @@ def test_a_gradient_that_is_lost_before_the_optimizer_is_named(subject_of):
     assert finding.cause == "gradient-clipped-to-nothing", finding.evidence
 
 
+@pytest.mark.slow
 def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(subject_of):
     check = "the reference policy is the initial policy"
     with ExitStack() as stack:

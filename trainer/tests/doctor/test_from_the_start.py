@@ -195,6 +195,7 @@ def test_a_fitted_temperature_is_the_best_and_not_the_first_that_fits(loaded, mo
     assert "engine computes at temperature 0.7 in place of 1" in found[0].evidence
 
 
+@pytest.mark.slow
 def test_train_stops_and_names_the_command_that_finds_the_cause(tmp_path, monkeypatch):
     trainer_blind(monkeypatch)
     config = TrainConfig(output_dir=str(tmp_path), run_name="stopped", eval_examples=0)
@@ -216,6 +217,7 @@ def test_the_scale_of_an_adapter_in_the_engine_is_fitted(loaded, factor):
     assert f"base + {factor:g} times" in found[0].evidence
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_tied_is_named(loaded):
     subject = loaded()
     head: Any = engine_of(subject.run).model.get_output_embeddings()
@@ -224,6 +226,7 @@ def test_a_head_that_is_not_tied_is_named(loaded):
     assert next(f for f in PROBES["sync"](subject) if f.cause).cause == "head-not-tied"
 
 
+@pytest.mark.slow
 def test_an_attention_mask_of_sampled_tokens_is_seen_although_each_turn_sees_its_last_context_token(
     loaded, monkeypatch
 ):

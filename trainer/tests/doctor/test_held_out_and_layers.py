@@ -68,6 +68,7 @@ def test_a_layer_has_a_gradient_if_one_of_its_tensors_has():
     assert layers_without_gradient(["embed.weight"], {}) == ([], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [True, False])
 def test_a_gradient_that_does_not_reach_the_first_layers_is_named(subject_of, peft):
     with ExitStack() as stack:
@@ -87,6 +88,7 @@ def test_tokens_without_a_choice_are_told_from_other_differences():
     assert forced_tokens(engine[:25], trainer[:25] * 0, 1e-4) == "", "the model is as sure of them"
 
 
+@pytest.mark.slow
 def test_an_engine_that_must_call_a_tool_is_not_said_to_see_another_prompt(subject_of):
     subject = subject_of(groups=4, max_turns=3)
     with ExitStack() as stack:
@@ -122,6 +124,7 @@ def test_a_stop_string_that_ends_turns_for_the_policy_is_named(subject_of):
     assert finding.cause == "stop-token-wrong" and "below 1e-5" in finding.evidence
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_is_not_called_one_that_depends_on_microbatches(subject_of):
     with ExitStack() as stack:
         losses(one_not_a_number)(stack, "lookup")
@@ -129,6 +132,7 @@ def test_a_gradient_that_is_no_number_is_not_called_one_that_depends_on_microbat
     assert [f.cause for f in findings] == ["gradient-not-finite"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scaled", "cause"), [("group", ["tiny-std-scaling"]), ("none", [])])
 def test_differences_that_are_small_against_a_right_answer_are_named_where_they_are_scaled(subject_of, scaled, cause):
     with ExitStack() as stack:
@@ -145,6 +149,7 @@ def test_prompts_that_lost_their_beginning_are_named(subject_of):
     assert named[0] == "truncated-context"
 
 
+@pytest.mark.slow
 def test_old_log_probabilities_of_the_present_weights_are_not_called_permuted(subject_of):
     with ExitStack() as stack:
         old_ones_renewed(stack, "lookup")

@@ -93,6 +93,7 @@ def test_a_model_that_never_calls_is_named(subject_of, monkeypatch):
     assert causes(findings) == ["tools-never-used"] and "amber" in findings[-1].evidence
 
 
+@pytest.mark.slow
 def test_a_tool_for_the_answer_that_is_never_called_is_named(subject_of):
     """The bundled policy writes its answer into its last message, and the environment takes it from a tool."""
     given = {"env": "musique", "model": "tiny-musique", "datasets": "synthetic", "max_tokens": 128}
@@ -119,6 +120,7 @@ def refusing(subject: Subject, refuses) -> None:
     engine.generate = generated
 
 
+@pytest.mark.slow
 def test_an_engine_that_always_refuses_the_same_requests_is_named_however_few(subject_of):
     subject = subject_of()
     lengths = sorted(len(calls[-1].prompt_ids) for calls in draw(subject, 1).calls)
@@ -244,6 +246,7 @@ def test_completions_that_come_back_empty_are_named(subject_of):
             assert "error" not in [finding.verdict for finding in module.probe(subject)]
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_turns_at_once_by_itself_is_no_fault(subject_of, monkeypatch):
     """The most frequent first token of turns is made the end token, so that real samples are empty turns."""
     subject = subject_of(8, env="gsm8k", model="tiny-gsm8k", datasets="synthetic", max_tokens=80)
@@ -277,6 +280,7 @@ def test_too_little_signal_is_named_with_the_size_that_would_give_one(subject_of
     assert verdict == "pass" or "by group size: 2:" in finding.evidence
 
 
+@pytest.mark.slow
 def test_a_policy_that_succeeds_half_of_the_time_has_not_solved_its_tasks(subject_of, monkeypatch):
     """Tasks have different best rewards: what one task's oracle earns says nothing of another."""
     subject = subject_of(groups=8)

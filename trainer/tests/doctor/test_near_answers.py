@@ -98,6 +98,7 @@ def test_wrong_answers_near_to_the_right_one_must_not_earn_as_much(examined, kin
     assert causes([finding]) == cause and kept in finding.evidence
 
 
+@pytest.mark.slow
 def test_tools_that_show_the_answer_at_once_are_named(examined):
     assert causes(tool_results.checks(examined(tasks=lookup_tasks()))) == []
     with ExitStack() as stack:
@@ -134,6 +135,7 @@ def test_the_answer_is_told_from_a_setting_that_all_tasks_share_and_from_its_wor
     assert environment.gold_field == "answer" and [environment.gold(t) for t in tasks[:2]] == NUMBERS[:2]
 
 
+@pytest.mark.slow
 def test_a_lenient_judge_of_held_out_answers_is_named(examined):
     assert causes(transcripts.checks(examined(tasks=lookup_tasks()))) == []
     with ExitStack() as stack:

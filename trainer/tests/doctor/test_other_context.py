@@ -16,6 +16,7 @@ def named(subject):
     return next(f for f in parity.probe(subject) if "sampled tokens" in f.check)
 
 
+@pytest.mark.slow
 def test_text_that_only_the_engine_sees_is_named(subject_of):
     subject = subject_of(**GSM8K)
     with ExitStack() as stack:
@@ -24,6 +25,7 @@ def test_text_that_only_the_engine_sees_is_named(subject_of):
     assert finding.cause == "prompt-replaced" and "other order of probability" in finding.evidence, finding.evidence
 
 
+@pytest.mark.slow
 def test_prompts_of_other_tasks_are_named(subject_of):
     with ExitStack() as stack:
         other_prompts(stack, "gsm8k")
@@ -31,6 +33,7 @@ def test_prompts_of_other_tasks_are_named(subject_of):
     assert finding.cause == "prompt-replaced" and "the prompt of another task" in finding.evidence, finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"temperature": 2.5}, {"top_k": 20}, {"min_p": 0.001}])
 def test_no_sampler_changes_the_order_of_tokens(subject_of, monkeypatch, change):
     subject = subject_of(**GSM8K)

@@ -178,6 +178,7 @@ def test_rollouts_that_the_settings_take_out_of_the_loss_show_no_missing_gradien
     assert (first.check, first.cause) == ("rewards reach the gradient", "signal-masked")
 
 
+@pytest.mark.slow
 def test_a_correction_that_takes_every_token_is_named_and_not_the_missing_gradient(subject_with):
     """The bound lies below the difference of engine and trainer."""
     subject = subject_with(importance_correction="token_mask", importance_cap=1 + 1e-6)
@@ -269,6 +270,7 @@ def test_a_gradient_predicts_the_change_of_a_small_step(subject_with):
         assert "+1.00 times what the gradient's norm" in findings[check].evidence
 
 
+@pytest.mark.slow
 def test_trained_positions_are_those_of_the_mask(subject_with):
     subject = subject_with()
     row = next(s for s in subject.drawn.samples if sum(s.loss_mask) > 4)

@@ -80,6 +80,7 @@ def examined(subject: Subject):
     return list(examine(subject, everything=True)), subject.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EARLY)
 def test_a_fault_of_rollouts_is_named_first(subject_with, name):
     fault = FAULTS_BY_NAME[name]
@@ -87,6 +88,7 @@ def test_a_fault_of_rollouts_is_named_first(subject_with, name):
     assert causes == [fault.cause]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATE)
 def test_a_fault_of_engine_or_update_is_named(subject_with, name):
     fault = FAULTS_BY_NAME[name]
@@ -193,6 +195,7 @@ def test_what_is_done_to_the_weights_is_undone(subject_with):
     assert not run.optimizer.state and all(p.grad is None for p in run.policy.trainable.values())
 
 
+@pytest.mark.slow
 def test_where_no_reward_is_a_number_that_is_the_cause(subject_with):
     never = rewarded(correct=lambda task, trace, correct: float("nan"))
     fault = Fault("no reward is a number", "reward-not-finite", never)
@@ -228,6 +231,7 @@ def test_an_error_of_the_engine_is_never_called_one_of_the_environment(subject_w
     assert "unsupported operation" in findings[-1].evidence
 
 
+@pytest.mark.slow
 def test_prompts_at_the_limit_of_the_context_leave_room_for_what_is_drawn(subject_with):
     subject = subject_with(max_context=260, max_tokens=32)
     longest = max(len(calls[-1].prompt_ids) for calls in subject.drawn.calls)

@@ -20,6 +20,7 @@ def subject_of(tmp_path, set_up_subject):
         subject.close()
 
 
+@pytest.mark.slow
 def test_scores_in_float32_are_those_of_a_run_without_bf16(subject_of):
     half, whole = subject_of(bf16=True), subject_of()
     rows = half.drawn.samples[:4]
@@ -41,6 +42,7 @@ def test_rounding_hides_no_rate_that_is_too_low(subject_of, rate, cause):
     assert found.cause == cause
 
 
+@pytest.mark.slow
 def test_a_short_step_along_the_gradient_shows_the_gradients_own_slope(subject_of):
     """Seen with the bundled model on lookup: rounding turned the direction of a short step round."""
     subject = subject_of(bf16=True)

@@ -39,6 +39,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
 def test_a_search_that_reads_a_part_of_its_query_is_named(examined, monkeypatch, change):
     called_with(monkeypatch, lambda given: {**given, "query": change(given["query"])})
@@ -69,6 +70,7 @@ def test_the_arguments_that_give_what_was_shown_are_found(monkeypatch, given, ch
     assert changed_arguments.change_of(None, other[:3]) == ""
 
 
+@pytest.mark.slow
 def test_results_in_another_order_are_no_changed_arguments(examined, monkeypatch):
     answered_with(monkeypatch, lambda text: "\n\n".join(reversed(text.split("\n\n"))))
     assert causes(tool_results.checks(examined(**MUSIQUE))) == []
@@ -168,6 +170,7 @@ def test_answers_that_the_tasks_own_solutions_contradict_are_named(examined, ans
     assert causes(contradicted_answers.checks(examined(tasks=solved(answer, solution)))) == cause
 
 
+@pytest.mark.slow
 def test_answers_that_a_retriever_misses_are_no_contradiction(examined):
     assert causes(contradicted_answers.checks(examined(**MUSIQUE))) == []
     worse = {**MUSIQUE, "env_args": (*MUSIQUE["env_args"], "max_top_k=1")}

@@ -44,6 +44,7 @@ def evaluate(tmp_path, monkeypatch):
     return go
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_everything_behind(evaluate, capsys):
     directory = evaluate(rollouts_per_example=2)
     rows = scores(directory)
@@ -64,6 +65,7 @@ def test_the_same_settings_draw_the_same_rollouts(evaluate):
     assert scores(evaluate(run_name="s1", temperature=1.0, seed=1)) != scores(evaluate(run_name="s2", temperature=1.0))
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate):
     whole = scores(evaluate())
     directory = evaluate(run_name="cut")
@@ -113,6 +115,7 @@ def test_the_oracle_is_perfect(evaluate):
     assert {row[3] for row in scores(directory)} == {1.0}
 
 
+@pytest.mark.slow
 def test_a_replay_scores_a_stored_evaluation_alike(evaluate, capsys):
     directory = evaluate(rollouts_per_example=2)
     again = evaluate(run_name="replayed", replay=str(directory / "lookup.jsonl"), num_examples=None)
@@ -133,6 +136,7 @@ def test_a_replay_takes_the_settings_of_the_transcripts_and_needs_no_data(evalua
     assert "4 of 4 rewards equal the stored ones" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_resuming_goes_on_when_what_is_left_fails_again(evaluate, tmp_path, monkeypatch):
     directory = evaluate()
     file = directory / "lookup.jsonl"
@@ -148,6 +152,7 @@ def test_resuming_goes_on_when_what_is_left_fails_again(evaluate, tmp_path, monk
     assert len(rows) == 12 and sum(ok for _, _, ok, *_ in rows) == 4
 
 
+@pytest.mark.slow
 def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path, evaluate, capsys):
     """Evaluation and training score one transcript the same, and where they do not, it is seen."""
     config = TrainConfig(
@@ -198,6 +203,7 @@ def test_predictions_in_the_order_of_the_tasks(tmp_path, monkeypatch, capsys):
     assert [row["answer"] for row in rows] == [r["nodes"][-1]["message"]["content"] for r in records]
 
 
+@pytest.mark.slow
 def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

@@ -143,6 +143,7 @@ def test_a_recorded_engine_that_this_machine_has_no_memory_for_is_one_sentence(t
     assert opened(replace(saved, max_steps=2, engine="transformers"), tmp_path / "r")[1].engine == "transformers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"peft": True, "lora_r": 4}])
 def test_what_training_will_allocate_is_what_an_optimizer_step_leaves(tmp_path, settings):
     made = set_up(config_of(tmp_path, **settings), World(0, 1, CPU), None)

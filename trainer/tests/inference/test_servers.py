@@ -49,6 +49,7 @@ def tiny_url():
         yield f"{url}/v1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["openai", "vllm"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_server_gives_the_rewards_of_the_process(tiny_url, tmp_path, engine, temperature):
@@ -168,6 +169,7 @@ def test_a_refusal_is_not(status):
         assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_down_and_one_that_hangs():
     with pytest.raises(EngineError, match="the server at http://127.0.0.1:1 cannot be reached"):
         say("http://127.0.0.1:1/v1")

@@ -83,6 +83,7 @@ def test_the_gsm8k_demonstrator_is_right_wherever_it_finishes(tools):
     assert all(is_correct(script.write(steps), answers[question]) for question, steps in solutions.items())
 
 
+@pytest.mark.slow
 def test_the_musique_demonstrators_queries_find_their_documents_first(tools):
     from plumbob.retrieval import Document, build
 

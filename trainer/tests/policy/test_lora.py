@@ -103,6 +103,7 @@ def test_all_linear_means_every_linear_layer_but_the_head(qwen2):
     assert adapted == set(names.split(","))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
 def test_layers_are_compiled_once_and_without_numbers_that_only_the_processor_can_compute(qwen2, peft):
     """Such a number makes inductor look for a C++ compiler in the first step: half a minute with LoRA on an H200."""

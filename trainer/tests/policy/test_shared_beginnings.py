@@ -236,6 +236,7 @@ def test_flash_attention_is_asked_for_the_same(tiny, monkeypatch):
     assert tokens[0] < tokens[1] == sum(len(row.token_ids) for row in rows)
 
 
+@pytest.mark.slow
 def test_layers_that_are_compiled_compute_shared_rows_with_one_graph(monkeypatch):
     """The kernel stays one opaque operation, as torch's own is; rows of any number and lengths share its graph."""
     monkeypatch.setattr(flash_attention, "flash_attention", torch.compiler.disable(kernel))

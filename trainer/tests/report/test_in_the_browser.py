@@ -38,6 +38,7 @@ def choose(page, name: str, value: str, event: str = "change") -> None:
     )
 
 
+@pytest.mark.slow
 def test_charts_have_the_numbers_of_the_run(page, runs):
     page.open(runs.page)
     assert page.texts("h1") == ["one"]

@@ -91,6 +91,7 @@ def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
     assert "step_3.jsonl.gz cannot be read" in err and "line 2 of step 2 is no trace" in err
 
 
+@pytest.mark.slow
 def test_a_limit_keeps_whole_steps_the_ends_and_what_findings_name(tmp_path):
     directory = make_run(tmp_path, "r", steps=40)
     found = collect([directory], 80, [{17}])

@@ -105,6 +105,7 @@ def test_a_reward_that_is_not_finite_is_named(tmp_path, monkeypatch, capsys, val
     assert f"Of 32 training rollouts, {lost} were not finite; they were left out." in out
 
 
+@pytest.mark.slow
 def test_a_step_without_a_finite_reward_ends_the_run_with_a_true_sentence(tmp_path, monkeypatch, capsys):
     sometimes(monkeypatch, *REWARD, lambda: math.nan, chance=1.0)
     code, rows = train(tmp_path)
@@ -114,6 +115,7 @@ def test_a_step_without_a_finite_reward_ends_the_run_with_a_true_sentence(tmp_pa
     assert "same reward" not in out + err
 
 
+@pytest.mark.slow
 def test_prompts_that_fill_the_context_are_called_that(tmp_path, capsys):
     code, rows = train(tmp_path, max_context=32)
     out, err = capsys.readouterr()

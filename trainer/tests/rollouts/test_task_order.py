@@ -31,6 +31,7 @@ def given_by_musique(*env_args: str) -> list[str]:
     return [task.key for task in load_tasks(TrainConfig(**SYNTHETIC, env_args=env_args)).train]
 
 
+@pytest.mark.slow
 def test_the_default_order_is_the_one_of_earlier_versions():
     """Metrics of the main job depend on it: the same shuffle, with the same seed, of the same tasks."""
     tasks = load_tasks(TrainConfig(seed=3))
@@ -68,12 +69,14 @@ def test_the_order_that_the_user_asked_the_environment_for_is_kept(settings):
         assert hops == sorted(hops) and len(set(hops)) > 1
 
 
+@pytest.mark.slow
 def test_an_explicit_shuffle_wins_over_the_environment():
     tasks = taken(**SYNTHETIC, task_order="shuffle", env_args=("curriculum=true",))
     hops = [task.data.hops for task in tasks]
     assert hops != sorted(hops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"env": "lookup"}, SYNTHETIC], ids=["lookup", "musique"])
 def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch_and_takes_each_task_once(settings):
     tasks = load_tasks(TrainConfig(**{"eval_examples": 4, **settings}, task_order="curriculum"))

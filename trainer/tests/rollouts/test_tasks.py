@@ -120,6 +120,7 @@ def test_at_most_half_of_the_tasks_are_held_out_and_that_is_said(importable, num
     assert [said in note for note in tasks.notes] == ([] if held_out == min(wanted, number) else [True])
 
 
+@pytest.mark.slow
 def test_copies_of_held_out_tasks_count_towards_the_half(importable):
     env = importable("copied_rows", rows('prompt=f"What is {i % 3}?"', 9))
     tasks = load_tasks(TrainConfig(env=env, eval_examples=9))
@@ -130,6 +131,7 @@ def test_copies_of_held_out_tasks_count_towards_the_half(importable):
     assert len(load_tasks(TrainConfig(env=env, eval_examples=0)).train) == 9
 
 
+@pytest.mark.slow
 def test_tasks_without_end_are_read_once_and_only_as_needed(importable):
     env = importable("endless_rows", rows('prompt=f"What is {i}?"', endless=True))
     tasks = load_tasks(TrainConfig(env=env, eval_examples=8))
@@ -147,6 +149,7 @@ def test_tasks_without_end_are_read_once_and_only_as_needed(importable):
             call()
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_or_only_repeats_is_named(importable):
     ends = importable("stream_that_ends", rows('prompt=f"What is {i}?"').replace("INFINITE = False", "INFINITE = True"))
     tasks = load_tasks(TrainConfig(env=ends, eval_examples=2))
@@ -165,6 +168,7 @@ class Taskset(vf.Taskset[Task, Config])""",
 )
 
 
+@pytest.mark.slow
 def test_data_options_are_refused_by_name_if_the_environment_has_another_setting_for_data(importable):
     name = importable("x_own_data", OWN_DATA)
     for option in ("datasets", "eval_datasets"):
@@ -176,6 +180,7 @@ def test_data_options_are_refused_by_name_if_the_environment_has_another_setting
     assert {task.data.prompt for task in braced.train} == {"{}"}
 
 
+@pytest.mark.slow
 def test_the_help_shows_how_to_give_a_setting_whose_name_the_trainer_has_too(importable):
     rows_ = dict(describe(importable("x_own_data", OWN_DATA), ["dataset_name", "seed"]))
     assert rows_["-a dataset_name=<str>"] == "[default: elsewhere]"

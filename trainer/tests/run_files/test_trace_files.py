@@ -64,6 +64,7 @@ def test_what_is_stored_are_whole_groups_in_order_of_the_asked_number(tmp_path_f
     assert len(by_group) == expected
 
 
+@pytest.mark.slow
 def test_which_groups_are_stored_depends_on_seed_and_step_alone_and_is_fair(tmp_path):
     def kept(lines: list[str], step: int) -> list[int]:
         return sorted({json.loads(line)["group"] for line in store(tmp_path, lines, 4, "8", step=step)})

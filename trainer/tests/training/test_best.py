@@ -126,6 +126,7 @@ def test_names_that_no_run_writes_are_refused_with_the_nearest():
         check_metric(name, "--keep-best")
 
 
+@pytest.mark.slow
 def test_a_reward_that_the_environment_does_not_have_ends_the_run_at_its_first_step(tmp_path):
     with pytest.raises(UserError, match="--keep-best reward/meen: the run's first step has no such metric; did you"):
         run(config_of(tmp_path, keep_best="reward/meen", max_steps=2, eval_examples=0))

@@ -101,6 +101,7 @@ def test_held_out_tasks_give_no_oracle_demonstrations(chat):
     assert not {row.group for row in found.rows} & {task.key for task in tasks.held_out}
 
 
+@pytest.mark.slow
 def test_the_best_of_stored_rollouts_are_used_token_by_token(chat, evaluated):
     records = [json.loads(line) for line in evaluated.read_text().splitlines()]
     good = [r for r in records if r["ok"] and sum(x["score"] for x in r["rewards"].values()) == 1]
@@ -164,6 +165,7 @@ def test_what_is_stored_is_read_again(chat, tmp_path):
     assert trace_paths(str(tmp_path), "lookup") == trace_paths(str(tmp_path / "*.gz"), "lookup") == [tmp_path / FILE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

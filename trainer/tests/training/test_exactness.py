@@ -55,6 +55,7 @@ def test_nor_on_whether_rows_without_signal_are_computed(run, loss_type):
     assert relative_difference(left_out, computed) < BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_nor_on_whether_prompts_are_computed_once(run, loss_type):
     """In one pass each group's prompt is computed once, and what all prompts begin with as well; in passes of a row, never."""

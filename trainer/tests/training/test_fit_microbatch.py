@@ -105,6 +105,7 @@ def test_where_a_microbatch_can_be_retried_nothing_is_tried_beforehand(run, monk
     assert run.state.microbatch_tokens == 16384
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "held"), [(16384, 5376), (8192, 8192)])
 def test_a_resumed_run_keeps_its_limit_unless_another_is_asked_for(tmp_path, asked, held):
     here = World(0, 1, torch.device("cpu"))

@@ -72,6 +72,7 @@ def halfway(four_steps, tmp_path):
 # What may not change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value"),
     [("seed", "5"), ("eval_examples", "1"), ("max_prompt_length", "40"), ("output_dir", "x"), ("run_name", "y")],
@@ -82,6 +83,7 @@ def test_options_that_decide_which_tasks_are_held_out_or_where_the_run_is_cannot
         configure({"resume": str(four_steps), option: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"seed": 5}, {"eval_examples": 1}, {"max_prompt_length": 4000}])
 def test_a_config_file_that_was_edited_is_compared_with_the_checkpoint(four_steps, changes):
     (name,) = changes
@@ -116,11 +118,13 @@ def test_other_data_than_the_runs_own_is_refused(tmp_path):
     assert resume(directory, max_steps=2) == 0
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_are_finished_is_one_sentence(four_steps):
     with pytest.raises(UserError, match="the run has finished 4 steps, so --max-steps 2 is too few; raise it"):
         resume(four_steps, max_steps=2)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, tmp_path):
     directory = shutil.copytree(four_steps, tmp_path / "r")
     for path in (directory / "config.toml", *directory.glob("checkpoints/*/state.json")):
@@ -136,6 +140,7 @@ def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, 
 # What may change, and then does
 
 
+@pytest.mark.slow
 def test_the_optimizer_has_the_settings_that_are_given_on_resuming(four_steps, tmp_path):
     directory = shutil.copytree(four_steps, tmp_path / "r")
     changes = {"adam_beta1": 0.5, "adam_beta2": 0.7, "weight_decay": 0.1, "max_steps": 5}
@@ -199,6 +204,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt", "state.json", "model/config.json"])
 def test_a_flipped_bit_is_found_and_the_intact_older_checkpoint_is_named(halfway, file):
     folder = halfway / "checkpoints" / "step_3"
@@ -224,6 +230,7 @@ def test_the_command_that_is_offered_works_and_loses_nothing(halfway, four_steps
     assert rows == undisturbed
 
 
+@pytest.mark.slow
 def test_with_every_checkpoint_damaged_the_error_says_so(halfway):
     for folder in saved_checkpoints(halfway):
         (folder / "trainer.pt").write_bytes(b"")

@@ -70,6 +70,7 @@ def gradient(run, rows, microbatch_tokens: int) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in run.policy.trainable.items() if p.grad is not None}
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_cross_entropy_of_transformers(prepared):
     """transformers' own loss of the same rows, with -100 on what is not trained, averaged over trained tokens."""
     model, rows = load_model("tiny").eval(), prepared.demonstrations
@@ -197,6 +198,7 @@ def test_the_watch_says_what_it_cannot_examine(finished):
         examine(finished)
 
 
+@pytest.mark.slow
 def test_the_command_prints_demonstrations_and_the_loss(tmp_path, capsys):
     options = ["--max-demonstrations", "8", "--max-steps", "2", "--eval-examples", "0", "--log-completions", "1"]
     assert command("sft", "lookup", "--max-hops", "1", *options, "--output-dir", str(tmp_path), "--run-name", "r") == 0

@@ -172,6 +172,7 @@ def test_rollouts_that_a_limit_cut_are_kept_masked_or_penalised(tmp_path):
     assert penalise["optimizer/grad_norm"] != keep["optimizer/grad_norm"]
 
 
+@pytest.mark.slow
 def test_stale_samples_and_log_probabilities_that_are_not_finite_leave_their_groups(tmp_path, monkeypatch):
     """An engine that gives every ninth completion an older version, and every eleventh a log-probability of NaN."""
     original, calls = TransformersEngine.generate, []
@@ -193,6 +194,7 @@ def test_stale_samples_and_log_probabilities_that_are_not_finite_leave_their_gro
     assert row["train/rows"] <= 16 - row["rollout/stale"] - row["rollout/not_finite"]
 
 
+@pytest.mark.slow
 def test_an_engine_failure_takes_its_whole_group(tmp_path, monkeypatch):
     """Long rollouts fail first: what is left of such a group is no fair sample of the policy."""
     original, calls = TransformersEngine.generate, []

@@ -137,6 +137,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_bundled_policy_learns_lookup(tmp_path):
     """The first 12 steps of the main job: 0.45 to 0.70 before, at least 0.20 more after, greedy and sampled."""
     directory = tmp_path / "r"
@@ -148,6 +149,7 @@ def test_the_bundled_policy_learns_lookup(tmp_path):
         assert after - before >= 0.20
 
 
+@pytest.mark.slow
 def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch, capsys):
     """Recorded failures alone would look like a run whose reward is 0."""
     import vf_lookup.tools
@@ -162,6 +164,7 @@ def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch,
     assert trace_files.read(tmp_path / "r" / "traces" / "step_1.jsonl.gz").count("\n") == 16
 
 
+@pytest.mark.slow
 def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, monkeypatch, capsys):
     import vf_lookup.tools
 

@@ -203,6 +203,7 @@ def test_a_step_of_hardly_more_than_one_example_is_too_little() -> None:
 # Intervals
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_reward_holds_its_true_change() -> None:
     """Of 200 runs whose tasks differ and whose policy does not change, about 5% have an interval without 0."""
     draw = random.Random(0)

@@ -54,6 +54,7 @@ def sample_all(engine, prompts, **settings):
     return asyncio.run(together())
 
 
+@pytest.mark.slow
 def test_with_less_memory_fewer_rollouts_decode_at_once_and_a_line_says_so(qwen2, monkeypatch):
     per_rollout = bytes_of_rollout(qwen2, torch.float32, 512)
     prompts = [[5 + i] * 150 for i in range(12)]
@@ -124,6 +125,7 @@ def fails_above(monkeypatch, name: str, most: int, size):
     return failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}])
 def test_running_out_of_memory_while_decoding_goes_on_with_fewer_lanes(qwen2, monkeypatch, capsys, settings):
     prompts = [[5 + i, 6, 7] * (1 + 20 * (i % 3)) for i in range(24)]

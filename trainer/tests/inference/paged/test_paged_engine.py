@@ -50,6 +50,7 @@ def conversations(seed: int, count: int):
         yield turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [None, 24])
 def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async, monkeypatch):
     """Under joins, leaves, shared prompts, later turns and too few pages, against transformers' engine with one slot."""
@@ -71,6 +72,7 @@ def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async
     assert engine.pool.available == engine.pool.count - 1  # nobody holds a page any more
 
 
+@pytest.mark.slow
 def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled(qwen2, run_async):
     """Others' stop tokens are ordinary ones, and neither what a run samples behind the end nor its length is recorded."""
     stops = [tuple(range(first, 640, every)) for first, every in ((0, 5), (1, 5), (2, 40), (3, 640))]

@@ -48,6 +48,7 @@ def test_engine_and_trainer_agree_on_sampled_tokens(model, make_policy, run_asyn
         assert (own - drawn).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_completion_does_not_depend_on_what_shares_its_batches(model, run_async):
     requests = [(ids, Sampling(max_tokens=5 + i, seed=i)) for i, ids in enumerate(prompts(20))]
     alone = []
@@ -132,6 +133,7 @@ def test_draw_follows_the_distribution_it_reports(settings, kept):
     assert torch.allclose(logprobs.exp(), probabilities[tokens] / mass, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rare_tokens_are_drawn_as_often_as_they_should():
     """A float32 running sum over a large vocabulary would drop or double tokens this rare."""
     logits = torch.zeros(1, 150_000)

@@ -74,6 +74,7 @@ def test_prompts_that_no_server_is_asked(connect, ids, message):
         assert len(double.faults.seen) == before
 
 
+@pytest.mark.slow
 def test_adapters_step_by_step(connect, double):
     """Each sync: a new name, the trainer's log-probabilities, the old adapter gone, the prefix cache reset."""
     with serving(double) as url:
@@ -213,6 +214,7 @@ async def _many(engine, count):
     return await asyncio.gather(*(engine.generate(IDS, DRAW) for _ in range(count)))
 
 
+@pytest.mark.slow
 def test_a_conversation_stays_where_its_prefix_is(connect):
     """Later turns and the rest of a group go to the server that has their beginning; new prompts to the idler one."""
     with serving(first := Double()) as a, serving(second := Double()) as b:

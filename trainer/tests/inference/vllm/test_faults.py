@@ -72,6 +72,7 @@ def test_a_busy_server_s_own_pause_is_kept():
         assert time.monotonic() - start > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -127,6 +128,7 @@ def test_another_server_takes_over(fault):
             assert len(asyncio.run(many())) == 12
 
 
+@pytest.mark.slow
 def test_rollouts_with_faults_are_those_without(chat):
     """Groups of tool rollouts, seeded: every turn that fails for a while is drawn again, to the same tokens."""
     task = next(iter(LookupTaskset(LookupConfig()).load()))
@@ -172,6 +174,7 @@ def chat():
 # --- killed and started again -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_mid_rollout_and_started_again():
     """Its adapter is loaded again before it is asked; with all weights it is not asked until the next sync."""
     patient = Timing(
@@ -213,6 +216,7 @@ def test_a_restart_that_nobody_noticed():
 # --- syncs that fail --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -306,6 +310,7 @@ def test_one_end_of_a_collective_that_refuses_frees_the_other():
         assert transport._together(lambda: None, lambda: 7) == 7
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_in_a_sync_is_given_up():
     double = Double()
     with serving(double) as url, connected(url) as engine:

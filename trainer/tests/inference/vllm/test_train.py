@@ -57,6 +57,7 @@ def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
     assert "Stopped in step" in message and url in message
 
 
+@pytest.mark.slow
 def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path, monkeypatch):
     def full(*args):
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")

@@ -21,6 +21,7 @@ def test_the_page_has_a_command_for_every_host():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_two_hosts_gets_its_weights_to_the_server_and_survives_the_loss_of_one(tmp_path):
     """node1 is cut off, then killed: node0 names it and ends, and the page's next commands go on."""
     if reason := hosts.why_not():

@@ -194,6 +194,7 @@ def check(records: list[dict[str, Any]], tasks: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @by_name
 def test_the_wheel_alone_scores_under_upstream_as_it_does_here(case, clean):
     tasks, chat = case.tasks(), Chat.of(load_tokenizer("tiny"))

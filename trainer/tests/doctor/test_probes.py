@@ -67,6 +67,7 @@ def test_a_healthy_run_passes_every_probe(subject_with):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("env", HEALTHY)
 def test_a_healthy_run_passes_in_full_training(subject_with, env):
     subject = subject_with(groups=8, env=env, **HEALTHY[env])

@@ -91,6 +91,7 @@ def test_resuming_with_other_data_is_refused(evaluate):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
     program = "from plumbob.trainer.cli.evaluate import main; import sys; sys.argv[0] = 'evaluate'; main()"
     command = [sys.executable, "-c", program]

@@ -3,7 +3,6 @@
 Each test compares the fault with the plain code, and none runs the doctor.
 """
 
-import dataclasses
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -13,24 +12,18 @@ from plumbob.testing.faults import field10_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field10_seen import SEEN
 from plumbob.testing.faults.field_parts import by_group
-from plumbob.testing.faults.field_trial import config_of, gap, rewards, sample, tried
+from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, rewards, sample, tried, without
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
 from plumbob.trainer.rollouts.tasks import load_tasks
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in SEEN}
 
 
 def reply(text):
     return SimpleNamespace(last_reply=text)
-
-
-def plain(name, **changes):
-    """The fault's entry without the fault: its settings alone."""
-    return dataclasses.replace(FAULTS[name], start=None, inject=None, **changes)
 
 
 def test_length_pays_and_the_right_answer_does_not():
@@ -144,7 +137,7 @@ def test_rollouts_are_more_alike_than_their_log_probabilities_say(tmp_path):
     with tried(FAULTS[name], tmp_path / "a", groups=8) as subject:
         assert gap(subject) < 1e-3
         drafted = [x for row in subject.drawn.samples for x in row.sampled_logprobs]
-    with tried(plain(name), tmp_path / "b", groups=8) as subject:
+    with tried(without(FAULTS[name]), tmp_path / "b", groups=8) as subject:
         sampled = [x for row in subject.drawn.samples for x in row.sampled_logprobs]
     assert -sum(drafted) / len(drafted) < -0.8 * sum(sampled) / len(sampled)
 
@@ -176,11 +169,9 @@ def test_groups_with_one_odd_reward_have_huge_advantages(tmp_path):
 def test_tool_results_are_trained(tmp_path):
     name = "fused loss without the mask of tool results"
     seen = {}
-    for fault in (FAULTS[name], plain(name)):
+    for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(seen))) as subject:
-            run, samples = subject.run, subject.drawn.samples
-            found = advantages.step_advantages(samples, run.config.advantages())
-            (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+            run, minibatch = subject.run, minibatch_of(subject)
             tally = forward_backward.accumulate(run, minibatch, None)
             scored = [len(values) for values, _ in minibatch.first_scores.values()]
             gradient = torch.cat([p.grad.flatten() for p in run.policy.trainable.values() if p.grad is not None])
@@ -193,11 +184,9 @@ def test_tool_results_are_trained(tmp_path):
 def test_half_of_the_tokens_reach_no_weight(tmp_path):
     name = "gradient of half of each row lost"
     norms = []
-    for fault in (FAULTS[name], plain(name)):
+    for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(norms)), "gsm8k") as subject:
-            run, samples = subject.run, subject.drawn.samples
-            found = advantages.step_advantages(samples, run.config.advantages())
-            (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+            run, minibatch = subject.run, minibatch_of(subject)
             forward_backward.accumulate(run, minibatch, None)
             norms.append(torch.nn.utils.get_total_norm([p.grad for p in run.policy.trainable.values()]).item())
     assert norms[0] > 0
@@ -208,7 +197,7 @@ def test_half_of_the_tokens_reach_no_weight(tmp_path):
 def test_leaving_the_reference_pays(tmp_path):
     name = "arguments of the KL penalty exchanged"
     found = []
-    for fault in (FAULTS[name], plain(name)):
+    for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(found)), groups=1) as subject:
             with torch.no_grad():
                 for parameter in subject.run.policy.trainable.values():

@@ -13,13 +13,11 @@ from plumbob.rollout import Sampling
 from plumbob.testing.faults import field10_unseen_doubles as doubles
 from plumbob.testing.faults.field10_unseen import UNSEEN
 from plumbob.testing.faults.field_parts import by_group
-from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, sample, tried
-from plumbob.trainer.algorithm import advantages
+from plumbob.testing.faults.field_trial import arrived, config_of, gap, minibatch_of, rewards, sample, tried, without
 from plumbob.trainer.algorithm.losses import LossInputs, Objective
 from plumbob.trainer.policy.token_scorer import make_batch
 from plumbob.trainer.rollouts.tasks import load_tasks
 from plumbob.trainer.training import forward_backward
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 
@@ -31,18 +29,6 @@ def reply(text):
 
 def task(answer="7"):
     return SimpleNamespace(data=SimpleNamespace(answer=answer))
-
-
-def plain(name):
-    """The fault's entry without the fault: its settings alone."""
-    return dataclasses.replace(FAULTS[name], start=None, inject=None)
-
-
-def minibatch_of(subject):
-    run, samples = subject.run, subject.drawn.samples
-    found = advantages.step_advantages(samples, run.config.advantages())
-    (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
-    return minibatch
 
 
 def test_rewards_of_right_replies():
@@ -202,7 +188,7 @@ def packed(rows):
 def test_gradients_are_clipped_several_times(tmp_path):
     name = "gradient clipped after each microbatch"
     found = []
-    for fault in (FAULTS[name], plain(name)):
+    for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(found)), groups=16) as subject:
             run, minibatch = subject.run, minibatch_of(subject)
             assert len(forward_backward._microbatches(run, minibatch)) > 1
@@ -217,7 +203,7 @@ def test_gradients_are_clipped_several_times(tmp_path):
 def test_gradients_are_next_to_nothing(tmp_path):
     name = "gradient clipped before its scale is divided out"
     changes = []
-    for fault in (FAULTS[name], plain(name)):
+    for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(changes)), groups=2) as subject:
             changes.append(changed_by_one_step(subject))
     assert changes[0] < 0.5 * changes[1]

@@ -12,12 +12,11 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.testing.faults import field6_seen_doubles as doubles
 from plumbob.testing.faults.field6_seen import SEEN
-from plumbob.testing.faults.field_trial import config_of, gap, texts, tried
+from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, texts, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.training.best import Best
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in SEEN}
 
@@ -29,9 +28,7 @@ def sample(reward=0.0, group="0/0", tokens=6):
 
 def gradients(subject):
     """(name -> gradient of one minibatch, what was measured) of a run with drawn samples."""
-    run, samples = subject.run, subject.drawn.samples
-    found = advantages.step_advantages(samples, run.config.advantages())
-    (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+    run, minibatch = subject.run, minibatch_of(subject)
     tally = accumulate(run, minibatch, None)
     return {name: parameter.grad for name, parameter in run.policy.trainable.items()}, tally
 
@@ -204,9 +201,7 @@ def test_adapters_do_not_learn(tmp_path):
 @pytest.mark.field
 def test_later_passes_are_clipped(tmp_path):
     with tried(FAULTS["clip bounds of GSPO with token ratios"], tmp_path) as subject:
-        run, samples = subject.run, subject.drawn.samples
-        found = advantages.step_advantages(samples, run.config.advantages())
-        (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+        run, minibatch = subject.run, minibatch_of(subject)
         norms = []
         for _ in range(3):
             accumulate(run, minibatch, None)

@@ -13,12 +13,20 @@ import torch
 from plumbob.rollout import Completion, Sample, Sampling
 from plumbob.testing.faults import field6_unseen_doubles as doubles
 from plumbob.testing.faults.field6_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, saved_and_trained, texts, tried
+from plumbob.testing.faults.field_trial import (
+    arrived,
+    config_of,
+    gap,
+    minibatch_of,
+    rewards,
+    saved_and_trained,
+    texts,
+    tried,
+)
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 
@@ -159,9 +167,7 @@ def test_only_a_part_is_trained(tmp_path):
     with tried(FAULTS["working left out of the loss"], tmp_path / "a") as subject:
         assert all(0 < sample.num_sampled < 60 for sample in subject.drawn.samples)
     with tried(FAULTS["checkpointing cuts the gradient of the first layers"], tmp_path / "b") as subject:
-        run, samples = subject.run, subject.drawn.samples
-        found = advantages.step_advantages(samples, run.config.advantages())
-        (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+        run, minibatch = subject.run, minibatch_of(subject)
         accumulate(run, minibatch, None)
         moved = {name.split(".layers.")[1][0] for name, p in run.policy.trainable.items() if p.grad is not None}
     assert moved == {"2"}

@@ -11,11 +11,10 @@ import torch
 from plumbob.rollout import Sampling
 from plumbob.testing.faults import field7_seen_doubles as doubles
 from plumbob.testing.faults.field7_seen import SEEN
-from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, sample, tried
+from plumbob.testing.faults.field_trial import arrived, config_of, gap, minibatch_of, rewards, sample, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.training import step as step_module
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in SEEN}
 
@@ -165,9 +164,7 @@ def test_tool_results_count_in_the_penalty(tmp_path):
 @pytest.mark.parametrize("name", ["NaN at a masked position", "gradients cleared before the step"])
 def test_updates_change_nothing(name, tmp_path):
     with tried(FAULTS[name], tmp_path) as subject:
-        run, samples = subject.run, subject.drawn.samples
-        found = advantages.step_advantages(samples, run.config.advantages())
-        (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+        run, minibatch = subject.run, minibatch_of(subject)
         before = {name: tensor.detach().clone() for name, tensor in run.policy.trainable.items()}
         accumulate(run, minibatch, None)
         run.policy.sharding.update()

@@ -16,26 +16,18 @@ from plumbob.testing.faults.field_trial import (
     begin_step,
     config_of,
     gap,
+    minibatch_of,
     rewards,
     sample,
     saved_and_trained,
     texts,
     tried,
 )
-from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 from safetensors.torch import load_file
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
-
-
-def minibatch_of(subject):
-    run, samples = subject.run, subject.drawn.samples
-    found = advantages.step_advantages(samples, run.config.advantages())
-    (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
-    return run, minibatch
 
 
 def test_rewards_stay_where_rows_were_removed():
@@ -177,7 +169,7 @@ def test_engine_and_trainer_differ(tmp_path):
 @pytest.mark.field
 def test_the_ratio_is_always_one(tmp_path):
     with tried(FAULTS["old log-probabilities renewed before each update"], tmp_path) as subject:
-        run, minibatch = minibatch_of(subject)
+        run, minibatch = subject.run, minibatch_of(subject)
         accumulate(run, minibatch, None)
         first = dict(minibatch.old_logprobs)
         run.policy.sharding.update()

@@ -12,12 +12,11 @@ import torch
 from plumbob.testing.faults import field8_unseen_doubles as doubles
 from plumbob.testing.faults.field2_seen_doubles import no_policy_term
 from plumbob.testing.faults.field8_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import config_of, gap, rewards, sample, saved_and_trained, tried
+from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, rewards, sample, saved_and_trained, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
 from plumbob.trainer.policy import merged_weights
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 from safetensors.torch import load_file
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
@@ -171,9 +170,7 @@ def test_engine_and_trainer_differ(tmp_path):
 @pytest.mark.field
 def test_updates_change_nothing(tmp_path):
     with tried(FAULTS["passes of the trainer without gradients"], tmp_path) as subject:
-        run, samples = subject.run, subject.drawn.samples
-        found = advantages.step_advantages(samples, run.config.advantages())
-        (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+        run, minibatch = subject.run, minibatch_of(subject)
         before = {name: tensor.detach().clone() for name, tensor in run.policy.trainable.items()}
         accumulate(run, minibatch, None)
         assert not any(p.grad is not None and p.grad.any() for p in run.policy.model.parameters())

@@ -13,13 +13,12 @@ from plumbob.testing.faults import field9_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field9_seen import SEEN
 from plumbob.testing.faults.field_parts import by_group
-from plumbob.testing.faults.field_trial import config_of, gap, rewards, sample, texts, tried
+from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, rewards, sample, texts, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.algorithm.losses import LossInputs, Objective
 from plumbob.trainer.rollouts.tasks import load_tasks
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training.forward_backward import accumulate
-from plumbob.trainer.training.minibatches import make_minibatches
 
 FAULTS = {fault.name: fault for fault in SEEN}
 
@@ -175,9 +174,7 @@ def test_log_probabilities_stand_one_place_too_early(tmp_path):
 @pytest.mark.field
 def test_only_the_last_layer_has_a_gradient(tmp_path):
     with tried(FAULTS["checkpointed layers get no gradient"], tmp_path) as subject:
-        run, samples = subject.run, subject.drawn.samples
-        found = advantages.step_advantages(samples, run.config.advantages())
-        (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+        run, minibatch = subject.run, minibatch_of(subject)
         accumulate(run, minibatch, None)
         with_gradient = {name.split(".layers.")[1][0] for name, p in run.policy.trainable.items() if p.grad is not None}
         layers = {name.split(".layers.")[1][0] for name in run.policy.trainable}

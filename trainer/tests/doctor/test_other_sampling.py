@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,10 +156,10 @@ def test_a_pattern_of_copies_shows_where_most_rollouts_are_equal_by_chance():
 
 def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):
     """Else a condition that changes nearly nothing would be named for any difference that is small enough."""
-    third: Any = SimpleNamespace(scores=lambda row: torch.zeros(4))
+    own, wrong = [torch.zeros(4)], [torch.full((4,), 1.3e-3)]
     for name in ("_positions", "_other_tokens", "elsewhere", "_prompts", "_blanked"):
         monkeypatch.setattr(explanations, name, lambda *given: [])
     for rest, named in ((9e-4, False), (1e-4, True)):
         monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))
-        found = explain(None, third, [None], [torch.full((4,), 1.3e-3)], 1e-3, engine=True)  # type: ignore[arg-type, list-item]
+        found = explain(None, None, [None], own, wrong, 1e-3, engine=True)  # type: ignore[arg-type, list-item]
         assert (found is not None) == named

@@ -93,14 +93,21 @@ def apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
 
 
 def explain(
-    subject: Subject, third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor], limit: float, *, engine: bool
+    subject: Subject,
+    third: Third,
+    rows: Sequence[Sample],
+    own: Sequence[torch.Tensor],
+    wrong: Sequence[torch.Tensor],
+    limit: float,
+    *,
+    engine: bool,
 ) -> Explanation | None:
     """The conditions under which the third opinion comes closest to the wrong side; None if it never comes close.
 
-    `wrong`: the wrong side's log-probabilities of each row's sampled tokens. `engine`: whether that side is the engine.
+    `own` and `wrong`: the third opinion's and the wrong side's log-probabilities of each row's sampled tokens. `engine`:
+    whether that side is the engine.
     `limit`: difference of engine and trainer that is healthy, in nats.
     """
-    own = [third.scores(row) for row in rows]
     before = apart(wrong, own)
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
     found += list(elsewhere(third, rows, wrong))

@@ -24,8 +24,12 @@ BASE = {
     "musique": "--model tiny-musique --datasets synthetic -a hops=2 --max-tokens 128",
 }
 """Environment -> options of a healthy run, which learns."""
+EVERYWHERE = ("lookup", "gsm8k", "musique")
+"""All environments."""
 WITH_TOOLS = ("lookup", "musique")
 """Environments with tools."""
+UNCHECKED = "--parity-limit 100"
+"""Settings with which a weight sync that does not arrive does not end the run, so that the watch sees what follows."""
 
 
 def half_of(name: str) -> Half:
@@ -91,6 +95,10 @@ class HealthySetting:
 def ids(*causes: str) -> frozenset[str]:
     """The set of these ids of causes."""
     return frozenset(causes)
+
+
+MISMATCH = ids("engine-trainer-mismatch")
+"""The cause of most differences of engine and trainer that a run directory shows."""
 
 
 def pairs(faults: Sequence[FieldFault], count: int = 6) -> list[tuple[str, FieldFault, FieldFault]]:

@@ -7,14 +7,9 @@ docs/results/field10_threads.md.
 from __future__ import annotations
 
 from plumbob.testing.faults import field10_seen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses
 from plumbob.testing.faults.field_parts import all_of, engine_logits, graded, policy_scores, rows_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Rewards

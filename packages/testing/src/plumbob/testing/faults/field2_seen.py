@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field2_seen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import (
     before_updates,
     engine_completions,
@@ -19,10 +19,6 @@ from plumbob.testing.faults.field_parts import (
     rows_changed,
     tasks_changed,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Tokens and masks

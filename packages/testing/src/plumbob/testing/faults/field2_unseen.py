@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field2_unseen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import (
     batches,
     before_updates,
@@ -19,9 +19,6 @@ from plumbob.testing.faults.field_parts import (
     tools_answer,
 )
 
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 EVALUATED = "--eval-examples 16 --eval-steps 4"
 
 UNSEEN = (

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from plumbob.testing.faults import field3_seen_doubles as doubles
 from plumbob.testing.faults.doubles import rewritten
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses, module_function
 from plumbob.testing.faults.field_parts import graded, tasks_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # The engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field3_unseen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates, module_function
 from plumbob.testing.faults.field_parts import (
     engine_logits,
@@ -13,10 +13,6 @@ from plumbob.testing.faults.field_parts import (
     tasks_changed,
     tools_answer,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 UNSEEN = (
     # The engine

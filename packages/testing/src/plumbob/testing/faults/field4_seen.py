@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field4_seen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses, module_function
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import (
@@ -13,9 +13,6 @@ from plumbob.testing.faults.field_parts import (
     policy_scores,
     rows_changed,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Rows

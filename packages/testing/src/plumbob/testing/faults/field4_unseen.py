@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field4_unseen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field_parts import graded, tasks_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-MISMATCH = ids("engine-trainer-mismatch")
 
 UNSEEN = (
     # The engine

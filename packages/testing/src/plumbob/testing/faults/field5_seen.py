@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field5_seen_doubles as doubles
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates, engine_completions
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import engine_model, engine_prompts, engine_updates, graded, policy_scores
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Rewards

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field5_unseen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses
 from plumbob.testing.faults.field_parts import engine_logits, engine_prompts, graded, tasks_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-MISMATCH = ids("engine-trainer-mismatch")
 
 UNSEEN = (
     # Tasks and rewards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plumbob.testing.faults import field6_seen_doubles as doubles
 from plumbob.testing.faults.doubles import rewritten
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import (
@@ -16,10 +16,6 @@ from plumbob.testing.faults.field_parts import (
     rows_changed,
     tasks_changed,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Rewards and tasks

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from plumbob.testing.faults import field6_unseen_doubles as doubles
 from plumbob.testing.faults.doubles import rewritten
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import engine_model, engine_updates, graded, tasks_changed
 
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 EVALUATED = "--eval-examples 8 --eval-steps 3"
 
 UNSEEN = (

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field7_seen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates, losses
 from plumbob.testing.faults.field_parts import engine_model, engine_prompts, engine_updates, graded, rows_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # Rewards

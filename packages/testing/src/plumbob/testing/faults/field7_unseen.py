@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plumbob.testing.faults import field7_unseen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates, losses, since
 from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field_parts import (
@@ -14,11 +14,6 @@ from plumbob.testing.faults.field_parts import (
     graded,
     rows_changed,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 UNSEEN = (
     # Rewards and tasks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from plumbob.testing.faults import doubles as catalogue
 from plumbob.testing.faults import field8_seen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field3_unseen_doubles import end_ignored
 from plumbob.testing.faults.field6_unseen_doubles import groups_of_one
 from plumbob.testing.faults.field_parts import (
@@ -21,10 +21,6 @@ from plumbob.testing.faults.field_parts import (
     tools_answer,
 )
 
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 NEVER_RIGHT = ids("task-out-of-reach")
 """What a run directory shows of a reward that is 0 whatever the reply is."""
 

@@ -7,15 +7,10 @@ docs/results/field8_threads.md.
 from __future__ import annotations
 
 from plumbob.testing.faults import field8_unseen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses
 from plumbob.testing.faults.field2_seen_doubles import no_policy_term
 from plumbob.testing.faults.field_parts import graded, policy_scores, rows_changed, tasks_changed
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 UNSEEN = (
     # Rewards and tasks

@@ -7,7 +7,7 @@ docs/results/field9_threads.md.
 from __future__ import annotations
 
 from plumbob.testing.faults import field9_seen_doubles as doubles
-from plumbob.testing.faults.field import FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import before_updates
 from plumbob.testing.faults.field_parts import (
     all_of,
@@ -18,10 +18,6 @@ from plumbob.testing.faults.field_parts import (
     tasks_changed,
 )
 
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-WITH_TOOLS = ("lookup", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 NEVER_RIGHT = ids("task-out-of-reach")
 """What a run directory shows of a reward that is 0 whatever the reply is."""
 ALL_ALIKE = ids("groups-without-variety", "too-little-signal")

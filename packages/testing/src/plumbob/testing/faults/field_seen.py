@@ -5,7 +5,7 @@ from __future__ import annotations
 from plumbob.testing.faults import field_seen_doubles as doubles
 from plumbob.testing.faults import field_seen_environment as environment
 from plumbob.testing.faults.doubles import blind
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field_parts import (
     all_of,
     batches_changed,
@@ -21,10 +21,6 @@ from plumbob.testing.faults.field_parts import (
     tasks_changed,
     tools_answer,
 )
-
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 
 SEEN = (
     # The engine computes with other weights, positions or settings

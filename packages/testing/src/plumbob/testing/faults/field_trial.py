@@ -17,6 +17,7 @@ from plumbob.rollout import Sample
 from plumbob.rollout.verifiers_adapter import Trace
 from plumbob.testing.faults.doubles import Inject
 from plumbob.testing.faults.field import BASE, FieldFault
+from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.cli import doctor
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
@@ -24,6 +25,7 @@ from plumbob.trainer.doctor.subject import Subject, load_subject
 from plumbob.trainer.policy import merged_weights
 from plumbob.trainer.rollouts import collect
 from plumbob.trainer.training import train
+from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from safetensors.torch import load_file
 
 
@@ -52,6 +54,19 @@ def tried(fault: FieldFault, folder: Path, env: str | None = None, groups: int =
         if fault.inject is not None:
             fault.inject(stack, subject.run)
         yield subject
+
+
+def without(fault: FieldFault) -> FieldFault:
+    """The fault's entry without the fault: its settings alone."""
+    return dataclasses.replace(fault, start=None, inject=None)
+
+
+def minibatch_of(subject: Subject) -> Minibatch:
+    """The drawn rollouts as one minibatch, with their advantages."""
+    run, samples = subject.run, subject.drawn.samples
+    found = step_advantages(samples, run.config.advantages())
+    (minibatch,) = make_minibatches(samples, found, run.config, run.world, count=1)
+    return minibatch
 
 
 def gap(subject: Subject) -> float:

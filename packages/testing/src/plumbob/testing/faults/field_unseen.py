@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plumbob.testing.faults import field_unseen_doubles as doubles
 from plumbob.testing.faults import field_unseen_environment as environment
-from plumbob.testing.faults.field import WITH_TOOLS, FieldFault, ids
+from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field_parts import (
     all_of,
     batches_changed,
@@ -19,9 +19,6 @@ from plumbob.testing.faults.field_parts import (
     tools_answer,
 )
 
-EVERYWHERE = ("lookup", "gsm8k", "musique")
-UNCHECKED = "--parity-limit 100"
-MISMATCH = ids("engine-trainer-mismatch")
 UNREAD = ids("calls-in-unread-form", "calls-unread")
 NEVER = ids("tools-never-used", "tools-unused")
 EVALUATED = "--eval-examples 48 --eval-steps 4"

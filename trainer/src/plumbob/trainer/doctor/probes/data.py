@@ -96,11 +96,17 @@ def _cause_of_failures(batch: Batch) -> str:
     return failure_cause(batch.errored, batch.engine_failures)
 
 
-def _grouping(subject: Subject) -> Finding:
-    drawn, size = subject.drawn, subject.run.config.num_generations
+def _tasks_of_groups(subject: Subject) -> dict[str, list[str | None]]:
+    """Group -> hash of the task of each of its rollouts."""
+    drawn = subject.drawn
     groups: dict[str, list[str | None]] = {}
     for sample, trace in zip(drawn.samples, drawn.traces, strict=True):
         groups.setdefault(sample.group, []).append(trace.task.hash)
+    return groups
+
+
+def _grouping(subject: Subject) -> Finding:
+    size, groups = subject.run.config.num_generations, _tasks_of_groups(subject)
     mixed = sum(len(set(tasks)) > 1 for tasks in groups.values())
     oversize = sum(len(tasks) > size for tasks in groups.values())
     evidence = f"{len(groups)} groups of up to {max(map(len, groups.values()))}, {mixed} have more than one task"
@@ -112,11 +118,10 @@ def _grouping(subject: Subject) -> Finding:
 
 def _distinct(subject: Subject) -> Finding:
     """Does each group of the first step have a task of its own, where there are tasks enough?"""
-    drawn = subject.drawn
-    groups = {sample.group: trace.task.hash for sample, trace in zip(drawn.samples, drawn.traces, strict=True)}
+    groups = _tasks_of_groups(subject)
     # What the data holds twice is named by the checks of the data.
     there = len({task.hash for task in subject.run.tasks.take(0, subject.groups)})
-    used = len(set(groups.values()))
+    used = len({tasks[-1] for tasks in groups.values()})
     evidence = f"{len(groups)} groups have {used} different tasks; the next {subject.groups} of the data have {there}"
     bad = used < min(len(groups), there)
     return Finding(

@@ -104,12 +104,18 @@ def gradient_of(subject: Subject, rows: Sequence[Sample], advantages: Sequence[f
     return take_gradient(subject)
 
 
-def take_gradient(subject: Subject) -> Gradient:
-    """The gradient that a backward pass has left in the trained weights, which is cleared there."""
+def gradient_left(subject: Subject) -> Gradient:
+    """The gradient that a backward pass has left in the trained weights, as it lies there: the tensors are not copied."""
     sharding = subject.run.policy.sharding
     found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
-    kept = {name: g.detach().to("cpu", torch.float32, copy=True) for name, g in found.items() if g is not None}
-    sharding.zero_grad()
+    return {name: g for name, g in found.items() if g is not None}
+
+
+def take_gradient(subject: Subject) -> Gradient:
+    """The gradient that a backward pass has left in the trained weights, which is cleared there."""
+    left = gradient_left(subject).items()
+    kept = {name: g.detach().to("cpu", torch.float32, copy=True) for name, g in left}
+    subject.run.policy.sharding.zero_grad()
     return kept
 
 

@@ -11,7 +11,7 @@ from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_of, norm_of, rows_with_advantage
+from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_left, gradient_of, norm_of, rows_with_advantage
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 from plumbob.trainer.evaluation.statistics import t_95
@@ -47,17 +47,16 @@ def probe(subject: Subject) -> Iterator[Finding]:
         # In bfloat16, rounding alone would seem to change the policy by 1e-4 nats per token.
         with run.policy.in_float32():
             old, old_others = subject.score(rows), subject.score(others)
-        push = norm_of(gradient_of(subject, rows, advantages))
         subject.gradient(rows, advantages)
-        touched = _touched(subject)
-        computed = _gradient_norm(subject)
+        left = gradient_left(subject)
+        push, touched = norm_of(left), {name: (g != 0).cpu() for name, g in left.items()}
         run.policy.sharding.update()
-        used = _gradient_norm(subject)
+        used = norm_of(gradient_left(subject))
         with run.policy.in_float32():
             near = divergence(rows, old, subject.score(rows))
             far = divergence(others, old_others, subject.score(others))
         if run.world.size == 1:
-            yield _clipped_once(subject, computed, used)
+            yield _clipped_once(subject, push, used)
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)
@@ -82,18 +81,6 @@ def _rate_of(subject: Subject) -> float:
     return float(group.get("initial_lr", group["lr"]))
 
 
-def _touched(subject: Subject) -> dict[str, torch.Tensor]:
-    """Trained tensor -> mask of its entries with a non-zero gradient. The gradient must have been computed."""
-    sharding = subject.run.policy.sharding
-    found = {name: sharding.local_gradient(p) for name, p in subject.run.policy.trainable.items()}
-    return {name: (g != 0).cpu() for name, g in found.items() if g is not None}
-
-
-def _gradient_norm(subject: Subject) -> float:
-    """Norm of the gradient as it lies in the trained tensors."""
-    return norm_of({name: p.grad for name, p in subject.run.policy.trainable.items() if p.grad is not None})
-
-
 def _clipped_once(subject: Subject, computed: float, used: float) -> Finding:
     """Does the optimizer get the gradient that was computed, clipped to --max-grad-norm? The arguments are its norms."""
     limit = subject.run.config.max_grad_norm
@@ -109,7 +96,7 @@ def _clipped_once(subject: Subject, computed: float, used: float) -> Finding:
 def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[str, torch.Tensor]) -> Finding:
     """Does an update change most weights that have a gradient?
 
-    `before`: copies of the weights before the update. `touched`: from `_touched`.
+    `before`: copies of the weights before the update. `touched`: trained tensor -> mask of its entries with a gradient.
     """
     policy = subject.run.policy
     moved = entries = 0

@@ -158,7 +158,7 @@ def _why(
     )
     for side in wrong:
         theirs = engine if side == "engine" else trainer
-        if (found := explain(subject, third, rows, theirs, limit, engine=side == "engine")) is not None:
+        if (found := explain(subject, third, rows, truth, theirs, limit, engine=side == "engine")) is not None:
             return found.cause, f"{evidence}; the {side} computes {found.condition} (rest {found.gap:.2g})", wrong
     return UNEXPLAINED, evidence, wrong
 

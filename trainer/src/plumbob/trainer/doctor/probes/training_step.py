@@ -80,10 +80,11 @@ def _reference(subject: Subject, rows: Sequence[Sample]) -> Finding:
     if gap <= limit:
         return Finding(check, "pass", evidence)
     third = third_opinion(subject, temperature)
-    if mean_abs(reference, [third.scores(row) for row in rows]) <= limit:
+    truth = [third.scores(row) for row in rows]
+    if mean_abs(reference, truth) <= limit:
         evidence += "; the reference computes what the model does that the run began with, and the policy does not"
         return Finding(check, "fail", evidence, "reference-is-another-policy")
-    found = explain(subject, third, rows, reference, limit, engine=False)
+    found = explain(subject, third, rows, truth, reference, limit, engine=False)
     if found is not None:
         return Finding(check, "fail", f"{evidence}; it computes {found.condition} (rest {found.gap:.2g})", found.cause)
     return Finding(check, "fail", evidence, "reference-is-another-policy")

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,7 +142,8 @@ def test_rollouts_with_faults_are_those_without(chat):
         return [(s.token_ids, s.reward) for s in (to_sample(t, "g") for t in asyncio.run(group(engine)))]
 
     double = Double()
-    with serving(double) as url, connected(url, seeds=True) as engine:
+    patient = replace(HASTE, request=60.0, total=120.0, patience=120.0)  # on a busy machine twelve faults take long
+    with serving(double) as url, connected(url, seeds=True, timing=patient) as engine:
         expected = rows(engine)
         vars(double.faults).update(status=429, count=5, cut=3, abort=4)
         assert rows(engine) == expected

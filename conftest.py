@@ -3,7 +3,8 @@
 Property tests have the same examples on every machine, and an example may take as long as the machine needs.
 
 HYPOTHESIS_PROFILE=random draws new examples, as CI does; a failure then prints how to repeat it. In the same way --draw WORD
-draws one case of each test marked `slow` that has several: which one depends on WORD, a commit for example, and on nothing else.
+draws half of the tests marked `slow`, and of each of them one case: which ones depends on WORD, a commit for example, and on
+nothing else.
 """
 
 import gc
@@ -36,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draw", metavar="WORD", help="run one case of each slow test; WORD decides which")
+    parser.addoption("--draw", metavar="WORD", help="run half of the slow tests, one case of each; WORD decides which")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,7 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     # A seed that is a text gives the same numbers in every process, as pytest-xdist's workers need.
-    drawn = {Random(f"{word} {name}").choice(of_test).nodeid for name, of_test in cases.items()}
+    tests = Random(word).sample(sorted(cases), (len(cases) + 1) // 2)
+    drawn = {Random(f"{word} {name}").choice(cases[name]).nodeid for name in tests}
     left_out = {item: None for of_test in cases.values() for item in of_test if item.nodeid not in drawn}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]

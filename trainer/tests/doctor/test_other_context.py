@@ -4,12 +4,18 @@ import dataclasses
 from contextlib import ExitStack
 
 import pytest
+import torch
 from plumbob.testing.faults.field8_seen_doubles import critique_added, other_prompts
+from plumbob.testing.faults.field_parts import engine_logits
 from plumbob.trainer.doctor import other_context
 from plumbob.trainer.doctor.explanations import third_opinion
 from plumbob.trainer.doctor.probes import parity
 
 GSM8K = {"env": "gsm8k", "model": "tiny-gsm8k", "env_args": ("datasets=synthetic",), "max_tokens": 48}
+
+
+def other_order(subject):
+    return other_context.other_order(subject, third_opinion(subject, 1.0), subject.gap_limit)
 
 
 def named(subject):
@@ -44,4 +50,41 @@ def test_no_sampler_changes_the_order_of_tokens(subject_of, monkeypatch, change)
         return await own(ids, dataclasses.replace(sampling, **change))
 
     monkeypatch.setattr(subject.run.engine, "generate", generate)
-    assert other_context.other_order(subject, third_opinion(subject, 1.0), subject.gap_limit) is None
+    assert not other_order(subject)
+
+
+def penalised(engine, requests, logits):
+    """A repetition penalty of 1.5 on the tokens of the prompt."""
+    for row, request in zip(logits, requests, strict=True):
+        seen = torch.tensor(sorted(set(request.prompt.tolist())))
+        row[seen] = torch.where(row[seen] > 0, row[seen] / 1.5, row[seen] * 1.5)
+    return logits
+
+
+def favoured(engine, requests, logits):
+    """Four tokens get 3 more."""
+    return logits + 3.0 * (torch.arange(logits.shape[-1]) % (logits.shape[-1] // 4) == 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda engine, requests, logits: 3 * (logits / 3).tanh(), penalised, favoured])
+def test_no_change_of_the_prompt_s_own_logits_is_another_context(subject_of, change):
+    with ExitStack() as stack:
+        engine_logits(change)(stack, "gsm8k")
+        subject = subject_of(**GSM8K)
+        assert subject.drawn.samples and not other_order(subject)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [GSM8K, {"env": "lookup", "model": "tiny", "max_tokens": 48}])
+def test_a_token_that_is_missing_inside_prompts_is_named(subject_of, monkeypatch, env):
+    subject = subject_of(**env)
+    assert subject.drawn.samples and not other_order(subject)
+    own = subject.run.engine.generate
+
+    async def generate(ids, sampling):
+        middle = len(ids) // 2
+        return await own(ids[:middle] + ids[middle + 1 :] if middle else ids, sampling)
+
+    monkeypatch.setattr(subject.run.engine, "generate", generate)
+    assert "first prompts it has" in other_order(subject)

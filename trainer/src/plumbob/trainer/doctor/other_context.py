@@ -6,26 +6,30 @@ Asked where engine and trainer differ on sampled tokens, the engine is wrong, an
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import Third, apart, by_turn, explains, turn_of
+from plumbob.trainer.doctor.explanations import Ids, Third, apart, by_turn, explains, turn_of
 from plumbob.trainer.doctor.subject import Subject
 
 OTHERS = 16
 """Most prompts of other tasks that are tried."""
-PROMPTS, DRAWS = 4, 48
-"""Number of prompts of one token after which tokens are drawn, and of draws after each."""
+PROMPTS, DRAWS = 4, 64
+"""Number of prompts of one kind after which tokens are drawn, and of draws after each."""
 HOT = 4.0
 """Temperature of these draws, so that they have many different tokens."""
 FEWEST_PAIRS = 40
 """Fewest pairs of tokens by whose order this is judged."""
-CLEARLY = 0.05
-"""Difference in nats from which on one of two tokens is likelier than the other."""
+FEWEST_TURNED = 3
+"""Fewest of them that must have the other order."""
+CLEARLY = 1e-3
+"""Difference in nats from which on one of two tokens is likelier than the other, if a healthy difference is smaller."""
+BIASED = 4
+"""Number of tokens that are left out, those with the most pairs in the other order: a sampler may favour or avoid a few tokens."""
 
 
 def another_tasks_prompt(
@@ -54,38 +58,79 @@ def another_tasks_prompt(
 
 
 def other_order(subject: Subject, third: Third, limit: float) -> str | None:
-    """Evidence that the engine adds to prompts; None if there is none, or if it disagrees on given tokens as well.
+    """Evidence that the engine adds to prompts or changes them; None if there is none, or if it is wrong on given tokens too.
 
-    Prompts of one token are asked, in which wrong attention or positions cannot show. The engine agrees with the model on given
-    tokens, so its weights are right. Whatever a sampler then does to the logits (temperature, tokens left out, a limit of logits),
-    likelier tokens stay likelier. Where many pairs of tokens have the other order, and the same one each time, the logits are those
-    of another context.
+    The engine agrees with the model on given tokens, so its weights are right. Whatever a sampler then does to the logits
+    (temperature, tokens left out, a limit of logits), likelier tokens stay likelier. Where many pairs of tokens have the other
+    order, and the same one each time, the logits are those of another context. Prompts of one token are asked first, in
+    which wrong attention or positions cannot show, and then prompts of the rollouts, first and later turns apart, on whose
+    own tokens engine and model must agree as well.
     """
     if not subject.began:
         return None
     words = sorted({token for row in subject.drawn.samples for token in row.token_ids})
-    chosen = [[words[i]] for i in spread(len(words), PROMPTS)]
-    pairs, turned = 0, 0
-    for prompt in chosen:
+    short = [[words[i]] for i in spread(len(words), PROMPTS)]
+    own = [[prompt for prompt, _ in by_turn(row)] for row in subject.drawn.samples if row.num_sampled]
+    first = _spread([turns[0] for turns in own])
+    later = _spread([turns[-1] for turns in own if len(turns) > 1])
+    for what, prompts in (("prompts of one token", short), ("first prompts", first), ("prompts of later turns", later)):
+        if what != "prompts of one token" and not (prompts and _agree(subject, third, prompts, limit)):
+            continue
+        if (found := _turned(subject, third, prompts, limit)) is None:
+            return None
+        turned, pairs = found
+        if pairs < FEWEST_PAIRS:
+            continue
+        if turned >= FEWEST_TURNED and turned > thresholds.OTHER_ORDER[subject.run.config.bf16] * pairs:
+            return (
+                f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(prompts)} {what} it has {turned} "
+                "in the other order of probability, each time: it samples after another context than the prompt"
+            )
+    return None
+
+
+def _spread(prompts: Sequence[Ids]) -> list[Ids]:
+    distinct = [list(ids) for ids in dict.fromkeys(map(tuple, prompts))]
+    return [distinct[i] for i in spread(len(distinct), PROMPTS)]
+
+
+def _agree(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> bool:
+    """Whether the engine, asked for the log-probabilities of these prompts' own tokens, agrees with the model."""
+    try:
+        scored = [torch.tensor(subject.run.engine.score(ids)) for ids in prompts]
+    except EngineError:
+        return False
+    own = [third.scores(turn_of(ids[:1], ids[1:])) for ids in prompts]
+    return apart(scored, own) <= limit
+
+
+def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int] | None:
+    """(pairs of tokens that have another order of probability in the engine, all pairs that were compared) after these prompts.
+
+    None if the sampler adds noise. Prompts that the engine refuses are left out, and so are tokens that a prompt of several tokens
+    has: penalties on them are another defect.
+    """
+    clearly = max(limit, CLEARLY)
+    pairs: list[tuple[int, int, bool]] = []
+    for prompt in prompts:
         try:
             drawn = subject.generate([prompt] * DRAWS, Sampling(1, temperature=HOT), range(DRAWS))
         except EngineError:
-            return None
+            continue
         told: dict[int, list[float]] = defaultdict(list)
         for reply in drawn:
-            if reply.token_ids:
+            if reply.token_ids and (len(prompt) == 1 or reply.token_ids[0] not in prompt):
                 told[reply.token_ids[0]].append(reply.logprobs[0])
-        if any(max(values) - min(values) > max(limit, CLEARLY) for values in told.values()):
-            return None  # the sampler adds noise
-        own = (third.logits([*prompt, *prompt])[-1] / HOT).tolist()
+        if any(max(values) - min(values) > clearly for values in told.values()):
+            return None
+        logits = (third.logits([*prompt, prompt[-1]])[-1] / HOT).tolist()
         for a, b in itertools.combinations(told, 2):
-            engine, model = told[a][0] - told[b][0], own[a] - own[b]
-            if min(abs(engine), abs(model)) > max(limit, CLEARLY):
-                pairs += 1
-                turned += (engine > 0) != (model > 0)
-    if pairs < FEWEST_PAIRS or turned <= thresholds.OTHER_ORDER * pairs:
-        return None
-    return (
-        f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(chosen)} prompts of one token it has "
-        f"{turned} in the other order of probability, each time: it samples after something more than the prompt"
-    )
+            engine, model = told[a][0] - told[b][0], logits[a] - logits[b]
+            if min(abs(engine), abs(model)) > clearly:
+                pairs.append((a, b, (engine > 0) != (model > 0)))
+    for _ in range(BIASED):
+        involved = Counter(token for a, b, other in pairs if other for token in (a, b))
+        if involved:
+            most = involved.most_common(1)[0][0]
+            pairs = [pair for pair in pairs if most not in pair[:2]]
+    return sum(other for *_, other in pairs), len(pairs)

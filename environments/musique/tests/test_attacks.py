@@ -116,6 +116,7 @@ def questions(request):
         return [json.loads(line) for line in file]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_words_that_are_given_away_earn_no_more_than_a_wrong_answer(name, questions):
     """An intermediate hop's answer, the question's own words, the supporting titles; the right answer is right."""

@@ -207,6 +207,7 @@ def test_a_template_that_changes_letters_is_refused_with_what_to_do(families, wi
         chat.prompt([{"role": "user", "content": "a<|im_end|>"}], [])
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(data=st.data())
 @example(data=None)

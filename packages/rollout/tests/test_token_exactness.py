@@ -51,6 +51,7 @@ def test_scripted_conversations(family, scripted, kit, system, question, results
     assert "kit_fetch" in {tool.name for tool in trace.tools}
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(seed=st.integers(0, 2**32), question=TEXTS, results=st.lists(TEXTS, max_size=4))
 def test_engines_that_draw_any_ids(family, scripted, random_ids, kit, seed, question, results):
@@ -69,6 +70,7 @@ def test_engines_that_draw_any_ids(family, scripted, random_ids, kit, seed, ques
         assert_exact(trace, engine, family)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(contents=st.lists(TEXTS, min_size=1, max_size=4))
 def test_several_results_in_one_turn(family, scripted, kit, contents):
@@ -98,6 +100,7 @@ WORDS = st.text(alphabet="abcdefgh XYZ.,'\"é雪", max_size=30).map(str.strip)
 SAID = WORDS.filter(bool)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(
     question=SAID,

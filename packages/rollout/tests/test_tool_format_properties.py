@@ -94,6 +94,7 @@ def test_every_opening_tag_becomes_a_call_or_a_complaint(text):
     assert named("hermes").read(text, {}).calls or "<tool_call>" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @PROPERTY
 @given(data=st.data())

@@ -60,6 +60,7 @@ def test_an_evaluation_leaves_everything_behind(evaluate, capsys):
     assert str(directory) in output.out
 
 
+@pytest.mark.slow
 def test_the_same_settings_draw_the_same_rollouts(evaluate):
     assert scores(evaluate()) == scores(evaluate(run_name="again", max_concurrent=3))
     assert scores(evaluate(run_name="s1", temperature=1.0, seed=1)) != scores(evaluate(run_name="s2", temperature=1.0))

@@ -135,6 +135,7 @@ def tiny(request):
     return policy
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=15, deadline=None)
 def test_any_rows_score_as_alone(tiny, seed):

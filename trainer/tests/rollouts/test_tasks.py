@@ -111,6 +111,7 @@ def test_tasks_with_one_question_and_other_answers_are_all_kept(importable):
     assert tasks.trained_and_held_out() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "wanted", "held_out"), [(5, 4, 2), (5, 256, 2), (5, 2, 2), (6, 3, 3), (2, 4, 1)])
 def test_at_most_half_of_the_tasks_are_held_out_and_that_is_said(importable, number, wanted, held_out):
     env = importable("few_rows", rows('prompt=f"What is {i}?"', number))

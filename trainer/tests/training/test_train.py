@@ -99,6 +99,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.slow
 def test_gsm8k_runs_through(tmp_path):
     directory = train(tmp_path, env="gsm8k", datasets="synthetic", max_steps=1, max_tokens=24, eval_examples=4)
     (row,) = metrics(directory)

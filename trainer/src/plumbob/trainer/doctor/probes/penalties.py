@@ -155,8 +155,10 @@ def _weighed(subject: Subject, rows: Sequence[Sample], temperature: float) -> Ev
     weighed = [(view.logprobs.cpu(), all_scores(view)) for view in joined(noted())]
     if not rows or len(own) < len(rows):
         return None
-    trained = [scores[: len(o)] for scores, o in zip(subject.score(rows, temperature), own, strict=True)]
-    if mean_abs(trained, own) > thresholds.PENALISED[subject.run.config.bf16]:
+    some = spread(len(rows), ROWS)
+    scored = subject.score([rows[i] for i in some], temperature)
+    trained = [scores[: len(own[i])] for i, scores in zip(some, scored, strict=True)]
+    if mean_abs(trained, [own[i] for i in some]) > thresholds.PENALISED[subject.run.config.bf16]:
         return None
     return weigh([logprobs for logprobs, _ in weighed], [scores for _, scores in weighed])
 

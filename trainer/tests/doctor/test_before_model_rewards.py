@@ -105,9 +105,29 @@ def test_right_answers_that_silently_earn_nothing_are_shown_with_their_task(exam
     }
     reward(lambda task, trace, right: 0.0 if task.key in bad else right)
     findings = list(transcripts.checks(examined(env_args=("num_examples=200",))))
-    assert causes(findings) == ["grader-swallows-errors"]
+    assert causes(findings) == ["oracle-fails"]
     finding = next(f for f in findings if f.cause)
     assert any(key in finding.evidence for key in bad) and finding.command == "evaluate lookup --oracle"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_right_answers_that_earn_nothing_after_an_error_that_is_caught_are_told_from_others(
+    examined, reward, elsewhere
+):
+    """An error that is caught for other tasks as well is not why these earn nothing."""
+
+    def caught(task, trace, right):
+        bad = int(task.key.rsplit("-", 1)[1]) % 4 == 0
+        try:
+            return right / (0.0 if bad or elsewhere else 1.0)
+        except ZeroDivisionError:
+            return 0.0 if bad else right
+
+    reward(caught)
+    finding = next(f for f in transcripts.checks(examined(env_args=("num_examples=200",))) if f.cause)
+    assert finding.cause == ("oracle-fails" if elsewhere else "grader-swallows-errors")
+    assert elsewhere or "ZeroDivisionError in caught (test_before_model_rewards.py" in finding.evidence
 
 
 def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
@@ -115,7 +135,7 @@ def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
     bad = environment.sample[17].key
     reward(lambda task, trace, right: 0.0 if task.key == bad else right)
     finding = next(f for f in transcripts.checks(environment) if f.cause)
-    assert finding.cause == "grader-swallows-errors" and bad in finding.evidence
+    assert finding.cause == "oracle-fails" and bad in finding.evidence
 
 
 @pytest.mark.slow

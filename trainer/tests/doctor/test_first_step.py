@@ -11,7 +11,8 @@ from plumbob.testing.faults.field10_unseen_doubles import (
     clipped_with_scale,
     same_tasks_twice,
 )
-from plumbob.testing.faults.field_parts import engine_prompts
+from plumbob.testing.faults.field11_seen_doubles import last_row_everywhere, normalised_where_clipped
+from plumbob.testing.faults.field_parts import batches_changed, engine_prompts
 from plumbob.trainer.doctor.explanations import _called_by_strings
 from plumbob.trainer.doctor.probes import data, movement, parity, training_step
 
@@ -31,6 +32,25 @@ def test_groups_that_have_the_same_task_are_named_and_each_rollout_keeps_its_own
         drawn = subject.drawn
     assert finding.cause == "few-distinct-tasks" and "4 groups have 2 different tasks" in finding.evidence
     assert [task.hash for task in drawn.tasks] == [trace.task.hash for trace in drawn.traces]
+
+
+@pytest.mark.slow
+def test_a_batch_of_copies_of_one_row_is_not_taken_for_groups_of_several_tasks(subject_of):
+    assert "rows are the rollouts that were sampled" not in [f.check for f in data.probe(subject_of())]
+    with ExitStack() as stack:
+        batches_changed(last_row_everywhere)(stack, "lookup")
+        first = next(f for f in data.probe(subject_of(groups=4)) if f.verdict == "fail")
+    assert first.cause == "groups-without-variety" and "rows are copies of another row" in first.evidence
+
+
+@pytest.mark.slow
+def test_rows_without_a_gradient_of_their_own_do_not_blame_the_mask(subject_of):
+    """A single row has no advantage where advantages are normalised over the rows of a microbatch."""
+    with ExitStack() as stack:
+        normalised_where_clipped(stack, "lookup")
+        findings = list(training_step.probe(subject_of(groups=4)))
+    assert found(findings, "the loss is on the positions of the loss mask").verdict == "unsure"
+    assert [f.cause for f in findings if f.verdict == "fail"] == ["advantages-wrong"]
 
 
 def test_arguments_of_calls_become_strings_and_other_texts_stay(tokenizer):

@@ -59,7 +59,7 @@ def test_rows_of_the_step_s_own_rollouts_differ_in_nothing(seed, settings, whole
     samples, traces = step(seed)
     random.Random(seed).shuffle(traces)
     found = checked(samples, traces, settings, whole)
-    assert set(found.values()) == {0.0} and len(found) == (7 if whole else 4)
+    assert set(found.values()) == {0.0} and len(found) == (8 if whole else 4)
 
 
 def test_rollouts_of_different_tasks_may_have_the_same_tokens():
@@ -84,6 +84,8 @@ def changed(index: int, **values: Any) -> Callable[[list[Sample]], list[Sample]]
     [
         ("rollout/unmatched", 1 / 12, changed(5, token_ids=[9] * 7, trace_id="of another step")),
         ("rollout/changed", 1 / 12, changed(5, token_ids=[9] * 7)),
+        ("rollout/copied", 1 / 12, lambda rows: [*rows[:3], rows[2], *rows[4:]]),
+        ("rollout/copied", 11 / 12, lambda rows: [dataclasses.replace(rows[0], group=row.group) for row in rows]),
         ("rollout/sampled_untrained", 1 / 48, changed(0, loss_mask=[False, False, False, True, False, True, True])),
         ("rollout/context_trained", 1 / 48, changed(0, loss_mask=[False, False, True, True, True, True, True])),
         ("reward/misplaced", 1 / 12, changed(3, reward=9.0, rewards={"a": 9.0})),
@@ -95,7 +97,8 @@ def test_each_change_is_seen_as_what_it_is(metric, share, change):
     found = checked(change(samples), traces)
     assert found[metric] == pytest.approx(share)
     others = {name for name, value in found.items() if value and name != metric}
-    assert others <= {"advantage/wrong"}  # of a group whose rewards differ from the rollouts'
+    # Copies may be in the groups of other tasks, and the rewards of a group may differ from its rollouts'.
+    assert others <= {"advantage/wrong", *(["groups/mixed"] if metric == "rollout/copied" else [])}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def causes(rows: list[Row], config: TrainConfig | None = None) -> set[str | None
 COMPARED = (
     "rollout/unmatched",
     "rollout/changed",
+    "rollout/copied",
     "rollout/sampled_untrained",
     "rollout/context_trained",
     "rollout/tools_unshown",
@@ -50,6 +51,8 @@ COMPARED = (
         ({}, None),
         ({"rollout/unmatched": 1.0}, "rollouts-repeated"),
         ({"rollout/changed": 0.1}, "row-not-what-was-sampled"),
+        ({"rollout/copied": 0.1}, "rollouts-repeated"),
+        ({"rollout/copied": 0.9}, "groups-without-variety"),
         ({"rollout/sampled_untrained": 0.06}, "sampled-tokens-masked"),
         ({"rollout/context_trained": 0.5}, "context-tokens-trained"),
         ({"rollout/sampled_untrained": 0.2, "rollout/context_trained": 0.2}, "loss-mask-shifted"),

@@ -138,13 +138,18 @@ ROLLOUTS = (
     Metric(
         "rollout/unmatched",
         "share",
-        "Share of the trained rows that are no rollout of this step. This one and the next seven are 0 in a correct run; those "
+        "Share of the trained rows that are no rollout of this step. This one and the next eight are 0 in a correct run; those "
         "that need every rollout are absent with several processes.",
     ),
     Metric(
         "rollout/changed",
         "share",
         "Share of the trained rows whose token ids are not those of their rollout.",
+    ),
+    Metric(
+        "rollout/copied",
+        "share",
+        "Share of the trained rows that are copies: beyond as many rows with their token ids as there are rollouts with them.",
     ),
     Metric("rollout/sampled_untrained", "share", "Share of the sampled tokens that the loss mask leaves out."),
     Metric(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout import Sample
@@ -39,6 +39,7 @@ def row_checks(
     `reward/misplaced`: share of the rows with a trace whose reward is not the trace's.
     `rollout/unmatched`: share of the rows that are no rollout of this step.
     `rollout/changed`: share of the rows whose token ids are not those of their rollout.
+    `rollout/copied`: share of the rows that have the token ids of a rollout which has as many rows as it should without them.
     `rollout/sampled_untrained`: share of the sampled tokens that the loss mask leaves out.
     `rollout/context_trained`: tokens that the loss mask includes although nobody sampled them, as a share of the sampled ones.
     `groups/mixed`: share of the groups whose rollouts are of more than one task.
@@ -56,6 +57,7 @@ def row_checks(
         changed = sum(not found and s.trace_id in ids for s, found in pairs)
         result["rollout/unmatched"] = (len(samples) - len(matched) - changed) / len(samples)
         result["rollout/changed"] = changed / len(samples)
+        result["rollout/copied"] = surplus([s.token_ids for s in samples], by_tokens) / len(samples)
     if not matched:
         return result
     rewards = [next((t.reward for t in found if _same(s.reward, t.reward)), found[0].reward) for s, found in matched]
@@ -67,6 +69,15 @@ def row_checks(
         wrong = differing(advantages, expected_advantages(samples, rewards, settings, kl_sums))
         result["advantage/wrong"] = len(wrong) / len(samples)
     return result
+
+
+def surplus(rows: Iterable[Sequence[int]], rollouts: Mapping[tuple[int, ...], Sequence[Any]]) -> int:
+    """Number of rows that are copies: beyond as many rows with these token ids as there are rollouts with them.
+
+    `rollouts`: token ids -> the rollouts that have them. Rows without a rollout do not count.
+    """
+    counts = Counter(map(tuple, rows))
+    return sum(max(count - len(rollouts[ids]), 0) for ids, count in counts.items() if ids in rollouts)
 
 
 PROMPTS_READ = 4

@@ -21,11 +21,16 @@ def own_rollouts(h: History) -> Outcome:
     other, changed = _worst(h, "rollout/unmatched"), _worst(h, "rollout/changed")
     if other is None or changed is None:
         return None
+    copied = _worst(h, "rollout/copied") or 0.0
     evidence = (
-        f"up to {other:.0%} of a step's rows are no rollouts of that step, and {changed:.0%} have other tokens than their "
-        "rollout"
+        f"up to {other:.0%} of a step's rows are no rollouts of that step, {changed:.0%} have other tokens than their "
+        f"rollout, and {copied:.0%} are copies of another row, in place of other rollouts"
     )
-    return ("rollouts-repeated" if other > 0 else "row-not-what-was-sampled" if changed > 0 else None), evidence
+    if copied > thresholds.COPIED_ROWS:
+        return "groups-without-variety", evidence
+    if other or copied:
+        return "rollouts-repeated", evidence
+    return ("row-not-what-was-sampled" if changed else None), evidence
 
 
 def masks(h: History) -> Outcome:

@@ -28,7 +28,13 @@ STEPS_READ = 3
 
 MOST_PLACES = 3
 """Most rollouts that a finding names."""
-OTHER_TOKENS = ("rollout/unmatched", "rollout/changed", "rollout/sampled_untrained", "rollout/context_trained")
+OTHER_TOKENS = (
+    "rollout/unmatched",
+    "rollout/changed",
+    "rollout/copied",
+    "rollout/sampled_untrained",
+    "rollout/context_trained",
+)
 """Metrics that are above 0 if a step's training rows are not its rollouts, token by token, or their masks are not."""
 FEWEST_RESULTS = 10
 """Fewest different tool calls by which tools are judged."""

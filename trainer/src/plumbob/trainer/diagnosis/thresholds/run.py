@@ -153,6 +153,11 @@ NONE_TRAINED = Threshold(
     0.9, "share of the sampled tokens that the loss mask leaves out above which it is on other tokens altogether, and not shifted",
     "context-tokens-trained",
 )  # fmt: skip
+COPIED_ROWS = Threshold(
+    0.5, "share of a step's rows above which copies of other rows leave its groups without variety, and do not only "
+    "repeat rollouts",
+    "groups-without-variety",
+)  # fmt: skip
 CALIBRATED = Threshold(
     6.0, "largest number of standard errors by which the sampled tokens' log-probabilities may differ, over stored rollouts, from "
     "what the entropies of the policy lead to expect",

@@ -12,6 +12,7 @@ from plumbob.rollout import ChatReply
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.swallowed_errors import swallowed
 from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread
 
 TWICE = 12
@@ -155,8 +156,12 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             nothing = missed
     few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
     if nothing or raised:
-        cause = "grader-swallows-errors" if nothing and few and not raised else "oracle-fails"
-        bare = [] if few or raised else _bare_answers(environment, nothing)
+        cause, unpaid = "oracle-fails", {id(p.task) for p in nothing}
+        error = swallowed(environment, nothing, [p for p in played if id(p.task) not in unpaid]) if few else ""
+        if error:
+            cause = "grader-swallows-errors"
+            evidence += f"; whenever it does, and never otherwise, an error is raised and caught: {error}"
+        bare = [] if error or raised else _bare_answers(environment, nothing)
         right = [p for p in bare if p.reward > silent[id(p.task)] + _TOLERANCE]
         if bare and len(right) > len(bare) / 2:
             cause = "answers-not-parsed"

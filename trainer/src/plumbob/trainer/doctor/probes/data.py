@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from plumbob.rollout import EngineError
 from plumbob.trainer.diagnosis import thresholds
@@ -14,7 +15,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Refused, Subject
 from plumbob.trainer.policy.loading import load_chat
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
-from plumbob.trainer.training.row_checks import unlikely_end
+from plumbob.trainer.training.row_checks import surplus, unlikely_end
 
 ORDER = 10
 
@@ -40,8 +41,11 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding(check, verdict, evidence, _cause_of_failures(batch) if failed else None)
     if subject.run.config.max_prompt_length is not None:
         yield _tasks_left(subject)
-    yield _grouping(subject)
-    yield _distinct(subject)
+    if (copied := _copied(subject)) is not None:
+        yield copied
+    else:
+        yield _grouping(subject)
+        yield _distinct(subject)
     yield _stops(subject)
 
 
@@ -103,6 +107,20 @@ def _tasks_of_groups(subject: Subject) -> dict[str, list[str | None]]:
     for sample, trace in zip(drawn.samples, drawn.traces, strict=True):
         groups.setdefault(sample.group, []).append(trace.task.hash)
     return groups
+
+
+def _copied(subject: Subject) -> Finding | None:
+    """Are most rows copies of others, in place of the step's other rollouts? None if not; then rows tell their groups' tasks."""
+    drawn = subject.drawn
+    rollouts: dict[tuple[int, ...], list[Any]] = {}
+    for trace in drawn.batch.traces:
+        if trace.ok:
+            rollouts.setdefault(tuple(trace.branches[0].token_ids), []).append(trace)
+    count, rows = surplus([s.token_ids for s in drawn.samples], rollouts), len(drawn.samples)
+    if count <= thresholds.COPIED_ROWS * rows:
+        return None
+    evidence = f"{count} of {rows} rows are copies of another row, in place of {len(rollouts)} different rollouts that were sampled"
+    return Finding("rows are the rollouts that were sampled", "fail", evidence, "groups-without-variety")
 
 
 def _grouping(subject: Subject) -> Finding:

@@ -144,7 +144,7 @@ def _some_groups(subject: Subject) -> list[Sample]:
 def _positions(subject: Subject, rows: Sequence[Sample]) -> Finding:
     """The tokens that get a gradient must be those of the loss mask."""
     check = "the loss is on the positions of the loss mask"
-    extra = missing = total = 0
+    extra = missing = total = seen = 0
     shifts = []
     scores = subject.score(rows)
     for row, logprobs in zip(rows, scores, strict=True):
@@ -156,6 +156,7 @@ def _positions(subject: Subject, rows: Sequence[Sample]) -> Finding:
         extra += len(trained - set(mask))
         missing += len(set(mask) - trained - certain)
         total += len(mask)
+        seen += len(trained)
         shifts.append(_shift(trained, mask, len(row.token_ids)))
     evidence = (
         f"in {len(rows)} rollouts with {total} sampled tokens, {extra} other tokens get a gradient and {missing} sampled "
@@ -163,6 +164,8 @@ def _positions(subject: Subject, rows: Sequence[Sample]) -> Finding:
     )
     if extra + missing <= thresholds.SAME_POSITIONS * total:
         return Finding(check, "pass", evidence)
+    if not seen:
+        return Finding(check, "unsure", f"{evidence}: a rollout alone, with an advantage of 1, has no gradient at all")
     if shifts[0] is not None and len(set(shifts)) == 1:
         evidence += f"; the trained positions are those of the loss mask moved by {shifts[0]:+d}"
         return Finding(check, "fail", evidence, "loss-mask-shifted")

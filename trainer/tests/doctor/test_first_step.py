@@ -1,9 +1,11 @@
 """Probes of the first step's tasks, of prompts that the engine has otherwise, and of the gradient that the optimizer gets."""
 
+import dataclasses
 from contextlib import ExitStack
 
 import pytest
-from plumbob.testing.faults.field2_parts import before_updates
+import torch
+from plumbob.testing.faults.field2_parts import before_updates, losses
 from plumbob.testing.faults.field10_seen_doubles import adapter_at_random
 from plumbob.testing.faults.field10_unseen_doubles import (
     begun_again,
@@ -12,8 +14,8 @@ from plumbob.testing.faults.field10_unseen_doubles import (
     same_tasks_twice,
 )
 from plumbob.testing.faults.field11_seen_doubles import last_row_everywhere, normalised_where_clipped
-from plumbob.testing.faults.field_parts import batches_changed, engine_prompts
-from plumbob.trainer.doctor.explanations import _called_by_strings
+from plumbob.testing.faults.field_parts import batches_changed, engine_logits, engine_prompts
+from plumbob.trainer.doctor.other_prompts import _called_by_strings
 from plumbob.trainer.doctor.probes import data, movement, parity, training_step
 
 
@@ -99,3 +101,39 @@ def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(su
         finding = found(training_step.probe(subject_of(peft=True, kl_beta=0.05)), check)
     assert finding.cause == "reference-is-another-policy"
     assert "the reference computes what the model does that the run began with" in finding.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "cause", "said"),
+    [
+        (lambda values: values.abs(), "gradient-backwards", "with an advantage of 0 its norm is 0"),
+        (lambda values: values.clamp(min=0), "advantages-wrong", "rollouts with a negative advantage have none"),
+        (lambda values: values.clamp(max=0), "advantages-wrong", "rollouts with a positive advantage have none"),
+    ],
+)
+def test_advantages_whose_sign_is_lost_or_counts_alone_are_told_from_a_mask(subject_of, change, cause, said):
+    with ExitStack() as stack:
+        losses(lambda inputs: dataclasses.replace(inputs, advantages=change(inputs.advantages)))(stack, "lookup")
+        first = next(f for f in training_step.probe(subject_of(groups=4)) if f.verdict == "fail")
+    assert first.cause == cause and said in first.evidence, first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "cause"), [(1e-8, None), (1e-2, "learning-rate-too-low")])
+def test_an_epsilon_that_outweighs_the_gradient_is_named(subject_of, epsilon, cause):
+    subject = subject_of(groups=4)
+    for group in subject.run.optimizer.param_groups:
+        group["eps"] = epsilon
+    check = found(movement.probe(subject), "one update changes the weights in their own precision")
+    assert check.cause == cause and ("epsilon outweighs" in check.evidence) == bool(cause)
+
+
+@pytest.mark.slow
+def test_a_banned_token_is_found_by_its_name(subject_of):
+    with ExitStack() as stack:
+        banned = torch.tensor([201])
+        engine_logits(lambda engine, requests, logits: logits.index_fill(-1, banned, -1e9))(stack, "gsm8k")
+        subject = subject_of(env="gsm8k", model="tiny-gsm8k", env_args=("datasets=synthetic",), max_tokens=48)
+        first = next(f for f in parity.probe(subject) if f.check == "engine and trainer agree on sampled tokens")
+    assert first.cause == "sampling-truncated" and "computes without '" in first.evidence, first.evidence

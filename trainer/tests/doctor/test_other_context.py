@@ -8,8 +8,8 @@ import torch
 from plumbob.testing.faults.field8_seen_doubles import critique_added, other_prompts
 from plumbob.testing.faults.field_parts import engine_logits
 from plumbob.trainer.doctor import other_context
-from plumbob.trainer.doctor.explanations import third_opinion
 from plumbob.trainer.doctor.probes import parity
+from plumbob.trainer.doctor.third_opinion import third_opinion
 
 GSM8K = {"env": "gsm8k", "model": "tiny-gsm8k", "env_args": ("datasets=synthetic",), "max_tokens": 48}
 

@@ -11,8 +11,9 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.doctor import explanations, other_sampling
-from plumbob.trainer.doctor.explanations import Explanation, explain
+from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, joined, weigh
+from plumbob.trainer.doctor.third_opinion import Explanation
 
 V = 60
 Change = Callable[[torch.Tensor, list[int]], torch.Tensor]
@@ -157,7 +158,7 @@ def test_a_pattern_of_copies_shows_where_most_rollouts_are_equal_by_chance():
 def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):
     """Else a condition that changes nearly nothing would be named for any difference that is small enough."""
     own, wrong = [torch.zeros(4)], [torch.full((4,), 1.3e-3)]
-    for name in ("_positions", "_other_tokens", "elsewhere", "_prompts", "_blanked"):
+    for name in ("_positions", "_other_tokens", "elsewhere", "other_prompts", "_favoured", "_blanked"):
         monkeypatch.setattr(explanations, name, lambda *given: [])
     for rest, named in ((9e-4, False), (1e-4, True)):
         monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))

@@ -7,20 +7,15 @@ positions, another temperature, a part of the prompt), until one of them gives w
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
-import re
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from plumbob.rollout import EngineError, Sample, Sampling, verifiers_messages
-from plumbob.rollout.chat import assistant_header
-from plumbob.trainer.diagnosis import thresholds
+from plumbob.rollout import EngineError, Sample, Sampling
+from plumbob.trainer.doctor.other_prompts import other_prompts
 from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.policy.loading import load_model
+from plumbob.trainer.doctor.third_opinion import Explanation, Third, apart, explains, turn_of
+from plumbob.trainer.doctor.token_bias import biased
 
 TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
 """Temperatures that are tried: 0.3 to 2.05, each 8% above the one before."""
@@ -29,67 +24,6 @@ FINER = tuple(1.08 ** (k / 8) for k in range(-8, 9))
 
 SHORT = 48
 """Number of prompts of a single token."""
-
-Ids = list[int]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Conditions under which the third opinion gives what a wrong side gives."""
-
-    cause: str
-    """Id of the cause."""
-    condition: str
-    """The conditions, as the end of a sentence: "... at temperature 0.7"."""
-    gap: float
-    """Mean |difference| of the wrong side and the third opinion under these conditions, in nats."""
-
-
-@dataclass(frozen=True)
-class Third:
-    """The model as it is on disk, computed by its own forward pass."""
-
-    model: Any
-    bf16: bool
-    temperature: float
-    """Temperature of the log-probabilities that are to be explained."""
-
-    @torch.no_grad()
-    def logits(self, ids: Sequence[int], positions: Sequence[int] | None = None) -> torch.Tensor:
-        """Logits after each id but the last: [T - 1, V] in float32. `positions`: of the ids, 0 to T - 1 by default."""
-        device = self.model.device
-        given = torch.tensor([list(ids)], device=device)
-        inputs: dict[str, torch.Tensor] = {}
-        if positions is not None:  # without a mask, transformers takes a jump of positions for the start of another row
-            inputs = {"position_ids": torch.tensor([list(positions)], device=device), "attention_mask": given * 0 + 1}
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            return self.model(input_ids=given, use_cache=False, **inputs).logits[0, :-1].float().cpu()
-
-    def scores(
-        self, row: Sample, *, temperature: float | None = None, positions: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """Log-probabilities of the row's sampled tokens: [n] in nats. `temperature`: `self.temperature` by default."""
-        mask = torch.tensor(row.loss_mask[1:], dtype=torch.bool)  # a row of one token has an empty one
-        logits = self.logits(row.token_ids, positions)[mask] / (temperature or self.temperature)
-        ids = torch.tensor(row.token_ids[1:])[mask]
-        return logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-    def of_all(self, row: Sample) -> torch.Tensor:
-        """Log-probabilities of all of the row's tokens but the first, sampled or not: [T - 1] in nats."""
-        return self.scores(dataclasses.replace(row, loss_mask=[i > 0 for i in range(len(row.token_ids))]))
-
-
-def third_opinion(subject: Subject, temperature: float) -> Third:
-    """Load the model once more. No weight may have been trained. It is float32, on the policy's device."""
-    run = subject.run
-    model = load_model(run.config.model).to(run.policy.device).eval()
-    model.set_attn_implementation(run.policy.plan.own_attention)
-    return Third(model, run.config.bf16, temperature)
-
-
-def apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
-    """Mean |difference| of the log-probabilities of all rows, in nats."""
-    return (torch.cat(list(a)) - torch.cat(list(b))).abs().mean().item()
 
 
 def explain(
@@ -111,15 +45,12 @@ def explain(
     before = apart(wrong, own)
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
     found += list(elsewhere(third, rows, wrong))
-    found += list(_prompts(subject, third, rows, wrong)) if engine else list(_blanked(third, rows, wrong))
+    if engine:
+        found += [*other_prompts(subject, third, rows, wrong), *_favoured(subject, third, rows, wrong, limit)]
+    else:
+        found += _blanked(third, rows, wrong)
     best = min(found, key=lambda e: e.gap)
     return best if explains(best.gap, before, limit) else None
-
-
-def explains(rest: float, before: float, limit: float) -> bool:
-    """Whether conditions that leave this rest of a difference explain it. `limit`: a healthy difference. All in nats."""
-    # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
-    return rest <= max(min(limit, before / 3), thresholds.UNEXPLAINED_REST * before)
 
 
 def _temperature(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Explanation:
@@ -253,90 +184,6 @@ def _blanked(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]
     yield Explanation("loss-mask-as-attention-mask", "without the prompt", apart(wrong, scores))
 
 
-def _prompts(
-    subject: Subject, third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]
-) -> Iterator[Explanation]:
-    """The engine may have seen another prompt, in each turn, than the one it was given, which is the one in the row."""
-    tokenizer = subject.run.tokenizer
-    header = len(tokenizer.encode(assistant_header(tokenizer), add_special_tokens=False))
-    turns = [turn for row in rows for turn in by_turn(row)]
-    ways: list[tuple[str, str, Callable[[Ids], Ids]]] = [
-        ("prompt-replaced", "without the first token of prompts", lambda ids: ids[1:]),
-        ("prompt-replaced", "without the last token of prompts", lambda ids: ids[:-1]),
-        ("prompt-replaced", "with the first token of prompts twice", lambda ids: ids[:1] + ids),
-        ("prompt-replaced", "with the first token of prompts three times", lambda ids: 2 * ids[:1] + ids),
-        ("truncated-context", "without the first quarter of prompts", lambda ids: ids[len(ids) // 4 :]),
-        ("truncated-context", "without the first half of prompts", lambda ids: ids[len(ids) // 2 :]),
-        ("assistant-header-missing", "without the assistant header at the end of prompts", lambda ids: ids[:-header]),
-    ]
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-    ways.append(
-        ("prompt-replaced", "without special tokens in prompts", lambda ids: [i for i in ids if i not in special])
-    )
-    ways.append(
-        (
-            "prompt-replaced",
-            "with prompts that are decoded and encoded again",
-            lambda ids: tokenizer(tokenizer.decode(ids)).input_ids,
-        )
-    )
-    ways.append(
-        (
-            "prompt-replaced",
-            "with the arguments of earlier calls as a string that holds their JSON",
-            lambda ids: _called_by_strings(tokenizer, ids),
-        )
-    )
-    if (start := tokenizer.bos_token_id) is not None:
-        ways.append(("prompt-replaced", "with one more start token", lambda ids: [start, *ids]))
-    openings = _toolless(subject, rows)
-    if openings:
-        ways.append(("tools-not-in-prompt", "without tools in prompts", lambda ids: _reopened(ids, openings)))
-    tried = [(cause, name, [(change(prompt), reply) for prompt, reply in turns]) for cause, name, change in ways]
-    results = [_results(subject, row) for row in rows]
-    for name, kept in (("without earlier tool results in prompts", 1), ("without tool results in prompts", 0)):
-        changed = [
-            (_left(prompt, [r for r in own if r.stop <= len(prompt)], kept), reply)
-            for row, own in zip(rows, results, strict=True)
-            for prompt, reply in by_turn(row)
-        ]
-        if changed != turns:
-            tried.append(("prompt-replaced", name, changed))
-    for cause, name, changed in tried:
-        if all(prompt for prompt, _ in changed):
-            scores = [third.scores(turn_of(prompt, reply)) for prompt, reply in changed]
-            yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
-
-
-ARGUMENTS = re.compile(r'("arguments": ?)(\{[^{}]*\})')
-"""The arguments of a call, as most chat templates write them."""
-
-
-def _called_by_strings(tokenizer: Any, ids: Ids) -> Ids:
-    """The prompt with the arguments of each call encoded as JSON twice; `ids` if there is none."""
-    text = tokenizer.decode(ids)
-    changed = ARGUMENTS.sub(lambda found: found[1] + json.dumps(found[2]), text)
-    return ids if changed == text else tokenizer.encode(changed, add_special_tokens=False)
-
-
-def _results(subject: Subject, row: Sample) -> list[range]:
-    """Places of the row's tokens that are texts of tool results, in order."""
-    drawn, places, start = subject.drawn, [], 0
-    trace = next((t for s, t in zip(drawn.samples, drawn.traces, strict=True) if s is row), None)
-    for node in trace.nodes if trace is not None else ():
-        own = [start + i for i, content in enumerate(node.is_content) if content]
-        if own and node.message.role == "tool":
-            places.append(range(own[0], own[-1] + 1))
-        start += len(node.token_ids)
-    return places
-
-
-def _left(ids: Ids, texts: Sequence[range], kept: int) -> Ids:
-    """`ids` without these texts, but for the last `kept` of them."""
-    gone = {i for text in texts[: len(texts) - kept] for i in text}
-    return [token for i, token in enumerate(ids) if i not in gone]
-
-
 def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor], limit: float) -> str | None:
     """Evidence that the engine adds to prompts or replaces them; None if there is none.
 
@@ -363,40 +210,31 @@ def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor
     return f"after prompts of a single token, the engine differs by {gap:.2g} nats, {lower} of {len(rows)} tokens are less likely"
 
 
-def by_turn(row: Sample) -> list[tuple[Ids, Ids]]:
-    """The row's turns: (ids of the prompt, sampled ids)."""
-    mask = [*row.loss_mask, False]
-    starts = [i for i in range(1, len(mask)) if mask[i] and not mask[i - 1]]
-    ends = [i for i in range(1, len(mask)) if mask[i - 1] and not mask[i]]
-    return [(row.token_ids[:start], row.token_ids[start:end]) for start, end in zip(starts, ends, strict=True)]
-
-
-def turn_of(prompt: Ids, reply: Ids) -> Sample:
-    """A row of one prompt and the tokens that were sampled after it."""
-    mask = [False] * len(prompt) + [True] * len(reply)
-    return Sample([*prompt, *reply], mask, [0.0] * len(mask), 0.0, "", "", False)
-
-
 def _without(row: Sample, left_out: range) -> Sample:
     kept = [i for i in range(len(row.token_ids)) if i not in left_out]
     values = [0.0] * len(kept)
     return Sample([row.token_ids[i] for i in kept], [row.loss_mask[i] for i in kept], values, 0.0, "", "", False)
 
 
-def _toolless(subject: Subject, rows: Sequence[Sample]) -> list[tuple[Ids, Ids]]:
-    """(first prompt, the same rendered without tools) of each row whose task has tools."""
-    drawn, pairs = subject.drawn, []
-    for row in rows:
-        trace = next((t for s, t in zip(drawn.samples, drawn.traces, strict=True) if s is row), None)
-        if trace is None or not trace.tools:
-            continue
-        opening = itertools.takewhile(lambda node: not node.sampled, trace.nodes)
-        messages = [verifiers_messages.to_wire(node.message) for node in opening]
-        bare = subject.run.sampler.chat.prompt(messages, tools=[]).token_ids
-        pairs.append((row.token_ids[: _first(row)], list(bare)))
-    return pairs
-
-
-def _reopened(ids: Ids, openings: Sequence[tuple[Ids, Ids]]) -> Ids:
-    """The prompt with the second opening in place of the first, where it begins with the first."""
-    return next((bare + ids[len(full) :] for full, bare in openings if ids[: len(full)] == full), ids)
+def _favoured(
+    subject: Subject, third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor], limit: float
+) -> Iterator[Explanation]:
+    """The engine may leave out a few tokens, or add a bias to their logits."""
+    masks = [torch.tensor(row.loss_mask[1:], dtype=torch.bool) for row in rows]
+    logits = [third.logits(row.token_ids)[m] / third.temperature for row, m in zip(rows, masks, strict=True)]
+    sampled = [torch.tensor(row.token_ids[1:])[m] for row, m in zip(rows, masks, strict=True)]
+    biases, rest = biased(logits, sampled, wrong, limit)
+    if not biases:
+        return
+    names = dict(zip(biases, subject.run.tokenizer.convert_ids_to_tokens(list(biases)), strict=True))
+    out = [repr(names[t]) for t, bias in biases.items() if bias == -math.inf]
+    moved = [f"{bias:+.3g} for {names[t]!r}" for t, bias in biases.items() if bias != -math.inf]
+    condition = " and ".join(
+        part
+        for part in (
+            f"with a logit bias of {', '.join(moved)}" if moved else "",
+            f"without {', '.join(out)}" if out else "",
+        )
+        if part
+    )
+    yield Explanation("sampling-penalised" if moved else "sampling-truncated", condition, rest)

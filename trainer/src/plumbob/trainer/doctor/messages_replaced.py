@@ -13,8 +13,8 @@ import torch
 from plumbob.rollout import EngineError, Sampling, verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import Ids, Third, apart, turn_of
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.third_opinion import Ids, Third, apart, turn_of
 
 PROMPTS = 8
 """Number of first prompts that are asked."""

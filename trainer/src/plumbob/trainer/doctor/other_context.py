@@ -13,8 +13,8 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import Ids, Third, apart, by_turn, explains, turn_of
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.third_opinion import Ids, Third, apart, by_turn, explains, turn_of
 
 OTHERS = 16
 """Most prompts of other tasks that are tried."""

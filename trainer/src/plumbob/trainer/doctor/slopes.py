@@ -80,6 +80,8 @@ def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
 def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple[str, str]:
     missing = sum(int(((p.found == 0) & (p.wanted != 0)).sum()) for p in parts)
     left = [p.found.double() - torch.where(p.found == 0, 0.0, p.wanted.double()) for p in parts]
+    if missing and (sign := _only_of_sign(parts)):
+        return "advantages-wrong", f"{evidence}; rollouts with {sign} advantage have none, and all others the right one"
     if missing and torch.cat(left).norm() <= EXACT * torch.cat([p.wanted.double() for p in parts]).norm():
         return "sampled-tokens-masked", f"{evidence}; {missing} tokens have none, and all others have the right one"
     implied = {id(p): _implied(p) for p in parts}
@@ -99,6 +101,17 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
         if (share := _explained(error, values)) > SHOWN:
             return "advantages-wrong", f"{evidence}; {share:.0%} of that is a multiple of {name}"
     return "advantages-wrong", f"{evidence}; tokens of one rollout have different advantages in the loss"
+
+
+def _only_of_sign(parts: Sequence[Slopes]) -> str:
+    """The sign of the advantages that are not in the loss, if those of the other sign, and no others, are; else ""."""
+    kept = [p for p in parts if (p.found != 0).any()]
+    lost = [p for p in parts if p.advantage and not (p.found != 0).any()]
+    right = all((p.found - p.wanted).norm() <= EXACT * p.wanted.norm() for p in kept)
+    signs, others = ({p.advantage > 0 for p in some} for some in (lost, [p for p in kept if p.advantage]))
+    if not right or len(signs) != 1 or not others or signs & others:
+        return ""
+    return "a positive" if signs == {True} else "a negative"
 
 
 def _summed(part: Slopes, implied: float) -> bool:

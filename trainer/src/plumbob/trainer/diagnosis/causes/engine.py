@@ -25,8 +25,8 @@ CAUSES = (
     ),
     Cause(
         "sampling-truncated",
-        "Sampling excludes unlikely tokens, but the trainer's log-probabilities cover the whole vocabulary: the "
-        "gradient is not that of the policy that samples.",
+        "Sampling excludes unlikely tokens, or some that are banned, but the trainer's log-probabilities cover the whole "
+        "vocabulary: the gradient is not that of the policy that samples.",
         "Train with --top-p 1 --top-k 0 --min-p 0, and remove the engine's own sampling defaults (a server may take "
         "them from the model's generation_config.json).",
         ("H06",),
@@ -174,10 +174,11 @@ CAUSES = (
     ),
     Cause(
         "sampling-penalised",
-        "The engine samples with penalties on tokens that the text already has (repetition, presence or frequency), and "
-        "the trainer computes log-probabilities without them: the gradient is not that of the policy that samples.",
-        "Remove the penalties: start vLLM with --generation-config vllm (vf-vllm does), or take repetition_penalty and "
-        "the like out of the model's generation_config.json and of the server's defaults.",
+        "The engine samples with penalties on tokens that the text already has (repetition, presence or frequency), or with "
+        "a bias on some tokens, and the trainer computes log-probabilities without them: the gradient is not that of the "
+        "policy that samples.",
+        "Remove the penalties and the logit bias: start vLLM with --generation-config vllm (vf-vllm does), or take "
+        "repetition_penalty and the like out of the model's generation_config.json and of the server's defaults.",
         (),
         "NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
     ),

@@ -12,8 +12,9 @@ from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import apart, elsewhere, neighbours, third_opinion
+from plumbob.trainer.doctor.explanations import elsewhere, neighbours
 from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import apart, third_opinion
 
 ORDER = 40
 

@@ -101,7 +101,7 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     policy = subject.run.policy
     moved = entries = 0
     still: list[str] = []
-    squares = total = 0.0
+    squares = total = way = 0.0
     coarse = True
     for name, parameter in policy.trainable.items():
         local = policy.sharding.local(parameter).detach().cpu()
@@ -114,6 +114,7 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
             still.append(name)
         moved += changed
         entries += int(touched[name].sum())
+        way += (local.double() - before[name].double())[touched[name]].abs().sum().item()
         squares += (local.double() - before[name].double()).square().sum().item()
         total += before[name].double().square().sum().item()
         coarse &= bool(torch.equal(before[name].float(), before[name].bfloat16().float()))
@@ -128,8 +129,12 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     if moved and not coarse and len(still) > thresholds.STILL_TENSORS * full:
         evidence += f"; {len(still)} of {full} tensors with a gradient do not move at all, such as {still[0]}"
         return Finding(check, "fail", evidence, "optimizer-moves-nothing")
+    step = way / max(entries, 1) / _rate_of(subject) if _rate_of(subject) else math.inf
     if share >= thresholds.MOVED_SHARE:
-        return Finding(check, "pass", evidence)
+        if step >= thresholds.STEP_OF_RATE:
+            return Finding(check, "pass", evidence)
+        evidence += f"; they move by {step:.2g} of that rate, where Adam's first update moves each by nearly all of it"
+        return Finding(check, "fail", f"{evidence}: its epsilon outweighs the gradient", "learning-rate-too-low")
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):
         return Finding(check, "fail", evidence, "weights-in-bf16")
     return Finding(check, "fail", evidence, "learning-rate-too-low" if moved else "optimizer-moves-nothing")

@@ -11,12 +11,13 @@ from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import after_short_prompts, apart, explain, third_opinion
+from plumbob.trainer.doctor.explanations import after_short_prompts, explain
 from plumbob.trainer.doctor.held_weights import other_weights
 from plumbob.trainer.doctor.messages_replaced import replaced_message
 from plumbob.trainer.doctor.other_context import another_tasks_prompt, other_order
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.third_opinion import apart, third_opinion
 from plumbob.trainer.policy.forward_plan import vocabulary
 
 ORDER = 50

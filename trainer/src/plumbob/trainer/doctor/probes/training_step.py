@@ -10,12 +10,13 @@ from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import left_out
-from plumbob.trainer.doctor.explanations import explain, third_opinion
+from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
 from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
+from plumbob.trainer.doctor.third_opinion import third_opinion
 from plumbob.trainer.training.expected_advantages import expected_advantages
 
 ORDER = 75
@@ -104,8 +105,13 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
         if subject.run.objective.kl_beta > 0 and (moved := _away_from_the_reference(subject, rows)):
             return Finding(check, "fail", f"{evidence}; {moved}", "policy-term-missing")
         return left_out.without_gradient(subject, check, rows, evidence)
-    bad = apart < thresholds.SAME_GRADIENT * size
-    return Finding(check, "fail" if bad else "pass", evidence, "policy-term-missing" if bad else None)
+    if apart >= thresholds.SAME_GRADIENT * size:
+        return Finding(check, "pass", evidence)
+    without = norm_of(gradient_of(subject, rows, [0.0] * len(rows)))
+    evidence += f"; with an advantage of 0 its norm is {without:.2g}"
+    if without < thresholds.SAME_GRADIENT * size:  # so the size of advantages counts, and not their sign
+        return Finding(check, "fail", f"{evidence}: worse rollouts are made likelier too", "gradient-backwards")
+    return Finding(check, "fail", evidence, "policy-term-missing")
 
 
 def _by_sign(subject: Subject, rows: Sequence[Sample]) -> tuple[float, float]:

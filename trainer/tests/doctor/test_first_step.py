@@ -16,7 +16,7 @@ from plumbob.testing.faults.field10_unseen_doubles import (
 from plumbob.testing.faults.field11_seen_doubles import last_row_everywhere, normalised_where_clipped
 from plumbob.testing.faults.field_parts import batches_changed, engine_logits, engine_prompts
 from plumbob.trainer.doctor.other_prompts import _called_by_strings
-from plumbob.trainer.doctor.probes import data, movement, parity, training_step
+from plumbob.trainer.doctor.probes import data, empty_turns, movement, parity, training_step
 
 
 def found(findings, check):
@@ -137,3 +137,34 @@ def test_a_banned_token_is_found_by_its_name(subject_of):
         subject = subject_of(env="gsm8k", model="tiny-gsm8k", env_args=("datasets=synthetic",), max_tokens=48)
         first = next(f for f in parity.probe(subject) if f.check == "engine and trainer agree on sampled tokens")
     assert first.cause == "sampling-truncated" and "computes without '" in first.evidence, first.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (torch.Tensor.neg_, "gradient-backwards"),
+        (torch.Tensor.normal_, "does-not-overfit"),
+        (lambda gradient: gradient.mul_(3.0), None),
+    ],
+)
+def test_a_gradient_that_is_another_one_where_the_optimizer_sees_it_is_named(subject_of, change, cause):
+    def before(sharding):
+        for group in sharding.optimizer.param_groups:
+            for parameter in group["params"]:
+                change(parameter.grad)
+
+    with ExitStack() as stack:
+        before_updates(before)(stack, "lookup")
+        check = found(movement.probe(subject_of(groups=4)), "the optimizer gets the gradient that was computed")
+    assert check.cause == cause, check.evidence
+
+
+@pytest.mark.slow
+def test_an_engine_whose_other_prompts_make_turns_empty_is_named(subject_of):
+    subject = subject_of(groups=4)
+    space = subject.run.tokenizer.encode(" ", add_special_tokens=False)
+    with ExitStack() as stack:
+        engine_prompts(lambda ids, sampling: (ids + space, sampling))(stack, "lookup")
+        (check,) = empty_turns.probe(subject_of(groups=4))
+    assert check.cause == "prompt-replaced" and "are an end token alone" in check.evidence, check.evidence

@@ -83,6 +83,20 @@ def test_tokens_without_a_gradient_in_rows_that_have_one_are_told_from_other_mis
     assert (counts["unpulled_parts"] == counts["misweighted"]).item() == (beta == 0)
 
 
+@pytest.mark.parametrize(("sign", "explained"), [(1, True), (-1, True), (0, False)])
+def test_rows_without_a_gradient_are_told_from_advantages_of_one_sign(sign, explained):
+    """Half of the rows have no gradient: one of each sign, or all with a negative advantage."""
+    values, rows = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.arange(4).repeat_interleave(2)
+    logprobs = (-torch.rand(8)).requires_grad_()
+    inputs = LossInputs(logprobs, logprobs.detach(), values[rows], torch.full((8,), 0.1), rows, torch.ones(8))
+    counts = misweighted(inputs, objective("grpo"))
+    lost = (rows % 2 == (sign > 0)) if sign else inputs.advantages < 0
+    given = dataclasses.replace(inputs, logprobs=torch.where(lost, logprobs.detach(), logprobs))
+    policy_loss(given, objective("grpo")).loss.backward()
+    assert counts["misweighted"].item() == 4
+    assert (counts["unpulled_parts"] == counts["misweighted"]).item() == explained
+
+
 def test_a_loss_that_was_negated_is_told_from_other_mistakes():
     for sign in (-1.0, -2.0):
         inputs = inputs_of()

@@ -68,6 +68,7 @@ COMPARED = (
         ({"loss/misweighted": 1.0, "loss/negated": 1.0}, "gradient-backwards"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "advantages-wrong"),
+        ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "ratio-to-reference"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),
     ],
 )

@@ -16,6 +16,8 @@ from plumbob.trainer.config.train import TrainConfig
 
 EXACT = 1e-3
 """Largest relative difference that rounding may make."""
+TELLING, FEW = 0.01, 10
+"""Difference of log-probabilities, in nats, that rounding does not make, and fewest tokens that must have it."""
 SHOWN = 0.9
 """Share of what is wrong that a known mistake must account for."""
 
@@ -84,6 +86,8 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
         return "advantages-wrong", f"{evidence}; rollouts with {sign} advantage have none, and all others the right one"
     if missing and torch.cat(left).norm() <= EXACT * torch.cat([p.wanted.double() for p in parts]).norm():
         return "sampled-tokens-masked", f"{evidence}; {missing} tokens have none, and all others have the right one"
+    if (ratios := _ratios(parts)) is not None:
+        return ratios[0], f"{evidence}; {ratios[1]}"
     implied = {id(p): _implied(p) for p in parts}
     if all(value is not None for value in implied.values()):
         got, right = sorted(round(v or 0.0, 4) for v in implied.values()), sorted(round(p.advantage, 4) for p in parts)
@@ -101,6 +105,37 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
         if (share := _explained(error, values)) > SHOWN:
             return "advantages-wrong", f"{evidence}; {share:.0%} of that is a multiple of {name}"
     return "advantages-wrong", f"{evidence}; tokens of one rollout have different advantages in the loss"
+
+
+def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
+    """(cause, evidence) if slopes are multiplied by importance ratios that are not 1, as they should be; None if not.
+
+    A slope that is exp(own - old) times what it should be has the ratio of its own log-probability and another old one.
+    """
+    found, wanted, own = (
+        torch.cat([getattr(p, name).double() for p in parts]) for name in ("found", "wanted", "logprobs")
+    )
+    kept = (wanted != 0) & (found != 0)  # the others may have been clipped
+    if 2 * int(kept.sum()) < int((wanted != 0).sum()) or (found[kept] * wanted[kept] < 0).any():
+        return None
+    old = own[kept] - (found[kept] / wanted[kept]).log()
+    telling = (old - own[kept]).abs() > TELLING
+    if telling.sum() < FEW:
+        return None
+    middle = old[telling].median()
+    if (old[telling] - middle).abs().quantile(SHOWN) <= TELLING:
+        return (
+            "ratio-to-reference",
+            f"they have the importance ratio of an old log-probability of {middle:.3g} for each token",
+        )
+    for by in (1, -1, 2, -2):
+        same = (old - own.roll(by)[kept]).abs() <= TELLING
+        if (same & telling).sum() >= SHOWN * telling.sum():
+            return (
+                "logprobs-permuted",
+                f"they have the importance ratio of the old log-probability {abs(by)} tokens away",
+            )
+    return None
 
 
 def _only_of_sign(parts: Sequence[Slopes]) -> str:

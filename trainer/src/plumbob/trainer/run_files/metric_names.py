@@ -217,7 +217,7 @@ METRICS = (
         "loss/unpulled_parts",
         "share",
         "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one, while other "
-        "tokens of their row have the right one.",
+        "tokens of their row, or of rows whose advantage has the same sign, have the right one.",
     ),
     Metric(
         "loss/other_kl_coefficient",

@@ -25,8 +25,9 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
     """Numbers of tokens whose slope in the loss is not what the formulas say, as fields of `Tally`.
 
     `misweighted`: all of them. Of these, `unpulled`: the slope is that of the KL term alone; `unpulled_parts`: so it is, and
-    other tokens of the row have the right slope from their advantage; `other_kl`: it is that of a KL term with another
-    coefficient, which may be 0 or negative; `negated`: it is the right one with the opposite sign.
+    other tokens of the row, or of rows whose advantage has the same sign, have the right slope from their advantage;
+    `other_kl`: it is that of a KL term with another coefficient, which may be 0 or negative; `negated`: it is the right one
+    with the opposite sign.
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
@@ -44,6 +45,8 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
         # Rows are at most as many as tokens, but for rows without any, whose numbers no token has.
         rows = inputs.rows.clamp(max=len(wanted))
         partly = torch.zeros(len(wanted) + 1, device=wanted.device).index_add(0, rows, pulled.float())[rows] > 0
+        for alike in (inputs.advantages > 0, inputs.advantages < 0):
+            partly |= alike & (pulled & alike).any()
         coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
         other_kl = wrong & ((slopes - policy - coefficient * without).abs() <= limit)
         negated = wrong & ((slopes + wanted).abs() <= limit)

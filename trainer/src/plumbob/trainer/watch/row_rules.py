@@ -107,11 +107,22 @@ def weighed(h: History) -> Outcome:
     )
     for name, cause, why in (
         ("negated", "gradient-backwards", "the right one with the opposite sign"),
-        ("unpulled_parts", "sampled-tokens-masked", "0, or the KL term's, and right at other tokens of the same rows"),
+        (
+            "unpulled_parts",
+            "sampled-tokens-masked",
+            "0, or the KL term's, and right at others whose advantage has that sign",
+        ),
         *(of_the_kl_term if h.config.kl_in_loss else ()),
     ):
         if min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
             return cause, f"{evidence}; there it is {why}"
+    if h.config.updates_per_step == 1 and not h.config.lora_dropout:
+        clipped = min(number(row, "policy/clip_fraction") for row in with_wrong)
+        if clipped > 0:
+            why = (
+                "with one update per batch the importance ratio should be 1, and some tokens are beyond the clip bounds"
+            )
+            return "ratio-to-reference", f"{evidence}; {why} ({clipped:.1%} or more in each of these steps)"
     return "advantages-wrong", evidence
 
 

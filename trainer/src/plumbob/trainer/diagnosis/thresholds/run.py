@@ -299,6 +299,10 @@ MOVED_SHARE = Threshold(
     0.5, "smallest share of the weights with a gradient that one update must change",
     "weights-in-bf16", "optimizer-moves-nothing",
 )  # fmt: skip
+SAME_DIRECTION = Threshold(
+    0.5, "smallest cosine of the gradient that was computed and the one that the optimizer sees; 1 in a correct run",
+    "gradient-backwards", "does-not-overfit",
+)  # fmt: skip
 STEP_OF_RATE = Threshold(
     0.01, "smallest share of the learning rate by which Adam's first update must move weights with a gradient, on average; about 1 "
     "where its epsilon is small against the gradient",

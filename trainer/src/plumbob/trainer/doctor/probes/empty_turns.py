@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from plumbob.rollout import EngineError, Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.other_context import other_order
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.third_opinion import third_opinion
 
 ORDER = 12
 
@@ -42,8 +44,12 @@ def probe(subject: Subject) -> Iterator[Finding]:
         rows.append(Sample(ids, [False] * n + [True], [0.0] * (n + 1), 0.0, "", "", False))
     rare = math.fsum(_rarity(subject, rows)) / len(calls)
     evidence += f"; that the model made so many has a probability of at most {min(1 / rare, 1.0):.2g}"
-    bad = rare > thresholds.UNLIKELY_EMPTY
-    yield Finding(check, "fail" if bad else "pass", evidence, "empty-completions" if bad else None)
+    if not rare > thresholds.UNLIKELY_EMPTY:
+        yield Finding(check, "pass", evidence)
+    elif asked := other_order(subject, third_opinion(subject, 1.0), subject.gap_limit):
+        yield Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
+    else:
+        yield Finding(check, "fail", evidence, "empty-completions")
 
 
 def _rarity(subject: Subject, rows: list[Sample]) -> list[float]:

@@ -11,7 +11,14 @@ from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.probes.gradient import NO_SIGNAL, gradient_left, gradient_of, norm_of, rows_with_advantage
+from plumbob.trainer.doctor.probes.gradient import (
+    NO_SIGNAL,
+    Gradient,
+    gradient_left,
+    gradient_of,
+    norm_of,
+    rows_with_advantage,
+)
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
 from plumbob.trainer.evaluation.statistics import t_95
@@ -50,13 +57,16 @@ def probe(subject: Subject) -> Iterator[Finding]:
         subject.gradient(rows, advantages)
         left = gradient_left(subject)
         push, touched = norm_of(left), {name: (g != 0).cpu() for name, g in left.items()}
+        computed = _some_entries(left)
         run.policy.sharding.update()
-        used = norm_of(gradient_left(subject))
+        used = norm_of(left := gradient_left(subject))
+        seen = _some_entries(left)
         with run.policy.in_float32():
             near = divergence(rows, old, subject.score(rows))
             far = divergence(others, old_others, subject.score(others))
         if run.world.size == 1:
-            yield _clipped_once(subject, push, used)
+            turn = torch.cosine_similarity(computed, seen, dim=0).item() if len(computed) == len(seen) else math.nan
+            yield _clipped_once(subject, push, used, turn)
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)
@@ -81,14 +91,35 @@ def _rate_of(subject: Subject) -> float:
     return float(group.get("initial_lr", group["lr"]))
 
 
-def _clipped_once(subject: Subject, computed: float, used: float) -> Finding:
-    """Does the optimizer get the gradient that was computed, clipped to --max-grad-norm? The arguments are its norms."""
+ENTRIES = 4096
+"""Most entries of each tensor's gradient that are kept, to compare it with what the optimizer sees."""
+
+
+def _some_entries(gradient: Gradient) -> torch.Tensor:
+    """Evenly spread entries of all tensors' gradients, one after the other: [N]."""
+    parts = [g.detach().flatten() for _, g in sorted(gradient.items())]
+    return torch.cat(
+        [torch.empty(0), *(g[:: len(g) // ENTRIES + 1].to("cpu", torch.float64, copy=True) for g in parts)]
+    )
+
+
+def _clipped_once(subject: Subject, computed: float, used: float, turn: float) -> Finding:
+    """Does the optimizer get the gradient that was computed, clipped to --max-grad-norm?
+
+    `computed`, `used`: norms of the gradient before the update, and where the optimizer sees it. `turn`: cosine of the two;
+    NaN if it is not known.
+    """
     limit = subject.run.config.max_grad_norm
     wanted = min(computed, limit) if limit else computed
     check = "the optimizer gets the gradient that was computed"
     evidence = f"the gradient's norm is {computed:.2g} before the update, and {used:.2g} where the optimizer sees it"
     if limit:
         evidence += f"; --max-grad-norm {limit:g} leaves {wanted:.2g}"
+    if used > 0 and turn < thresholds.SAME_DIRECTION:
+        evidence += f"; the cosine of the two is {turn:.2g}, and clipping leaves the direction"
+        return Finding(
+            check, "fail", evidence, "gradient-backwards" if turn < -thresholds.SAME_DIRECTION else "does-not-overfit"
+        )
     bad = 0 < used < thresholds.GRADIENT_LEFT * wanted
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)
 

@@ -169,7 +169,7 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     if any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names):
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
-    if text.count(header) < true_text.count(header):
+    if len(row) < len(truth) and text.count(header) < true_text.count(header):
         return "assistant-header-missing"
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
     if text == true_text or any(start <= at < end for start, end in spans):

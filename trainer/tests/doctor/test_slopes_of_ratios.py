@@ -1,0 +1,34 @@
+"""Slopes that are multiplied by importance ratios are told from advantages that are wrong."""
+
+import pytest
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.doctor.slopes import Slopes, judged
+
+
+def parts(old_of, rows=4, tokens=30):
+    """Rows whose slopes have the importance ratio of exp(own - old), where `old_of` makes old log-probabilities of own."""
+    generator = torch.Generator().manual_seed(0)
+    own = torch.rand(rows * tokens, generator=generator).log()
+    ratio = (own - old_of(own)).exp()
+    found = []
+    for k in range(rows):
+        part, advantage = slice(k * tokens, (k + 1) * tokens), (-1.0) ** k * (k + 1)
+        row = Sample([1] * tokens, [True] * tokens, [0.0] * tokens, 0.0, "group", "", False)
+        weight = torch.full((tokens,), 0.01)
+        found.append(Slopes(row, weight * advantage * ratio[part], weight, advantage, own[part]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("old_of", "cause"),
+    [
+        (lambda own: own, None),
+        (lambda own: own.roll(1), "logprobs-permuted"),
+        (lambda own: own.roll(-2), "logprobs-permuted"),
+        (torch.zeros_like, "ratio-to-reference"),
+        (lambda own: own + torch.linspace(-1, 1, len(own)), "advantages-wrong"),
+    ],
+)
+def test_importance_ratios_that_are_not_one(old_of, cause):
+    assert judged(parts(old_of))[0] == cause

@@ -5,7 +5,7 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", *map(str, range(2, 11))) for half in ("seen", "unseen")]
+HALVES = [(number, half) for number in ("", *map(str, range(2, 12))) for half in ("seen", "unseen")]
 FEWEST = {
     "": (20, 20, 6),
     "2": (18, 8, 6),
@@ -17,6 +17,7 @@ FEWEST = {
     "8": (20, 13, 5),
     "9": (15, 12, 6),
     "10": (14, 12, 6),
+    "11": (9, 15, 4),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from plumbob.testing.faults.doubles import generating, rewritten, without_headers
 from plumbob.testing.faults.field2_parts import before_updates, losses
 from plumbob.testing.faults.field10_seen_doubles import adapter_at_random
 from plumbob.testing.faults.field10_unseen_doubles import (
@@ -14,9 +15,16 @@ from plumbob.testing.faults.field10_unseen_doubles import (
     same_tasks_twice,
 )
 from plumbob.testing.faults.field11_seen_doubles import last_row_everywhere, normalised_where_clipped
-from plumbob.testing.faults.field_parts import batches_changed, engine_logits, engine_prompts
+from plumbob.testing.faults.field11_unseen_doubles import BuffersLost, NotReset, failed_as_one_token
+from plumbob.testing.faults.field_parts import (
+    batches_changed,
+    engine_logits,
+    engine_prompts,
+    engine_updates,
+    rows_changed,
+)
 from plumbob.trainer.doctor.other_prompts import _called_by_strings
-from plumbob.trainer.doctor.probes import data, empty_turns, movement, parity, training_step
+from plumbob.trainer.doctor.probes import data, empty_turns, movement, parity, penalties, sync, tokens, training_step
 
 
 def found(findings, check):
@@ -168,3 +176,40 @@ def test_an_engine_whose_other_prompts_make_turns_empty_is_named(subject_of):
         engine_prompts(lambda ids, sampling: (ids + space, sampling))(stack, "lookup")
         (check,) = empty_turns.probe(subject_of(groups=4))
     assert check.cause == "prompt-replaced" and "are an end token alone" in check.evidence, check.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "inject", "cause"),
+    [
+        (failed_as_one_token, None, "row-not-what-was-sampled"),
+        (None, rewritten(without_headers), "assistant-header-missing"),
+    ],
+)
+def test_a_reply_that_is_missing_is_told_from_a_header_that_is(subject_of, change, inject, cause):
+    with ExitStack() as stack:
+        if change:
+            rows_changed(change)(stack, "lookup")
+        subject = subject_of(groups=4)
+        if inject:
+            inject(stack, subject.run)
+        check = found(tokens.probe(subject), "the trained row is what the engine saw and sampled")
+    assert check.cause == cause, check.evidence
+
+
+@pytest.mark.slow
+def test_an_engine_that_has_the_weights_and_computes_otherwise_is_no_lost_sync(subject_of):
+    with ExitStack() as stack:
+        lost = BuffersLost()
+        engine_updates(lost)(stack, "lookup")
+        check = next(iter(sync.probe(subject_of(groups=4))))
+    assert lost.syncs > 1 and check.cause == "engine-trainer-mismatch" and "38 of 38 tensors arrived" in check.evidence
+
+
+@pytest.mark.slow
+def test_another_request_before_the_prompt_is_not_taken_for_a_penalty(subject_of):
+    subject = subject_of(groups=4)
+    with ExitStack() as stack:
+        generating(NotReset())(stack, subject.run)
+        causes = [f.cause for f in penalties.probe(subject) if f.verdict == "fail"]
+    assert causes in ([], ["prompt-replaced"]), causes

@@ -42,7 +42,8 @@ def judged(keep: Callable[[list[Any]], list[Any]]) -> tuple[str | None, str]:
         every = groups(number)
         found = left_out([row(t) for group in every for t in keep(group)], [t for group in every for t in group])
         step = {"step": float(number), "rollout/missing": float(found.count), "rollout/count": 64.0}
-        watched.add(step | {"rollout/missing_longer": found.longer, "rollout/missing_variance": found.variance})
+        names = ("longer", "variance", "odd")
+        watched.add(step | {f"rollout/missing_{name}": float(getattr(found, name)) for name in names})
     outcome = dropped_lengths(watched)
     assert outcome is not None
     return outcome
@@ -55,6 +56,18 @@ def test_the_longest_are_missed_and_a_random_part_is_not_called_biased() -> None
     assert cause == "drops-are-biased" and "they are shorter" in evidence
     cause, evidence = judged(lambda group: group[:5])
     assert cause is None and "120 rollouts" in evidence
+
+
+@pytest.mark.parametrize(("also", "cause"), [(0, "too-little-signal"), (1, None)])
+def test_a_filter_of_odd_rewards_is_told_from_one_that_leaves_a_signal(also: int, cause: str | None) -> None:
+    """One rollout of each group has another reward and is missing; `also`: so is one with the reward of the others."""
+
+    def keep(group: list[Any]) -> list[Any]:
+        group[3].reward = 1.0
+        return group[:3] + group[4 : SIZE - also]
+
+    found, evidence = judged(keep)
+    assert found == cause and ("the only one of its group with its reward" in evidence) == (cause is not None)
 
 
 def test_what_cannot_be_used_and_whole_groups_are_not_missing() -> None:

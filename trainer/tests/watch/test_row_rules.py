@@ -174,6 +174,23 @@ def test_a_rate_that_jumps_above_every_setting_is_named_and_a_resumed_run_with_a
     assert "schedule-hides-rate" not in causes(resumed, lower)
 
 
+@pytest.mark.parametrize(("times", "cause"), [(1, None), (4, "schedule-hides-rate")])
+def test_a_schedule_of_more_steps_than_the_run_is_named(times, cause):
+    rows = rows_of(FIRST)[:6]
+    config = dataclasses.replace(config_of(FIRST), lr_scheduler_type="linear", warmup_steps=0, max_steps=6)
+    assert config.learning_rate is not None
+    for step, row in enumerate(rows):
+        row["optimizer/learning_rate"] = config.learning_rate * (1 - step / (6 * times))
+    assert ("schedule-hides-rate" in causes(rows, config)) == (cause is not None)
+
+
+def test_slopes_that_are_no_numbers_are_not_blamed_on_advantages():
+    rows = [{**row, **dict.fromkeys(COMPARED, 0.0)} for row in rows_of(FIRST)]
+    for skipped, named in (({7}, set()), ({7, 8}, {"gradient-not-finite"})):
+        wrong = {"loss/misweighted": 0.5, "optimizer/skipped": 1.0}
+        assert causes([{**row, **wrong} if i in skipped else row for i, row in enumerate(rows)]) == named
+
+
 def test_a_ratio_that_is_clipped_in_the_only_update_is_that_of_another_policy():
     rows = rows_of(FIRST)
     for step, row in enumerate(rows):

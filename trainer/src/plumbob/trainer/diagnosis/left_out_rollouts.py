@@ -15,6 +15,9 @@ from typing import Any
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 
+FEWEST_ODD = 4
+"""Fewest missing rollouts by whose rewards it is judged why they are missing."""
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -25,6 +28,8 @@ class LeftOut:
     """Sum over all pairs of a missing and a kept rollout of one group: 1 if the missing one has more tokens, -1 if fewer."""
     variance: float = 0.0
     """Variance of `longer` if which rollouts are missing does not depend on their lengths."""
+    odd: int = 0
+    """Number of them with another reward than the kept rollouts of their group, which all have the same one."""
 
 
 def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
@@ -39,12 +44,15 @@ def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
     # Rows that something else has made over may have other ids than the rollouts that they are of.
     rows = set() if ids <= {t.id for t in traces} else {tuple(s.token_ids) for s in kept}
     groups: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    rewards: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for trace in usable:
         if sampled := sum(sum(node.mask) for node in trace.nodes):
             tokens = tuple(token for node in trace.nodes for token in node.token_ids)
-            groups[trace.task.key][trace.id in ids or tokens in rows].append(sampled)
-    count, longer, variance = 0, 0, 0.0
-    for missing, present in groups.values():
+            there = trace.id in ids or tokens in rows
+            groups[trace.task.key][there].append(sampled)
+            rewards[trace.task.key][there].append(trace.reward)
+    count, longer, variance, odd = 0, 0, 0.0, 0
+    for name, (missing, present) in groups.items():
         if not missing or not present:
             continue
         # The sum over pairs within the missing ones is 0, so each can be compared with the whole group.
@@ -53,7 +61,9 @@ def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
         count, longer = count + len(missing), longer + sum(ranks[: len(missing)])
         drawn = len(missing) * len(present) / (len(every) * (len(every) - 1))
         variance += drawn * sum(rank * rank for rank in ranks)  # of a sum drawn without replacement
-    return LeftOut(count, longer, variance)
+        gone, kept_rewards = rewards[name]
+        odd += sum(reward not in kept_rewards for reward in gone) if len(set(kept_rewards)) == 1 else 0
+    return LeftOut(count, longer, variance, odd)
 
 
 def standard_errors(longer: float, variance: float) -> float:
@@ -61,8 +71,16 @@ def standard_errors(longer: float, variance: float) -> float:
     return longer / math.sqrt(variance) if variance else 0.0
 
 
-def judged(longer: float, variance: float) -> tuple[str | None, str]:
-    """(the cause, if missing rollouts are longer or shorter than chance allows; how much they are, as a part of a sentence)."""
+def judged(count: float, longer: float, variance: float, odd: float) -> tuple[str | None, str]:
+    """(the cause, if it is not by chance which rollouts are missing; how they differ, as a part of a sentence).
+
+    The arguments are the fields of `LeftOut`, of one step or added up over several.
+    """
+    if odd == count >= FEWEST_ODD:
+        return (
+            "too-little-signal",
+            "each is the only one of its group with its reward, so that the group has no signal without it",
+        )
     apart = standard_errors(longer, variance)
     side = "longer" if apart > 0 else "shorter"
     evidence = f"they are {side} than the others of their groups by {abs(apart):.1f} standard errors"

@@ -63,6 +63,12 @@ ROLLOUTS = (
         "Variance of rollout/missing_longer if which rollouts are missing does not depend on their lengths.",
     ),
     Metric(
+        "rollout/missing_odd",
+        "rollouts",
+        "Number of missing rollouts with another reward than the kept ones of their group, which all have the same one. Absent "
+        "without missing rollouts.",
+    ),
+    Metric(
         "rollout/repetitive_share",
         "share",
         "Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half of their sequences of four "

@@ -112,7 +112,11 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 def _missing(batch: Batch) -> dict[str, float]:
     """The rollouts that finished and are missing from their groups; only their number if there are none."""
     found = left_out([*batch.drawn, *batch.stale], batch.traces)
-    more = {"rollout/missing_longer": found.longer, "rollout/missing_variance": found.variance}
+    more = {
+        "rollout/missing_longer": found.longer,
+        "rollout/missing_variance": found.variance,
+        "rollout/missing_odd": found.odd,
+    }
     return {"rollout/missing": found.count, **(more if found.count else {})}
 
 

@@ -94,13 +94,15 @@ def advantages(h: History) -> Outcome:
 
 def weighed(h: History) -> Outcome:
     """Does the loss weigh each token as its row's advantage and weight say?"""
-    wrong = _worst(h, "loss/misweighted")
-    if wrong is None or not any(number(row, "train/rows") for row in h.recent):
+    # Slopes that are not finite are none of the advantages': that of a step whose update was skipped for it.
+    taken = [row for row in h.recent if "loss/misweighted" in row and not number(row, "optimizer/skipped")]
+    if not any(number(row, "train/rows") for row in taken):
         return None
+    wrong = max(number(row, "loss/misweighted") for row in taken)
     evidence = f"the loss has another slope than the advantages say at up to {wrong:.1%} of a step's sampled tokens"
     if wrong <= thresholds.MISWEIGHTED:
         return None, evidence
-    with_wrong = [row for row in h.recent if number(row, "loss/misweighted")]
+    with_wrong = [row for row in taken if number(row, "loss/misweighted")]
     of_the_kl_term = (
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
         ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),

@@ -156,8 +156,8 @@ def _missing(h: History) -> Outcome:
     rows = [row for row in h.recent if number(row, "rollout/missing")]
     if not rows:
         return None
-    cause, how = judged(total(rows, "rollout/missing_longer"), total(rows, "rollout/missing_variance"))
-    count = total(rows, "rollout/missing")
+    count, longer, variance, odd = (total(rows, f"rollout/missing{of}") for of in ("", "_longer", "_variance", "_odd"))
+    cause, how = judged(count, longer, variance, odd)
     evidence = (
         f"{count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     )

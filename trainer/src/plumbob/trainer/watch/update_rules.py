@@ -83,6 +83,12 @@ def schedule(h: History) -> Outcome:
     rates = f"learning rate {pairs[-1][0]:.2g} in step {WINDOW}, where the settings say {pairs[-1][1]:.2g}"
     if len(ratios) == WINDOW and sorted(ratios)[WINDOW // 2] < thresholds.RATE_SHARE:
         return "schedule-hides-rate", rates
+    # A schedule of more steps than the run has stays near its peak. One that is a step behind is no fault, and a run that was
+    # resumed with a lower rate had a higher one in all of its first steps.
+    most = [max(wanted, _rate(c, row, c.max_steps, behind=1)) for (_, wanted), row in zip(pairs, h.first, strict=True)]
+    above = [actual / bound for (actual, _), bound in zip(pairs, most, strict=True) if bound > 0]
+    if len(above) == WINDOW and 0 < above[0] < thresholds.RATE_BELOW * above[-1] and not c.warmup_steps:
+        return "schedule-hides-rate", rates
     if (twice := _first_step(h)) is not None:
         return "schedule-hides-rate", f"{rates}; {twice}"
     # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.

@@ -68,6 +68,11 @@ LIVE_SHARE = Threshold(
 RATE_SHARE = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
 )
+RATE_BELOW = Threshold(
+    0.65, "learning rate of the settings, in one of the first five steps, as a share of the one in effect, below which the "
+    "schedule is another one",
+    "schedule-hides-rate",
+)  # fmt: skip
 FIRST_STEP = Threshold(
     1.5, "largest change of the weights in step 1, in learning rates per update (root mean square): Adam divides the first "
     "gradient by its own size, so that no weight changes by more than one", "schedule-hides-rate",

@@ -16,8 +16,10 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
+from plumbob.trainer.doctor.other_context import other_order
 from plumbob.trainer.doctor.other_sampling import MOST_LOGITS, Evidence, View, all_scores, closest, joined, weigh
 from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import third_opinion
 
 ORDER = 48
 
@@ -225,6 +227,9 @@ def _of_logprobs(
     )
     small = thresholds.PENALISED[subject.run.config.bf16]
     bad = difference < -small and old.mean().item() < 0 and share >= ONE_SIDED
+    # New tokens are few where the policy is sure of what it has read, so that another prompt can look like a penalty.
+    if bad and (asked := other_order(subject, third_opinion(subject, 1.0), limit)):
+        return Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
 
 

@@ -128,6 +128,9 @@ def _large_change(
         return Finding(check, "fail", evidence, "adapter-not-applied")
     if old > limit and arrived == total and (cause := _not_by_weights(subject, usual)) is not None:
         return Finding(check, "fail", f"{evidence}; {cause[1]}", cause[0])
+    if old > limit and arrived == total > 0:
+        evidence += ": the engine has the weights, and computes something else with them"
+        return Finding(check, "fail", evidence, "engine-trainer-mismatch")
     return Finding(check, "fail", evidence, "weights-not-synced")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
@@ -15,6 +16,9 @@ from plumbob.trainer.doctor.subject import Call, Subject
 from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of
 
 ORDER = 30
+
+ALIKE = 0.5
+"""Smallest similarity of what follows the first difference to what was sampled, if turns were decoded and tokenised again."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -169,10 +173,13 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     if any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names):
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
-    if len(row) < len(truth) and text.count(header) < true_text.count(header):
+    # Without headers the two must be equal: a reply that is missing takes the header of the next turn with it.
+    if text.count(header) < true_text.count(header) and _bare(text, header) == _bare(true_text, header):
         return "assistant-header-missing"
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
-    if text == true_text or any(start <= at < end for start, end in spans):
+    rest, true_rest = tokenizer.decode(row[at:]), tokenizer.decode(truth[at:])
+    alike = SequenceMatcher(None, rest, true_rest, autojunk=False).ratio() >= ALIKE
+    if text == true_text or (alike and any(start <= at < end for start, end in spans)):
         return "retokenised-turns"
     return "row-not-what-was-sampled"
 
@@ -202,6 +209,11 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
     cause = "context-tokens-trained" if extra else "sampled-tokens-masked" if missing else None
     cause = cause or ("row-not-what-was-sampled" if wrong else None)
     return Finding.of(check, (cause, evidence))
+
+
+def _bare(text: str, header: str) -> str:
+    """The text without the header and without white space."""
+    return "".join(text.replace(header, "").split())
 
 
 def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:

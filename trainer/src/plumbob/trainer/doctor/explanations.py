@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_prompts import other_prompts
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.doctor.third_opinion import Explanation, Third, apart, explains, turn_of
@@ -21,6 +22,9 @@ TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
 """Temperatures that are tried: 0.3 to 2.05, each 8% above the one before."""
 FINER = tuple(1.08 ** (k / 8) for k in range(-8, 9))
 """Then these multiples of the best one: 1% apart."""
+
+MOST_LOGITS = 20_000_000
+"""About the most logits in which tokens with a bias are looked for: each trial computes all of them again."""
 
 SHORT = 48
 """Number of prompts of a single token."""
@@ -220,10 +224,16 @@ def _favoured(
     subject: Subject, third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor], limit: float
 ) -> Iterator[Explanation]:
     """The engine may leave out a few tokens, or add a bias to their logits."""
-    masks = [torch.tensor(row.loss_mask[1:], dtype=torch.bool) for row in rows]
-    logits = [third.logits(row.token_ids)[m] / third.temperature for row, m in zip(rows, masks, strict=True)]
-    sampled = [torch.tensor(row.token_ids[1:])[m] for row, m in zip(rows, masks, strict=True)]
-    biases, rest = biased(logits, sampled, wrong, limit)
+    logits, sampled, theirs = [], [], []
+    for row, scores in zip(rows, wrong, strict=True):
+        places = [i for i, m in enumerate(row.loss_mask[1:]) if m]
+        of_row = third.logits(row.token_ids)
+        few = spread(len(places), max(1, MOST_LOGITS // (len(rows) * of_row.shape[-1])))
+        some = torch.tensor([places[i] for i in few], dtype=torch.long)
+        logits.append(of_row[some] / third.temperature)
+        sampled.append(torch.tensor(row.token_ids[1:])[some])
+        theirs.append(scores[few])
+    biases, rest = biased(logits, sampled, theirs, limit)
     if not biases:
         return
     names = dict(zip(biases, subject.run.tokenizer.convert_ids_to_tokens(list(biases)), strict=True))

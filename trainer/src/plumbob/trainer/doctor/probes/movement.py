@@ -145,8 +145,9 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
             still.append(name)
         moved += changed
         entries += int(touched[name].sum())
-        way += (local.double() - before[name].double())[touched[name]].abs().sum().item()
-        squares += (local.double() - before[name].double()).square().sum().item()
+        change = local.double() - before[name].double()
+        way += change[touched[name]].abs().sum().item()
+        squares += change.square().sum().item()
         total += before[name].double().square().sum().item()
         coarse &= bool(torch.equal(before[name].float(), before[name].bfloat16().float()))
     share = moved / max(entries, 1)

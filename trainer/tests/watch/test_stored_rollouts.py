@@ -249,6 +249,19 @@ def test_copies_within_groups_are_told_from_likely_replies() -> None:
     assert copies([_rollout(number=k) for k in range(4)]) is None
 
 
+@pytest.mark.parametrize(("copied", "cause"), [(True, "groups-without-variety"), (False, "sampling-truncated")])
+def test_copies_are_not_taken_for_a_sampler_that_prefers_their_tokens(tmp_path, copied, cause) -> None:
+    """64 rollouts whose tokens are likelier than entropies say: one draw of each of eight tasks, or draws of their own."""
+    rollouts = []
+    for k in range(64):
+        group, reply = k // 8, 0 if copied else k
+        own = {"group": group, "token_ids": (1, group, reply), "logprob": -20.0, "gap": 1e-7, "entropy": 2.0}
+        excess = 1.0 + 0.01 * (k % 8)
+        rollouts.append(dataclasses.replace(_rollout(task=f"t{group}", number=k), excess=excess, **own))
+    found = {f.cause for f in examine_traces(tmp_path, TrainConfig(), rollouts)}
+    assert found & {"groups-without-variety", "sampling-truncated"} == {cause}
+
+
 def test_rows_with_other_tokens_than_their_rollouts_are_not_blamed_on_log_probabilities(tmp_path):
     """Padding in the loss has log-probabilities of its own, which no stored rollout has."""
     rows = [_scored([-0.1, -2.0, -0.5], [-0.1, -2.0, -0.5], number) for number in range(32)]

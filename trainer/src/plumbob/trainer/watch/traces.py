@@ -62,13 +62,16 @@ def examine_traces(
     every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in own}
     gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
     scored = permuted(usable, gaps)
-    checks = (copies, determinism, parsing, dominance, tool_results, alike, distinct_tasks)
+    repeated = copies(usable)
+    # Of copies each counts as a draw of its own, so that chance looks like a sampler that prefers their tokens.
+    drawn = calibrated(usable, config) if repeated is None or repeated.verdict != "fail" else None
+    checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
     return [
         _sample(rollouts, run_dir),
         grouping(rollouts),
         once(rollouts),
         *([scored] if scored is not None else []),
-        *([drawn] if (drawn := calibrated(usable, config)) is not None else []),
+        *(f for f in (drawn, repeated) if f is not None),
         *(f for check in checks if (f := check(usable)) is not None),
     ]
 

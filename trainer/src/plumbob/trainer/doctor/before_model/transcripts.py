@@ -157,7 +157,8 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
     few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
     if nothing or raised:
         cause, unpaid = "oracle-fails", {id(p.task) for p in nothing}
-        error = swallowed(environment, nothing, [p for p in played if id(p.task) not in unpaid]) if few else ""
+        paid = [p for p in played if id(p.task) not in unpaid]
+        error = swallowed(environment, nothing, paid) if few else ""
         if error:
             cause = "grader-swallows-errors"
             evidence += f"; whenever it does, and never otherwise, an error is raised and caught: {error}"
@@ -167,6 +168,9 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             cause = "answers-not-parsed"
             earned = _range([p.reward for p in right])
             evidence += f"; but in {len(right)} of {len(bare)} tasks the answer alone earns {earned}"
+        elif not error and paid and sum(p.reward >= max(rewards) - _TOLERANCE for p in nothing) > len(nothing) / 2:
+            cause = "reward-exploitable"
+            evidence += "; there an empty reply earns as much as a perfect transcript of any task"
         command = f"evaluate {environment.config.env} --oracle"
         yield Finding(check, "fail", evidence, cause, command=command)
         return

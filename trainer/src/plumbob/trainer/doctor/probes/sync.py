@@ -18,7 +18,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import after_short_prompts
-from plumbob.trainer.doctor.held_weights import is_tied
+from plumbob.trainer.doctor.held_weights import is_tied, other_weights
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
 from plumbob.trainer.doctor.weight_change import Direction, direction_of, move
@@ -129,6 +129,8 @@ def _large_change(
     if old > limit and arrived == total and (cause := _not_by_weights(subject, usual)) is not None:
         return Finding(check, "fail", f"{evidence}; {cause[1]}", cause[0])
     if old > limit and arrived == total > 0:
+        if (other := other_weights(subject)) is not None:  # those that are not trained count as well
+            return Finding(check, "fail", f"{evidence}; {other[1]}", other[0])
         evidence += ": the engine has the weights, and computes something else with them"
         return Finding(check, "fail", evidence, "engine-trainer-mismatch")
     return Finding(check, "fail", evidence, "weights-not-synced")

@@ -170,7 +170,9 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     names = {tool.name for trace in subject.drawn.traces for tool in trace.tools or ()}
     prompt = tokenizer.decode(calls[0].prompt_ids)
     opening = row[: len(row) - (len(truth) - len(calls[0].prompt_ids))]
-    if any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names):
+    # Where the first prompt is whole, the tools are there.
+    absent = any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names)
+    if absent and at < len(calls[0].prompt_ids):
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
     # Without headers the two must be equal: a reply that is missing takes the header of the next turn with it.

@@ -93,9 +93,11 @@ def _gap(
     few = spread(len(rows), EXPLAINED)
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
     cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
+    # Where a token is forced, another one is left out, which explains as much and says less.
+    sampler = cause in (UNEXPLAINED, "sampling-truncated") and "trainer" not in wrong
+    if sampler and (forced := forced_tokens(drawn, own, limit)):
+        return Finding(check, "fail", f"{evidence}; {forced}", "sampling-truncated")
     if cause == UNEXPLAINED:
-        if "trainer" not in wrong and (forced := forced_tokens(drawn, own, limit)):
-            return Finding(check, "fail", f"{evidence}; {forced}", "sampling-truncated")
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
         possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:

@@ -43,26 +43,24 @@ def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:
         return LeftOut()
     # Rows that something else has made over may have other ids than the rollouts that they are of.
     rows = set() if ids <= {t.id for t in traces} else {tuple(s.token_ids) for s in kept}
-    groups: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    rewards: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    # Task -> (missing, present) rollouts, each as (sampled tokens, reward).
+    groups: dict[str, tuple[list[tuple[int, float]], list[tuple[int, float]]]] = defaultdict(lambda: ([], []))
     for trace in usable:
         if sampled := sum(sum(node.mask) for node in trace.nodes):
             tokens = tuple(token for node in trace.nodes for token in node.token_ids)
-            there = trace.id in ids or tokens in rows
-            groups[trace.task.key][there].append(sampled)
-            rewards[trace.task.key][there].append(trace.reward)
+            groups[trace.task.key][trace.id in ids or tokens in rows].append((sampled, trace.reward))
     count, longer, variance, odd = 0, 0, 0.0, 0
-    for name, (missing, present) in groups.items():
+    for missing, present in groups.values():
         if not missing or not present:
             continue
         # The sum over pairs within the missing ones is 0, so each can be compared with the whole group.
-        every = [*missing, *present]
+        every = [length for length, _ in (*missing, *present)]
         ranks = [sum((own > other) - (own < other) for other in every) for own in every]
         count, longer = count + len(missing), longer + sum(ranks[: len(missing)])
         drawn = len(missing) * len(present) / (len(every) * (len(every) - 1))
         variance += drawn * sum(rank * rank for rank in ranks)  # of a sum drawn without replacement
-        gone, kept_rewards = rewards[name]
-        odd += sum(reward not in kept_rewards for reward in gone) if len(set(kept_rewards)) == 1 else 0
+        rewards = {reward for _, reward in present}
+        odd += sum(reward not in rewards for _, reward in missing) if len(rewards) == 1 else 0
     return LeftOut(count, longer, variance, odd)
 
 
@@ -71,17 +69,17 @@ def standard_errors(longer: float, variance: float) -> float:
     return longer / math.sqrt(variance) if variance else 0.0
 
 
-def judged(count: float, longer: float, variance: float, odd: float) -> tuple[str | None, str]:
+def judged(found: LeftOut) -> tuple[str | None, str]:
     """(the cause, if it is not by chance which rollouts are missing; how they differ, as a part of a sentence).
 
-    The arguments are the fields of `LeftOut`, of one step or added up over several.
+    `found`: of one step, or added up over several.
     """
-    if odd == count >= FEWEST_ODD:
+    if found.odd == found.count >= FEWEST_ODD:
         return (
             "too-little-signal",
             "each is the only one of its group with its reward, so that the group has no signal without it",
         )
-    apart = standard_errors(longer, variance)
+    apart = standard_errors(found.longer, found.variance)
     side = "longer" if apart > 0 else "shorter"
     evidence = f"they are {side} than the others of their groups by {abs(apart):.1f} standard errors"
     return ("drops-are-biased" if abs(apart) > thresholds.MISSING_LENGTH else None), evidence

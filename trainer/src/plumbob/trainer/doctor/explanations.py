@@ -237,14 +237,6 @@ def _favoured(
     if not biases:
         return
     names = dict(zip(biases, subject.run.tokenizer.convert_ids_to_tokens(list(biases)), strict=True))
-    out = [repr(names[t]) for t, bias in biases.items() if bias == -math.inf]
-    moved = [f"{bias:+.3g} for {names[t]!r}" for t, bias in biases.items() if bias != -math.inf]
-    condition = " and ".join(
-        part
-        for part in (
-            f"with a logit bias of {', '.join(moved)}" if moved else "",
-            f"without {', '.join(out)}" if out else "",
-        )
-        if part
-    )
-    yield Explanation("sampling-penalised" if moved else "sampling-truncated", condition, rest)
+    out = [f"without {names[t]!r}" for t, bias in biases.items() if bias == -math.inf]
+    moved = [f"with a logit bias of {bias:+.3g} for {names[t]!r}" for t, bias in biases.items() if bias != -math.inf]
+    yield Explanation("sampling-penalised" if moved else "sampling-truncated", " and ".join([*moved, *out]), rest)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
@@ -68,14 +68,7 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
     """
     if not subject.began:
         return None
-    words = sorted({token for row in subject.drawn.samples for token in row.token_ids})
-    short = [[words[i]] for i in spread(len(words), PROMPTS)]
-    own = [[prompt for prompt, _ in by_turn(row)] for row in subject.drawn.samples if row.num_sampled]
-    first = _spread([turns[0] for turns in own])
-    later = _spread([turns[-1] for turns in own if len(turns) > 1])
-    for what, prompts in (("prompts of one token", short), ("first prompts", first), ("prompts of later turns", later)):
-        if what != "prompts of one token" and not (prompts and _agree(subject, third, prompts, limit)):
-            continue
+    for what, prompts in _kinds(subject, third, limit):
         if (found := _turned(subject, third, prompts, limit)) is None:
             return None
         turned, pairs = found
@@ -89,6 +82,18 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
     return None
 
 
+def _kinds(subject: Subject, third: Third, limit: float) -> Iterator[tuple[str, list[Ids]]]:
+    """(what they are, some prompts) of each kind of prompts on whose own tokens engine and model agree."""
+    words = sorted({token for row in subject.drawn.samples for token in row.token_ids})
+    yield "prompts of one token", [[words[i]] for i in spread(len(words), PROMPTS)]
+    own = [[prompt for prompt, _ in by_turn(row)] for row in subject.drawn.samples if row.num_sampled]
+    first = _spread([turns[0] for turns in own])
+    later = _spread([turns[-1] for turns in own if len(turns) > 1])
+    for what, prompts in (("first prompts", first), ("prompts of later turns", later)):
+        if prompts and _agree(subject, third, prompts, limit):
+            yield what, prompts
+
+
 def _spread(prompts: Sequence[Ids]) -> list[Ids]:
     distinct = [list(ids) for ids in dict.fromkeys(map(tuple, prompts))]
     return [distinct[i] for i in spread(len(distinct), PROMPTS)]
@@ -100,8 +105,7 @@ def _agree(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float)
         scored = [torch.tensor(subject.run.engine.score(ids)) for ids in prompts]
     except EngineError:
         return False
-    own = [third.scores(turn_of(ids[:1], ids[1:])) for ids in prompts]
-    return apart(scored, own) <= limit
+    return apart(scored, [third.of_all(turn_of(ids, [])) for ids in prompts]) <= limit
 
 
 def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int] | None:

@@ -60,9 +60,14 @@ def token_weight(config: TrainConfig, rows: Sequence[Sample], row: Sample, step_
             return config.num_minibatches / step_tokens
 
 
+def _of_all(parts: Sequence[Slopes], name: str) -> torch.Tensor:
+    """A field of all rows, one after the other: [N] in float64."""
+    return torch.cat([getattr(part, name).double() for part in parts])
+
+
 def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
     """(cause or None, evidence) of the slopes of several rows, of which at least one has an advantage."""
-    found, wanted = (torch.cat([getattr(p, name).double() for p in parts]) for name in ("found", "wanted"))
+    found, wanted = (_of_all(parts, name) for name in ("found", "wanted"))
     size = wanted.norm().item()
     off = (found - wanted).norm().item() / size if size else 0.0
     evidence = (
@@ -112,9 +117,7 @@ def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
 
     A slope that is exp(own - old) times what it should be has the ratio of its own log-probability and another old one.
     """
-    found, wanted, own = (
-        torch.cat([getattr(p, name).double() for p in parts]) for name in ("found", "wanted", "logprobs")
-    )
+    found, wanted, own = (_of_all(parts, name) for name in ("found", "wanted", "logprobs"))
     kept = (wanted != 0) & (found != 0)  # the others may have been clipped
     if 2 * int(kept.sum()) < int((wanted != 0).sum()) or (found[kept] * wanted[kept] < 0).any():
         return None

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout import Sample
@@ -49,7 +49,11 @@ def row_checks(
     for trace in traces:
         by_tokens[tuple(t for node in trace.nodes for t in node.token_ids)].append(trace)
     # Rollouts of different tasks can have the same tokens, so a row's own trace comes first.
-    pairs = [(s, sorted(by_tokens.get(tuple(s.token_ids), []), key=lambda t: t.id != s.trace_id)) for s in samples]
+    rows = [tuple(s.token_ids) for s in samples]
+    pairs = [
+        (s, sorted(by_tokens.get(row, []), key=lambda t: t.id != s.trace_id))
+        for s, row in zip(samples, rows, strict=True)
+    ]
     matched = [(s, found) for s, found in pairs if found]
     result: dict[str, float] = {}
     if whole and samples:
@@ -57,7 +61,8 @@ def row_checks(
         changed = sum(not found and s.trace_id in ids for s, found in pairs)
         result["rollout/unmatched"] = (len(samples) - len(matched) - changed) / len(samples)
         result["rollout/changed"] = changed / len(samples)
-        result["rollout/copied"] = surplus([s.token_ids for s in samples], by_tokens) / len(samples)
+        rollouts = (own for own, found in by_tokens.items() for _ in found)
+        result["rollout/copied"] = surplus(rows, rollouts) / len(samples)
     if not matched:
         return result
     rewards = [next((t.reward for t in found if _same(s.reward, t.reward)), found[0].reward) for s, found in matched]
@@ -71,13 +76,13 @@ def row_checks(
     return result
 
 
-def surplus(rows: Iterable[Sequence[int]], rollouts: Mapping[tuple[int, ...], Sequence[Any]]) -> int:
+def surplus(rows: Iterable[tuple[int, ...]], rollouts: Iterable[tuple[int, ...]]) -> int:
     """Number of rows that are copies: beyond as many rows with these token ids as there are rollouts with them.
 
-    `rollouts`: token ids -> the rollouts that have them. Rows without a rollout do not count.
+    Rows without a rollout do not count.
     """
-    counts = Counter(map(tuple, rows))
-    return sum(max(count - len(rollouts[ids]), 0) for ids, count in counts.items() if ids in rollouts)
+    there = Counter(rollouts)
+    return sum(max(count - there[ids], 0) for ids, count in Counter(rows).items() if ids in there)
 
 
 PROMPTS_READ = 4

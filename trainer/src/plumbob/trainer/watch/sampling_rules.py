@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.diagnosis.left_out_rollouts import judged
+from plumbob.trainer.diagnosis.left_out_rollouts import LeftOut, judged
 from plumbob.trainer.watch.drift_rules import grows_by_itself
 from plumbob.trainer.watch.history import (
     WINDOW,
@@ -157,7 +157,7 @@ def _missing(h: History) -> Outcome:
     if not rows:
         return None
     count, longer, variance, odd = (total(rows, f"rollout/missing{of}") for of in ("", "_longer", "_variance", "_odd"))
-    cause, how = judged(count, longer, variance, odd)
+    cause, how = judged(LeftOut(int(count), longer, variance, int(odd)))
     evidence = (
         f"{count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     )

@@ -69,8 +69,8 @@ RATE_SHARE = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"
 )
 RATE_BELOW = Threshold(
-    0.65, "learning rate of the settings, in one of the first five steps, as a share of the one in effect, below which the "
-    "schedule is another one",
+    0.65, "smallest share that the first step's learning rate, relative to that of the settings, may be of the fifth step's; it is "
+    "below where the schedule is made for more steps than the run has",
     "schedule-hides-rate",
 )  # fmt: skip
 FIRST_STEP = Threshold(

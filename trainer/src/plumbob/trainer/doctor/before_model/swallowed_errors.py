@@ -25,14 +25,13 @@ def swallowed(environment: Environment, unpaid: Sequence[Played], paid: Sequence
 
     `unpaid`, `paid`: perfect transcripts that earned nothing, and something. Some of each are played again.
     """
-    usual = {place for found in _again(environment, paid) for place in found}
-    again = _again(environment, unpaid)
+    usual, again = set[str]().union(*_again(environment, paid)), _again(environment, unpaid)
     return min(set.intersection(*again) - usual, default="") if again else ""
 
 
 def _again(environment: Environment, played: Sequence[Played]) -> list[set[str]]:
     found = []
-    for i in spread(len(played), PLAYED) if played else ():
+    for i in spread(len(played), PLAYED):
         with exceptions_raised() as places:
             environment.play(played[i].task, ScriptedChat(environment.turns_of(played[i].task)))
         found.append(set(places))
@@ -54,8 +53,8 @@ def exceptions_raised() -> Generator[list[str]]:
         return local
 
     before, before_in_threads = sys.gettrace(), threading.gettrace()
-    sys.settrace(lambda frame, event, argument: local)
-    threading.settrace(lambda frame, event, argument: local)
+    sys.settrace(local)
+    threading.settrace(local)
     try:
         yield places
     finally:

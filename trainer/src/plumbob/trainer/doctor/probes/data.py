@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from plumbob.rollout import EngineError
 from plumbob.trainer.diagnosis import thresholds
@@ -112,14 +111,14 @@ def _tasks_of_groups(subject: Subject) -> dict[str, list[str | None]]:
 def _copied(subject: Subject) -> Finding | None:
     """Are most rows copies of others, in place of the step's other rollouts? None if not; then rows tell their groups' tasks."""
     drawn = subject.drawn
-    rollouts: dict[tuple[int, ...], list[Any]] = {}
-    for trace in drawn.batch.traces:
-        if trace.ok:
-            rollouts.setdefault(tuple(trace.branches[0].token_ids), []).append(trace)
-    count, rows = surplus([s.token_ids for s in drawn.samples], rollouts), len(drawn.samples)
+    rollouts = [tuple(trace.branches[0].token_ids) for trace in drawn.batch.traces if trace.ok]
+    count, rows = surplus((tuple(s.token_ids) for s in drawn.samples), rollouts), len(drawn.samples)
     if count <= thresholds.COPIED_ROWS * rows:
         return None
-    evidence = f"{count} of {rows} rows are copies of another row, in place of {len(rollouts)} different rollouts that were sampled"
+    evidence = (
+        f"{count} of {rows} rows are copies of another row, in place of {len(set(rollouts))} different rollouts that were "
+        "sampled"
+    )
     return Finding("rows are the rollouts that were sampled", "fail", evidence, "groups-without-variety")
 
 

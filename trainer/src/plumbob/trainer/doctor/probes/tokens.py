@@ -169,20 +169,22 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     text, true_text = tokenizer.decode(row), tokenizer.decode(truth)
     names = {tool.name for trace in subject.drawn.traces for tool in trace.tools or ()}
     prompt = tokenizer.decode(calls[0].prompt_ids)
-    opening = row[: len(row) - (len(truth) - len(calls[0].prompt_ids))]
+    opening = tokenizer.decode(row[: len(row) - (len(truth) - len(calls[0].prompt_ids))])
     # Where the first prompt is whole, the tools are there.
-    absent = any(f'"{n}"' in prompt and f'"{n}"' not in tokenizer.decode(opening) for n in names)
-    if absent and at < len(calls[0].prompt_ids):
+    in_prompt = at < len(calls[0].prompt_ids)
+    if in_prompt and any(f'"{n}"' in prompt and f'"{n}"' not in opening for n in names):
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
     # Without headers the two must be equal: a reply that is missing takes the header of the next turn with it.
     if text.count(header) < true_text.count(header) and _bare(text, header) == _bare(true_text, header):
         return "assistant-header-missing"
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
-    rest, true_rest = tokenizer.decode(row[at:]), tokenizer.decode(truth[at:])
-    alike = SequenceMatcher(None, rest, true_rest, autojunk=False).ratio() >= ALIKE
-    if text == true_text or (alike and any(start <= at < end for start, end in spans)):
+    if text == true_text:
         return "retokenised-turns"
+    if any(start <= at < end for start, end in spans):
+        rest, true_rest = tokenizer.decode(row[at:]), tokenizer.decode(truth[at:])
+        if SequenceMatcher(None, rest, true_rest, autojunk=False).ratio() >= ALIKE:
+            return "retokenised-turns"
     return "row-not-what-was-sampled"
 
 

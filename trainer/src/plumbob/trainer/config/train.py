@@ -164,8 +164,8 @@ class TrainConfig(LearningConfig):
     )
     save_steps: int | None = option(
         None,
-        "Save a checkpoint every this many steps. Default: as often as possible with saving below a tenth of the "
-        "run's time.",
+        "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
+        "time.",
         at_least=1,
     )
     save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)

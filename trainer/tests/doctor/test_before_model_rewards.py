@@ -60,6 +60,7 @@ def accepts_what_a_tool_said(task, trace, right):
         (accepts_parts, "several answers joined by or"),
         (accepts_nothing_at_all, "an empty reply"),
         (accepts_anything_short, "another task's answer"),
+        (lambda task, trace, right: right + 0.2 * trace.num_turns, "the oracle's first call again and again"),
     ],
 )
 def test_rewards_that_a_cheap_transcript_earns_are_exploitable(examined, reward, function, quoted):
@@ -88,6 +89,12 @@ def test_healthy_rewards_of_any_range_raise_no_alarm(examined, reward, function)
     reward(function)
     environment = examined(env_args=("num_examples=200",))
     assert loud([*transcripts.checks(environment), *cheap.checks(environment)]) == []
+
+
+def test_one_answer_to_all_questions_is_exploitable(examined):
+    tasks = changed(lookup_tasks(), lambda i, data: data.model_copy(update={"answer": "amber"}))
+    (finding,) = (f for f in cheap.checks(examined(tasks=tasks)) if f.cause)
+    assert finding.cause == "reward-exploitable" and "one reply, 'amber', earns 1 in 24 tasks" in finding.evidence
 
 
 def test_a_reward_of_two_answers_is_no_more_exploitable_than_chance(examined):

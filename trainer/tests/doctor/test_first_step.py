@@ -115,6 +115,7 @@ def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(su
 @pytest.mark.parametrize(
     ("change", "cause", "said"),
     [
+        (lambda values: values - values.mean(), "advantages-wrong", "the loss takes the mean off the advantages"),
         (lambda values: values.abs(), "gradient-backwards", "with an advantage of 0 its norm is 0"),
         (lambda values: values.clamp(min=0), "advantages-wrong", "rollouts with a negative advantage have none"),
         (lambda values: values.clamp(max=0), "advantages-wrong", "rollouts with a positive advantage have none"),

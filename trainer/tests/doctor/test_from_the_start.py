@@ -218,6 +218,19 @@ def test_the_scale_of_an_adapter_in_the_engine_is_fitted(loaded, factor):
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_the_scale_of_the_adapters_of_some_modules_is_fitted(loaded):
+    subject = loaded(peft=True)
+    with ExitStack() as stack:
+        for name, module in lora_layers(subject.run).items():
+            if name.endswith(("gate_proj", "up_proj")):
+                put(stack, module, "scaling", {key: s / 2 for key, s in module.scaling.items()})
+        found = [f for f in PROBES["sync"](subject) if f.cause]
+    assert found[0].cause == "adapter-scale-differs"
+    assert "base + 0.5 times what the adapters of gate_proj, up_proj add" in found[0].evidence
+
+
+@pytest.mark.slow
 def test_a_head_that_is_not_tied_is_named(loaded):
     subject = loaded()
     head: Any = engine_of(subject.run).model.get_output_embeddings()

@@ -1,6 +1,7 @@
 """Graders that take wrong answers for right, tools that show the answer, held-out answers of other tasks: without a model."""
 
 import dataclasses
+import re
 from contextlib import ExitStack
 
 import pytest
@@ -10,6 +11,7 @@ from plumbob.testing.faults.field3_parts import tools_called
 from plumbob.testing.faults.field6_unseen_doubles import held_out_golds_moved, value_shown
 from plumbob.testing.faults.field7_unseen_doubles import mentioned_is_enough
 from plumbob.testing.faults.field_parts import graded as graded_as
+from plumbob.testing.faults.field_parts import tools_answer
 from plumbob.trainer.doctor.before_model import contradicted_answers, near_answers, tool_results, transcripts
 from plumbob.trainer.rollouts.tasks import Tasks
 
@@ -105,6 +107,24 @@ def test_tools_that_show_the_answer_at_once_are_named(examined):
         tools_called(value_shown)(stack, "lookup")
         named = [f for f in tool_results.checks(examined(tasks=lookup_tasks())) if f.cause]
     assert causes(named) == ["answer-in-prompt"] and "answers of other tasks are in 0%" in named[0].evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (
+            lambda text, name, arguments: re.sub(r"\d", lambda d: str((int(d[0]) + 1) % 10), text),
+            ["tool-results-mixed"],
+        ),
+        (lambda text, name, arguments: text.upper(), []),
+        (lambda text, name, arguments: text.replace("=", " is "), []),
+    ],
+)
+def test_tool_results_that_say_something_else_are_told_from_another_form(examined, change, cause):
+    with ExitStack() as stack:
+        tools_answer(change)(stack, "lookup")
+        assert causes(tool_results.checks(examined(tasks=lookup_tasks()))) == cause
 
 
 def test_held_out_answers_that_the_tools_contradict_are_named(examined):

@@ -66,8 +66,15 @@ def favoured(engine, requests, logits):
     return logits + 3.0 * (torch.arange(logits.shape[-1]) % (logits.shape[-1] // 4) == 20)
 
 
+def half_favoured(engine, requests, logits):
+    """Every second token gets 3 more: too many to be left out one by one."""
+    return logits + 3.0 * (torch.arange(logits.shape[-1]) % 2)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [lambda engine, requests, logits: 3 * (logits / 3).tanh(), penalised, favoured])
+@pytest.mark.parametrize(
+    "change", [lambda engine, requests, logits: 3 * (logits / 3).tanh(), penalised, favoured, half_favoured]
+)
 def test_no_change_of_the_prompt_s_own_logits_is_another_context(subject_of, change):
     with ExitStack() as stack:
         engine_logits(change)(stack, "gsm8k")
@@ -88,3 +95,16 @@ def test_a_token_that_is_missing_inside_prompts_is_named(subject_of, monkeypatch
 
     monkeypatch.setattr(subject.run.engine, "generate", generate)
     assert "first prompts it has" in other_order(subject)
+
+
+@pytest.mark.slow
+def test_a_special_token_that_is_missing_in_the_engine_s_prompts_is_named(subject_of, monkeypatch):
+    subject = subject_of(**GSM8K)
+    end = subject.run.sampler.chat.stop_token_ids[0]
+    own = subject.run.engine.generate
+    monkeypatch.setattr(
+        subject.run.engine, "generate", lambda ids, sampling: own([i for i in ids if i != end], sampling)
+    )
+    finding = named(subject)
+    name = subject.run.tokenizer.convert_ids_to_tokens(end)
+    assert finding.cause == "prompt-replaced" and f"without the tokens {name!r} in prompts" in finding.evidence

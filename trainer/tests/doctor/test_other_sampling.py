@@ -1,18 +1,24 @@
 """Tokens that are drawn otherwise than reported, on logits made by random numbers: what is drawn is known."""
 
+import dataclasses
 import itertools
 import math
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from plumbob.rollout import Sample
+from plumbob.testing.examinations import causes
+from plumbob.testing.faults.field2_parts import engine_completions
 from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.doctor import explanations, other_sampling
 from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.other_sampling import View, all_scores, closest, joined, weigh
+from plumbob.trainer.doctor.probes import parity, penalties
 from plumbob.trainer.doctor.third_opinion import Explanation
 
 V = 60
@@ -158,9 +164,46 @@ def test_a_pattern_of_copies_shows_where_most_rollouts_are_equal_by_chance():
 def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_it(monkeypatch):
     """Else a condition that changes nearly nothing would be named for any difference that is small enough."""
     own, wrong = [torch.zeros(4)], [torch.full((4,), 1.3e-3)]
-    for name in ("_positions", "_other_tokens", "elsewhere", "other_prompts", "_favoured", "_blanked"):
+    for name in (
+        "_positions",
+        "_other_tokens",
+        "_other_numbers",
+        "elsewhere",
+        "other_prompts",
+        "_favoured",
+        "_blanked",
+    ):
         monkeypatch.setattr(explanations, name, lambda *given: [])
+    monkeypatch.setattr(explanations, "_means", lambda *given: Explanation("x", "x", 1.0))
     for rest, named in ((9e-4, False), (1e-4, True)):
         monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))
         found = explain(None, None, [None], own, wrong, 1e-3, engine=True)  # type: ignore[arg-type, list-item]
         assert (found is not None) == named
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda own: own / math.log(2), "in bits"),
+        (lambda own: -own, "without their sign"),
+        (lambda own: 0.7 * own, "times 0.7"),
+        (lambda own: own - 2.0, "-2"),
+    ],
+)
+def test_log_probabilities_in_other_numbers_are_named(change, said):
+    own = torch.rand(50, generator=torch.Generator().manual_seed(0)).log()
+    best = min(explanations._other_numbers([own], [change(own)]), key=lambda found: found.gap)
+    assert best.condition == f"the right log-probabilities {said}" and best.gap < 1e-6
+
+
+@pytest.mark.slow
+def test_the_mean_of_a_turn_for_each_token_is_no_penalty(subject_of):
+    def mean_of_all(completion, prompt, sampling):
+        return dataclasses.replace(completion, logprobs=(fmean(completion.logprobs),) * len(completion.logprobs))
+
+    with ExitStack() as stack:
+        engine_completions(mean_of_all)(stack, "lookup")
+        subject = subject_of(groups=8)
+        assert causes(penalties.probe(subject)) == []
+        finding = next(f for f in parity.probe(subject) if "sampled tokens" in f.check)
+    assert finding.cause == "engine-trainer-mismatch" and "the mean of its turn for each token" in finding.evidence

@@ -1,5 +1,7 @@
 """Slopes that are multiplied by importance ratios are told from advantages that are wrong."""
 
+import dataclasses
+
 import pytest
 import torch
 from plumbob.rollout import Sample
@@ -32,3 +34,11 @@ def parts(old_of, rows=4, tokens=30):
 )
 def test_importance_ratios_that_are_not_one(old_of, cause):
     assert judged(parts(old_of))[0] == cause
+
+
+def test_a_ratio_that_is_the_same_for_all_and_clipped_for_one_sign():
+    """As where old log-probabilities are too low: beyond the bound, tokens with a positive advantage have no slope."""
+    rows = parts(lambda own: own - 0.5)
+    clipped = [dataclasses.replace(p, found=p.found * (p.advantage < 0)) for p in rows]
+    cause, evidence = judged(clipped)
+    assert cause == "ratio-to-reference" and "1.65" in evidence

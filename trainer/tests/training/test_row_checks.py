@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -25,6 +26,10 @@ SETTINGS = [
 ]
 
 
+LOGPROBS = (0.0, 0.0, -0.5, -1.0, 0.0, -1.5, -2.0)
+"""Log-probabilities of each row, 0 where nothing was sampled."""
+
+
 def step(seed: int, groups: int = 3, size: int = 4) -> tuple[list[Sample], list[Any]]:
     """A step's rows and the traces that they were made of: a prompt, a turn, a tool result, a turn."""
     rng = random.Random(seed)
@@ -32,10 +37,10 @@ def step(seed: int, groups: int = 3, size: int = 4) -> tuple[list[Sample], list[
     for group in range(groups):
         for i in range(size):
             nodes = [
-                SimpleNamespace(token_ids=[1, group], mask=[False, False]),
-                SimpleNamespace(token_ids=[rng.randrange(99), i], mask=[True, True]),
-                SimpleNamespace(token_ids=[7], mask=[False]),
-                SimpleNamespace(token_ids=[rng.randrange(99), rng.randrange(99)], mask=[True, True]),
+                SimpleNamespace(token_ids=[1, group], mask=[False, False], logprobs=[]),
+                SimpleNamespace(token_ids=[rng.randrange(99), i], mask=[True, True], logprobs=[-0.5, -1.0]),
+                SimpleNamespace(token_ids=[7], mask=[False], logprobs=[]),
+                SimpleNamespace(token_ids=[rng.randrange(99)] * 2, mask=[True, True], logprobs=[-1.5, -2.0]),
             ]
             parts = {"a": rng.choice([0.0, 1.0]), "b": rng.random() / 8}
             reward = sum(parts.values())
@@ -43,7 +48,7 @@ def step(seed: int, groups: int = 3, size: int = 4) -> tuple[list[Sample], list[
             traces.append(SimpleNamespace(nodes=nodes, reward=reward, task=SimpleNamespace(hash=group), id=name))
             ids = [t for node in nodes for t in node.token_ids]
             mask = [m for node in nodes for m in node.mask]
-            sample = Sample(ids, mask, [-1.0 * m for m in mask], reward, f"0/{group}", "", rng.random() < 0.2)
+            sample = Sample(ids, mask, list(LOGPROBS), reward, f"0/{group}", "", rng.random() < 0.2)
             samples.append(dataclasses.replace(sample, rewards=parts, trace_id=name))
     return samples, traces
 
@@ -59,14 +64,16 @@ def test_rows_of_the_step_s_own_rollouts_differ_in_nothing(seed, settings, whole
     samples, traces = step(seed)
     random.Random(seed).shuffle(traces)
     found = checked(samples, traces, settings, whole)
-    assert set(found.values()) == {0.0} and len(found) == (8 if whole else 4)
+    assert set(found.values()) == {0.0} and len(found) == (9 if whole else 5)
 
 
 def test_rollouts_of_different_tasks_may_have_the_same_tokens():
     samples, traces = step(0)
     ids = list(samples[0].token_ids)
     for i in (0, 4, 8):
-        traces[i].nodes = [SimpleNamespace(token_ids=ids, mask=list(samples[0].loss_mask))]
+        traces[i].nodes = [
+            SimpleNamespace(token_ids=ids, mask=list(samples[0].loss_mask), logprobs=[-0.5, -1.0, -1.5, -2.0])
+        ]
         samples[i] = dataclasses.replace(samples[i], token_ids=ids)
     assert set(checked(samples, traces).values()) == {0.0}
 
@@ -86,6 +93,8 @@ def changed(index: int, **values: Any) -> Callable[[list[Sample]], list[Sample]]
         ("rollout/changed", 1 / 12, changed(5, token_ids=[9] * 7)),
         ("rollout/copied", 1 / 12, lambda rows: [*rows[:3], rows[2], *rows[4:]]),
         ("rollout/copied", 11 / 12, lambda rows: [dataclasses.replace(rows[0], group=row.group) for row in rows]),
+        ("rollout/other_logprobs", 1 / 12, changed(5, sampling_logprobs=[0.0, 0.0, -0.5, -1.0, 0.0, -1.5, -2.1])),
+        ("rollout/other_logprobs", 1 / 12, changed(5, sampling_logprobs=[0.0, 0.0, -0.5, -1.0, 0.0, -1.5, math.nan])),
         ("rollout/sampled_untrained", 1 / 48, changed(0, loss_mask=[False, False, False, True, False, True, True])),
         ("rollout/context_trained", 1 / 48, changed(0, loss_mask=[False, False, True, True, True, True, True])),
         ("reward/misplaced", 1 / 12, changed(3, reward=9.0, rewards={"a": 9.0})),
@@ -99,6 +108,19 @@ def test_each_change_is_seen_as_what_it_is(metric, share, change):
     others = {name for name, value in found.items() if value and name != metric}
     # Copies may be in the groups of other tasks, and the rewards of a group may differ from its rollouts'.
     assert others <= {"advantage/wrong", *(["groups/mixed"] if metric == "rollout/copied" else [])}
+
+
+def test_the_log_probabilities_of_other_tokens_of_the_row_are_not_other_ones():
+    samples, traces = step(0)
+    samples[5] = dataclasses.replace(samples[5], sampling_logprobs=[0.0, 0.0, -2.0, -0.5, 0.0, -1.0, -1.5])
+    assert set(checked(samples, traces).values()) == {0.0}
+
+
+def test_log_probabilities_that_are_not_numbers_on_both_sides_are_the_same():
+    samples, traces = step(0)
+    traces[5].nodes[1].logprobs = [math.nan, -1.0]
+    samples[5] = dataclasses.replace(samples[5], sampling_logprobs=[0.0, 0.0, math.nan, -1.0, 0.0, -1.5, -2.0])
+    assert set(checked(samples, traces).values()) == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,16 @@ def test_tensors_that_stand_still_and_weights_that_come_back():
     assert Tally.of_movement(second, first, last=second).strayed == 0
 
 
+def test_weights_that_move_along_their_gradient_go_uphill():
+    before, gradients = weights([0.0, 0.0, 0.0, 0.0]), weights([4.0, -4.0, 4.0, 0.001])
+    assert weights([-1.0, 1.0, -1.0, 1.0]).uphill(gradients, before) == (0, 3)  # the smallest gradient tells nothing
+    assert weights([-1.0, 1.0, 1.0, 0.0]).uphill(gradients, before) == (1, 3)
+    assert weights([0.0, -1.0, 1.0, 0.0]).uphill(gradients, before) == (2, 2)
+    assert before.uphill(weights([0.0] * 4), before) == (0, 0)
+    assert Tally(uphill=1, directed=4).metrics()["optimizer/uphill_share"] == 0.25
+    assert "optimizer/uphill_share" not in Tally().metrics()
+
+
 def test_turns_that_go_on_after_an_end_token_and_that_others_have_ended():
     ends = end_tokens(SimpleNamespace(eos_token_id=9), (7,))
     nodes = [

@@ -20,7 +20,7 @@ SIZE = 8
 
 
 def trace(group: int, number: int, length: int, **changes: Any) -> Any:
-    node = SimpleNamespace(mask=[True] * length, token_ids=[group, number, *range(length)])
+    node = SimpleNamespace(mask=[True] * length, token_ids=[group, number, *range(length)], logprobs=[-1.0] * length)
     own = {"id": f"{group}/{number}", "nodes": [node], "ok": True, "reward": 0.0}
     return SimpleNamespace(**{**own, "task": SimpleNamespace(key=str(group)), **changes})
 
@@ -42,7 +42,7 @@ def judged(keep: Callable[[list[Any]], list[Any]]) -> tuple[str | None, str]:
         every = groups(number)
         found = left_out([row(t) for group in every for t in keep(group)], [t for group in every for t in group])
         step = {"step": float(number), "rollout/missing": float(found.count), "rollout/count": 64.0}
-        names = ("longer", "variance", "odd")
+        names = ("longer", "variance", "better", "better_variance", "odd")
         watched.add(step | {f"rollout/missing_{name}": float(getattr(found, name)) for name in names})
     outcome = dropped_lengths(watched)
     assert outcome is not None
@@ -58,7 +58,24 @@ def test_the_longest_are_missed_and_a_random_part_is_not_called_biased() -> None
     assert cause is None and "120 rollouts" in evidence
 
 
-@pytest.mark.parametrize(("also", "cause"), [(0, "too-little-signal"), (1, None)])
+def test_those_that_earn_less_are_missed() -> None:
+    def keep(group: list[Any]) -> list[Any]:
+        for t in group[::2]:
+            t.reward = 1.0
+        return [t for k, t in enumerate(group) if t.reward or k % 4 == 1]
+
+    cause, evidence = judged(keep)
+    assert cause == "drops-are-biased" and "earn less" in evidence
+
+
+def test_what_has_no_finite_log_probability_cannot_be_used() -> None:
+    every = groups(1)
+    every[0][0].nodes[0].logprobs[0] = float("nan")
+    kept = [row(t) for group in every for t in group if t is not every[0][0]]
+    assert left_out(kept, [t for group in every for t in group]).count == 0
+
+
+@pytest.mark.parametrize(("also", "cause"), [(0, "too-little-signal"), (1, "drops-are-biased")])
 def test_a_filter_of_odd_rewards_is_told_from_one_that_leaves_a_signal(also: int, cause: str | None) -> None:
     """One rollout of each group has another reward and is missing; `also`: so is one with the reward of the others."""
 
@@ -67,7 +84,8 @@ def test_a_filter_of_odd_rewards_is_told_from_one_that_leaves_a_signal(also: int
         return group[:3] + group[4 : SIZE - also]
 
     found, evidence = judged(keep)
-    assert found == cause and ("the only one of its group with its reward" in evidence) == (cause is not None)
+    assert found == cause and ("the only one of its group with its reward" in evidence) == (also == 0)
+    assert also == 0 or "earn more" in evidence
 
 
 def test_what_cannot_be_used_and_whole_groups_are_not_missing() -> None:

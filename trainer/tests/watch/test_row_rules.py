@@ -30,6 +30,7 @@ COMPARED = (
     "rollout/unmatched",
     "rollout/changed",
     "rollout/copied",
+    "rollout/other_logprobs",
     "rollout/sampled_untrained",
     "rollout/context_trained",
     "rollout/tools_unshown",
@@ -51,6 +52,7 @@ COMPARED = (
         ({}, None),
         ({"rollout/unmatched": 1.0}, "rollouts-repeated"),
         ({"rollout/changed": 0.1}, "row-not-what-was-sampled"),
+        ({"rollout/other_logprobs": 0.1}, "row-not-what-was-sampled"),
         ({"rollout/copied": 0.1}, "rollouts-repeated"),
         ({"rollout/copied": 0.9}, "groups-without-variety"),
         ({"rollout/sampled_untrained": 0.06}, "sampled-tokens-masked"),
@@ -66,6 +68,7 @@ COMPARED = (
         ({"rollout/unlikely_ends": 0.5}, "stop-token-wrong"),
         ({"loss/misweighted": 0.5}, "advantages-wrong"),
         ({"loss/misweighted": 1.0, "loss/negated": 1.0}, "gradient-backwards"),
+        ({"loss/misweighted": 1.0, "loss/without_policy_term": 1.0}, "no-gradient"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "advantages-wrong"),
         ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "ratio-to-reference"),
@@ -77,6 +80,15 @@ def test_what_is_compared_exactly_is_named_in_its_first_step(values, cause):
     rows[7] |= values
     assert causes(rows[:7]) == set()
     assert causes(rows[:8]) == causes(rows) == ({cause} if cause else set())
+
+
+@pytest.mark.parametrize(
+    ("share", "cause"), [(0.0, None), (0.1, None), (0.5, "does-not-overfit"), (1.0, "gradient-backwards")]
+)
+def test_a_first_update_against_its_gradient_is_named_at_once(share, cause):
+    rows = [dict(row) for row in rows_of(FIRST)]
+    rows[0]["optimizer/uphill_share"] = share
+    assert causes(rows[:1]) == causes(rows) == ({cause} if cause else set())
 
 
 def test_gradients_that_are_never_cleared_rise_from_step_to_step():

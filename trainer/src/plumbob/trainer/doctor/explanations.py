@@ -15,7 +15,7 @@ from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_prompts import other_prompts
 from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import Explanation, Third, apart, explains, turn_of
+from plumbob.trainer.doctor.third_opinion import Explanation, Third, apart, by_turn, explains, turn_of
 from plumbob.trainer.doctor.token_bias import biased
 
 TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
@@ -48,7 +48,7 @@ def explain(
     """
     before = apart(wrong, own)
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
-    found += list(elsewhere(third, rows, wrong))
+    found += [*elsewhere(third, rows, wrong), *_other_numbers(own, wrong), _means(rows, own, wrong)]
     if engine:
         found += [*other_prompts(subject, third, rows, wrong), *_favoured(subject, third, rows, wrong, limit)]
     else:
@@ -136,6 +136,36 @@ def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) ->
         f"{those} another token of its row",
         apart([a.sort().values for a in own], [b.sort().values for b in wrong]),
     )
+
+
+DIFFERENT = "engine-trainer-mismatch"
+"""Cause of log-probabilities that were made over after they were computed."""
+RATIOS = {"in bits": 1 / math.log(2), "in decimal digits": 1 / math.log(10), "without their sign": -1.0}
+"""What log-probabilities are multiplied by in other units."""
+
+
+def _other_numbers(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
+    """Are these the right log-probabilities times a number, or plus one?"""
+    mine, theirs = torch.cat(list(own)).double(), torch.cat(list(wrong)).double()
+    if not (size := mine.square().sum().item()) > 0:
+        return
+    fitted = (mine @ theirs).item() / size
+    known = any(math.isclose(fitted, ratio, rel_tol=0.01) for ratio in RATIOS.values())
+    for name, ratio in (RATIOS if known else {f"times {fitted:.3g}": fitted}).items():
+        yield Explanation(DIFFERENT, f"the right log-probabilities {name}", (ratio * mine - theirs).abs().mean().item())
+    shift = (theirs - mine).median().item()
+    yield Explanation(
+        DIFFERENT, f"the right log-probabilities {shift:+.3g}", (mine + shift - theirs).abs().mean().item()
+    )
+
+
+def _means(rows: Sequence[Sample], own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Explanation:
+    """Has each token the mean of its turn?"""
+    same = []
+    for row, scores in zip(rows, own, strict=True):
+        lengths = [len(reply) for _, reply in by_turn(row)]
+        same.append(torch.cat([turn.mean().expand(len(turn)) for turn in scores.split(lengths)]))
+    return Explanation(DIFFERENT, "the mean of its turn for each token", apart(same, wrong))
 
 
 def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
@@ -111,14 +111,18 @@ def _agree(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float)
 def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int] | None:
     """(pairs of tokens that have another order of probability in the engine, all pairs that were compared) after these prompts.
 
-    None if the sampler adds noise. Prompts that the engine refuses are left out, and so are tokens that a prompt of several tokens
-    has: penalties on them are another defect.
+    None if the sampler adds noise, or if it favours the same tokens by the same amount after every prompt, as a logit bias does.
+    Prompts that the engine refuses are left out, and so are tokens that a prompt of several tokens has: penalties on them are
+    another defect.
     """
     clearly = max(limit, CLEARLY)
     pairs: list[tuple[int, int, bool]] = []
+    surplus: dict[tuple[int, int], list[float]] = defaultdict(list)
+    # As rollouts ask for it.
+    asked = Sampling(1, temperature=HOT, stop_token_ids=subject.run.sampler.chat.stop_token_ids)
     for prompt in prompts:
         try:
-            drawn = subject.generate([prompt] * DRAWS, Sampling(1, temperature=HOT), range(DRAWS))
+            drawn = subject.generate([prompt] * DRAWS, asked, range(DRAWS))
         except EngineError:
             continue
         told: dict[int, list[float]] = defaultdict(list)
@@ -132,9 +136,23 @@ def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float
             engine, model = told[a][0] - told[b][0], logits[a] - logits[b]
             if min(abs(engine), abs(model)) > clearly:
                 pairs.append((a, b, (engine > 0) != (model > 0)))
+                surplus[min(a, b), max(a, b)].append((engine - model) if a < b else (model - engine))
+    if _everywhere(surplus, clearly):
+        return None
     for _ in range(BIASED):
         involved = Counter(token for a, b, other in pairs if other for token in (a, b))
         if involved:
             most = involved.most_common(1)[0][0]
             pairs = [pair for pair in pairs if most not in pair[:2]]
     return sum(other for *_, other in pairs), len(pairs)
+
+
+def _everywhere(surplus: Mapping[tuple[int, int], Sequence[float]], clearly: float) -> bool:
+    """Whether engine and model differ by the same amount after each prompt, for nearly each pair of tokens.
+
+    `surplus`: pair of tokens -> by how many nats more the engine prefers the first to the second, after each of some prompts.
+    """
+    several = [values for values in surplus.values() if len(values) > 1]
+    differ = [values for values in several if max(map(abs, values)) > clearly]
+    same = sum(max(values) - min(values) <= clearly for values in differ)
+    return len(differ) >= FEWEST_PAIRS and same > thresholds.SAME_BIAS * len(differ)

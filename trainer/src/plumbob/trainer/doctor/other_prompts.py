@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,11 @@ def other_prompts(
     ways.append(
         ("prompt-replaced", "without special tokens in prompts", lambda ids: [i for i in ids if i not in special])
     )
+    found = Counter(token for prompt, _ in turns for token in prompt if token in special)
+    if len(found) > 1:
+        for token, _ in found.most_common(SPECIAL):
+            name = tokenizer.convert_ids_to_tokens(token)
+            ways.append(("prompt-replaced", f"without the tokens {name!r} in prompts", partial(_lacking, token)))
     ways.append(
         (
             "prompt-replaced",
@@ -70,8 +77,14 @@ def other_prompts(
             yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
 
 
+SPECIAL = 4
+"""Most special tokens, the most frequent ones of prompts, each of which is tried to be missing by itself."""
 ARGUMENTS = re.compile(r'("arguments": ?)(\{[^{}]*\})')
 """The arguments of a call, as most chat templates write them."""
+
+
+def _lacking(token: int, ids: Ids) -> Ids:
+    return [i for i in ids if i != token]
 
 
 def _called_by_strings(tokenizer: Any, ids: Ids) -> Ids:

@@ -119,7 +119,9 @@ def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
     """
     found, wanted, own = (_of_all(parts, name) for name in ("found", "wanted", "logprobs"))
     kept = (wanted != 0) & (found != 0)  # the others may have been clipped
-    if 2 * int(kept.sum()) < int((wanted != 0).sum()) or (found[kept] * wanted[kept] < 0).any():
+    clipped = wanted[(wanted != 0) & (found == 0)]
+    one_sign = len({bool(value > 0) for value in clipped}) == 1  # as a bound clips them
+    if (2 * int(kept.sum()) < int((wanted != 0).sum()) and not one_sign) or (found[kept] * wanted[kept] < 0).any():
         return None
     old = own[kept] - (found[kept] / wanted[kept]).log()
     telling = (old - own[kept]).abs() > TELLING
@@ -130,6 +132,12 @@ def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
         return (
             "ratio-to-reference",
             f"they have the importance ratio of an old log-probability of {middle:.3g} for each token",
+        )
+    apart = own[kept] - old
+    if (apart - apart.median()).abs().max() <= TELLING:
+        return (
+            "ratio-to-reference",
+            f"they have the importance ratio {apart.median().exp():.3g}, or are clipped, in place of 1",
         )
     for by in (1, -1, 2, -2):
         same = (old - own.roll(by)[kept]).abs() <= TELLING

@@ -128,6 +128,8 @@ class Subject:
         Raises RunFailed if every rollout failed.
         """
         rows = [row for row in self.drawn.samples if row.num_sampled][:FEW]
+        if not rows:  # the loss masks leave out all that was sampled
+            return self.began
         gap = mean_abs([torch.tensor(row.sampled_logprobs) for row in rows], self.score(rows))
         return self.began and gap <= self.gap_limit
 

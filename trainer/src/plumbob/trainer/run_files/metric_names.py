@@ -191,6 +191,12 @@ METRICS = (
     ),
     Metric("optimizer/moved_share", "share", "Share of trained weights that changed in the step, on a sample of them."),
     Metric(
+        "optimizer/uphill_share",
+        "share",
+        "Of sampled weights with a large gradient, the share that the first update moved along it, so that the loss grows: 0 in a "
+        "correct run. Only in the first step of a run on one process.",
+    ),
+    Metric(
         "optimizer/still_tensors",
         "share",
         "Share of the trained tensors of which no weight of the sample changed in the step.",

@@ -63,6 +63,17 @@ ROLLOUTS = (
         "Variance of rollout/missing_longer if which rollouts are missing does not depend on their lengths.",
     ),
     Metric(
+        "rollout/missing_better",
+        "pairs",
+        "Of the pairs of a missing and a kept rollout of one group, those in which the missing one earned more, less those in "
+        "which it earned less. Absent without missing rollouts.",
+    ),
+    Metric(
+        "rollout/missing_better_variance",
+        "pairs squared",
+        "Variance of rollout/missing_better if which rollouts are missing does not depend on their rewards.",
+    ),
+    Metric(
         "rollout/missing_odd",
         "rollouts",
         "Number of missing rollouts with another reward than the kept ones of their group, which all have the same one. Absent "
@@ -156,6 +167,11 @@ ROLLOUTS = (
         "rollout/copied",
         "share",
         "Share of the trained rows that are copies: beyond as many rows with their token ids as there are rollouts with them.",
+    ),
+    Metric(
+        "rollout/other_logprobs",
+        "share",
+        "Share of the trained rows with log-probabilities that their rollouts do not have, in whatever order they stand.",
     ),
     Metric("rollout/sampled_untrained", "share", "Share of the sampled tokens that the loss mask leaves out."),
     Metric(

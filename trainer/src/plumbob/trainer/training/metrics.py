@@ -115,6 +115,8 @@ def _missing(batch: Batch) -> dict[str, float]:
     more = {
         "rollout/missing_longer": found.longer,
         "rollout/missing_variance": found.variance,
+        "rollout/missing_better": found.better,
+        "rollout/missing_better_variance": found.better_variance,
         "rollout/missing_odd": found.odd,
     }
     return {"rollout/missing": found.count, **(more if found.count else {})}

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings
 from plumbob.trainer.diagnosis import thresholds
@@ -40,6 +41,7 @@ def row_checks(
     `rollout/unmatched`: share of the rows that are no rollout of this step.
     `rollout/changed`: share of the rows whose token ids are not those of their rollout.
     `rollout/copied`: share of the rows that have the token ids of a rollout which has as many rows as it should without them.
+    `rollout/other_logprobs`: share of the rows with a trace whose log-probabilities are not the trace's, in any order.
     `rollout/sampled_untrained`: share of the sampled tokens that the loss mask leaves out.
     `rollout/context_trained`: tokens that the loss mask includes although nobody sampled them, as a share of the sampled ones.
     `groups/mixed`: share of the groups whose rollouts are of more than one task.
@@ -68,7 +70,7 @@ def row_checks(
     rewards = [next((t.reward for t in found if _same(s.reward, t.reward)), found[0].reward) for s, found in matched]
     misplaced = sum(not _same(s.reward, reward) for (s, _), reward in zip(matched, rewards, strict=True))
     result["reward/misplaced"] = misplaced / len(matched)
-    result |= _masks(matched) | _groups(matched)
+    result |= _masks(matched) | _groups(matched) | {"rollout/other_logprobs": _other_logprobs(matched) / len(matched)}
     sizes = map(abs, [*rewards, *(value for s in samples for value in s.rewards.values())])
     if whole and len(matched) == len(samples) and max(sizes) < LARGEST_REWARD:
         wrong = differing(advantages, expected_advantages(samples, rewards, settings, kl_sums))
@@ -182,6 +184,21 @@ def _masks(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, fl
         "rollout/sampled_untrained": untrained / max(sampled, 1),
         "rollout/context_trained": extra / max(sampled, 1),
     }
+
+
+def _other_logprobs(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> int:
+    """Number of rows whose sampled tokens have other log-probabilities than their trace's, in whatever order they stand.
+
+    Rows with another loss mask than the trace's are left out: what is masked has none.
+    """
+    count = 0
+    for sample, (trace, *_) in matched:
+        own = [x for node in trace.nodes for x in node.logprobs]
+        mine = sample.sampled_logprobs
+        same_mask = [m for node in trace.nodes for m in node.mask] == sample.loss_mask
+        # As nearly always they stand in the same order too, which is quicker to see.
+        count += same_mask and mine != own and not np.array_equal(np.sort(mine), np.sort(own), equal_nan=True)
+    return count
 
 
 def _groups(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:

@@ -124,6 +124,10 @@ class Tally:
     """Sum, over the optimizer steps that were applied, of the share of the trained tensors without a gradient."""
     strayed: int = 0
     """Number of sampled weights that were not those of the end of the step before."""
+    directed: int = 0
+    """Number of sampled weights with a large gradient that the run's first update moved."""
+    uphill: int = 0
+    """Number of these that moved along their gradient, which makes the loss larger."""
     still: int = 0
     """Number of trained tensors of which no sampled weight changed."""
     tensors: int = 0
@@ -207,6 +211,7 @@ class Tally:
             "optimizer/still_tensors": self.still / max(self.tensors, 1),
             "optimizer/no_gradient_share": self.ungraded / max(applied, 1),
             "optimizer/strayed_share": self.strayed / max(self.watched, 1),
+            **({"optimizer/uphill_share": self.uphill / self.directed} if self.directed else {}),
             "train/tokens": self.tokens,
             "train/microbatches": self.microbatches,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,12 @@ from plumbob.trainer.distributed.base import Sharding
 
 WEIGHTS_PER_TENSOR = 1024
 """About how many entries of each trained tensor are compared before and after a step."""
+
+
+def _sampled(sharding: Sharding) -> list[torch.Tensor]:
+    """The tensors that are sampled."""
+    trainable = sharding.trainable
+    return [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1] or list(trainable.values())
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,28 @@ class WeightSample:
     @classmethod
     def of(cls, sharding: Sharding) -> WeightSample:
         """The sample of the present weights."""
-        trainable = sharding.trainable
-        matrices = [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1]
-        parts = [sharding.local(p).reshape(-1) for p in matrices or trainable.values()]
+        return cls._of(list(map(sharding.local, _sampled(sharding))))
+
+    @classmethod
+    def of_gradients(cls, sharding: Sharding) -> WeightSample:
+        """The gradients of the same entries, 0 where a tensor has none. Only where each process holds whole tensors."""
+        return cls._of([torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in _sampled(sharding)])
+
+    @classmethod
+    def _of(cls, tensors: Sequence[torch.Tensor]) -> WeightSample:
+        parts = [tensor.reshape(-1) for tensor in tensors]
         taken = [part[:: max(1, len(part) // WEIGHTS_PER_TENSOR)] for part in parts]
         return cls(torch.cat(taken), tuple(map(len, taken)))
+
+    def uphill(self, gradients: WeightSample, before: WeightSample) -> tuple[int, int]:
+        """(number of entries that moved along their gradient since `before`, number of those that moved at all).
+
+        Of the half of them with the largest gradients: what moves the others may be weight decay.
+        """
+        moved, slopes = self.values - before.values, gradients.values
+        large = slopes.abs() >= slopes[slopes != 0].abs().median() if (slopes != 0).any() else slopes != 0
+        judged = large & (moved != 0)
+        return int((judged & (moved * slopes > 0)).sum()), int(judged.sum())
 
     def still(self, before: WeightSample) -> tuple[int, int]:
         """(number of tensors of which no sampled entry has changed since `before`, number of tensors)."""

@@ -21,16 +21,17 @@ def own_rollouts(h: History) -> Outcome:
     other, changed = _worst(h, "rollout/unmatched"), _worst(h, "rollout/changed")
     if other is None or changed is None:
         return None
-    copied = _worst(h, "rollout/copied") or 0.0
+    copied, scored = (_worst(h, f"rollout/{name}") or 0.0 for name in ("copied", "other_logprobs"))
     evidence = (
         f"up to {other:.0%} of a step's rows are no rollouts of that step, {changed:.0%} have other tokens than their "
-        f"rollout, and {copied:.0%} are copies of another row, in place of other rollouts"
+        f"rollout, {scored:.0%} have log-probabilities that it does not have, in any order, and {copied:.0%} are copies of "
+        "another row, in place of other rollouts"
     )
     if copied > thresholds.COPIED_ROWS:
         return "groups-without-variety", evidence
     if other or copied:
         return "rollouts-repeated", evidence
-    return ("row-not-what-was-sampled" if changed else None), evidence
+    return ("row-not-what-was-sampled" if changed or scored else None), evidence
 
 
 def masks(h: History) -> Outcome:
@@ -103,6 +104,9 @@ def weighed(h: History) -> Outcome:
     if wrong <= thresholds.MISWEIGHTED:
         return None, evidence
     with_wrong = [row for row in taken if number(row, "loss/misweighted")]
+    nowhere = [number(row, "loss/without_policy_term") - number(row, "loss/unpulled_parts") for row in with_wrong]
+    if not h.config.kl_in_loss and min(nowhere) == 1:
+        return "no-gradient", f"{evidence}; there it is 0, and no other token has one either"
     of_the_kl_term = (
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
         ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),
@@ -159,6 +163,20 @@ def kept(h: History) -> Outcome:
         return None
     evidence = f"up to {strayed:.0%} of the weights were others at a step's start than at the end of the step before"
     return ("weights-lost" if strayed > 0 else None), evidence
+
+
+def downhill(h: History) -> Outcome:
+    """Did the run's first update move weights against the gradient that was computed?"""
+    start = h.first[0] if h.first else {}
+    if "optimizer/uphill_share" not in start:
+        return None
+    share = number(start, "optimizer/uphill_share")
+    evidence = (
+        f"the first update moved {share:.0%} of the weights with a large gradient along it, so that the loss grows"
+    )
+    if share > 1 - thresholds.UPHILL:
+        return "gradient-backwards", evidence
+    return ("does-not-overfit" if share > thresholds.UPHILL else None), evidence
 
 
 def all_move(h: History) -> Outcome:

@@ -35,6 +35,7 @@ from plumbob.trainer.watch.reward_rules import (
 from plumbob.trainer.watch.row_rules import (
     advantages,
     all_move,
+    downhill,
     ends,
     kept,
     masks,
@@ -100,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule(REACHES_PEAK, lambda h: warm_up(h.config)),
     Rule("weight decay leaves the weights", decay),
     Rule("updates change the weights and the policy", movement),
+    Rule("the first update follows its gradient downhill", downhill),
     Rule("an update moves every trained tensor", all_move),
     Rule("steps are small enough", breaking),
     Rule(HAS_DIRECTION, lambda h: kl_estimator(h.config)),

@@ -156,8 +156,9 @@ def _missing(h: History) -> Outcome:
     rows = [row for row in h.recent if number(row, "rollout/missing")]
     if not rows:
         return None
-    count, longer, variance, odd = (total(rows, f"rollout/missing{of}") for of in ("", "_longer", "_variance", "_odd"))
-    cause, how = judged(LeftOut(int(count), longer, variance, int(odd)))
+    numbers = ("", "_longer", "_variance", "_better", "_better_variance", "_odd")
+    count, *differences, odd = (total(rows, f"rollout/missing{of}") for of in numbers)
+    cause, how = judged(LeftOut(int(count), *differences, int(odd)))
     evidence = (
         f"{count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     )

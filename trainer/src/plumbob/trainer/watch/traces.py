@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from plumbob.rollout import StopReason
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.copied_rollouts import copied
@@ -32,10 +33,14 @@ OTHER_TOKENS = (
     "rollout/unmatched",
     "rollout/changed",
     "rollout/copied",
+    "rollout/other_logprobs",
     "rollout/sampled_untrained",
     "rollout/context_trained",
 )
-"""Metrics that are above 0 if a step's training rows are not its rollouts, token by token, or their masks are not."""
+"""Metrics that are above 0 if a step's training rows are not its rollouts, token by token, or their masks or log-probabilities
+are not."""
+CUT = (StopReason.MAX_TURN_TOKENS, StopReason.MAX_CONTEXT)
+"""Stop reasons of rollouts that were cut off within a turn."""
 FEWEST_RESULTS = 10
 """Fewest different tool calls by which tools are judged."""
 OTHER_ANSWERS = 16
@@ -63,8 +68,10 @@ def examine_traces(
     gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
     scored = permuted(usable, gaps)
     repeated = copies(usable)
+    # What an engine cuts off is not drawn at random: the tokens that are missing are those that it was less sure of.
+    whole = sum(r.stop in CUT for r in usable) <= len(usable) / 2
     # Of copies each counts as a draw of its own, so that chance looks like a sampler that prefers their tokens.
-    drawn = calibrated(usable, config) if repeated is None or repeated.verdict != "fail" else None
+    drawn = calibrated(usable, config) if whole and (repeated is None or repeated.verdict != "fail") else None
     checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
     return [
         _sample(rollouts, run_dir),

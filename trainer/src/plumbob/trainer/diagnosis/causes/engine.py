@@ -67,8 +67,8 @@ CAUSES = (
     ),
     Cause(
         "drops-are-biased",
-        "The rollouts that training leaves out (as too old, failed, timed out, or cut off and masked) are much longer than "
-        "those that it keeps: the policy learns from tasks with short rollouts and hardly from the others.",
+        "The rollouts that training leaves out (as too old, failed, timed out, cut off and masked, or for no known reason) are "
+        "much longer than those that it keeps, or earn less or more: the policy learns from the others alone.",
         "Raise the limit that the evidence names (--max-staleness, --max-seconds, --max-tool-seconds or --max-tokens), "
         "use --overlong keep, or sample fewer rollouts per step with a lower --batch-size or "
         "--gradient-accumulation-steps, until few rollouts are left out.",

@@ -187,8 +187,8 @@ CAUSES = (
     ),
     Cause(
         "tool-results-mixed",
-        "Tool results in a rollout are those of another rollout's calls, or change from one time to the next where the "
-        "tool's own do not: the policy is trained on evidence that it did not ask for.",
+        "Tool results in a rollout are those of another rollout's calls, or say something else than the tool returned, or change "
+        "from one time to the next where the tool's own do not: the policy is trained on evidence that it did not ask for.",
         "Keep what a tool remembers of a rollout in that rollout's own state, not in a global variable or an attribute "
         "that concurrent rollouts share; --max-concurrent 1 shows whether that is the reason. "
         "If it is not, look at what stands between tool and conversation: a cache, a proxy, or a model that plays the tool.",

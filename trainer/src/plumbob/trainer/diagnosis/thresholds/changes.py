@@ -90,8 +90,8 @@ FEWEST_DROPPED = Threshold(
     "drops-are-biased",
 )  # fmt: skip
 MISSING_LENGTH = Threshold(
-    3.0, "largest difference in length, in standard errors, between finished rollouts that are missing from their groups and "
-    "the others", "drops-are-biased",
+    3.0, "largest difference in length or reward, in standard errors, between finished rollouts that are missing from their "
+    "groups and the others", "drops-are-biased",
 )  # fmt: skip
 FEW_TASKS_SEEN = Threshold(
     16, "number of training tasks, each seen four times, at or below which a run has few: a step of the default size "

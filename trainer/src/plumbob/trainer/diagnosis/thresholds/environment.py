@@ -183,3 +183,11 @@ UNLIKE_RESULTS = Threshold(
     0.3, "largest share of tool calls that rollouts of a task make at the same place, with other results",
     "tool-results-mixed",
 )  # fmt: skip
+CUT_QUESTIONS = Threshold(
+    0.25, "largest share of training questions that may break off after a letter or a digit where others end with a mark",
+    "truncated-context",
+)  # fmt: skip
+WHOLE_QUESTIONS = Threshold(
+    0.9, "smallest share of the other questions that end with a mark, for a question that breaks off to be taken for a cut one",
+    "truncated-context",
+)  # fmt: skip

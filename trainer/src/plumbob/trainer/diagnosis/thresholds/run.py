@@ -93,6 +93,11 @@ OTHER_ORDER = ByPrecision(
     "in another context",
     "prompt-replaced",
 )  # fmt: skip
+SAME_BIAS = Threshold(
+    0.5, "share of the pairs of tokens whose difference the engine changes, that it changes by the same amount after each "
+    "prompt, above which it is a logit bias and not another prompt",
+    "prompt-replaced",
+)  # fmt: skip
 MUTED_TOKENS = Threshold(
     0.1, "largest share of sampled tokens that --importance-correction may mask", "correction-mutes-rollouts"
 )
@@ -301,6 +306,11 @@ MOVED_SHARE = Threshold(
 )  # fmt: skip
 SAME_DIRECTION = Threshold(
     0.5, "smallest cosine of the gradient that was computed and the one that the optimizer sees; 1 in a correct run",
+    "gradient-backwards", "does-not-overfit",
+)  # fmt: skip
+UPHILL = Threshold(
+    0.2, "largest share of weights with a large gradient that the first update may move along it; 0 in a correct run, and half of "
+    "them where the optimizer sees another gradient. With so few against it, it is the gradient's negative",
     "gradient-backwards", "does-not-overfit",
 )  # fmt: skip
 STEP_OF_RATE = Threshold(

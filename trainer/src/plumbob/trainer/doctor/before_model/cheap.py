@@ -18,6 +18,8 @@ CHEAP_TASKS = 24
 """Number of tasks in which cheap transcripts are played."""
 ODD_TASKS = 3
 """Number of tasks in which odd transcripts are played."""
+CALLS = 8
+"""How often a call is made whose result is known already: whoever pays for calls or turns pays for each of them."""
 OPTIONS = 4
 """Number of answers that are joined by "or"."""
 _TAGGED = re.compile(r"(<(\w+)>).*?(</\2>)", re.DOTALL)
@@ -98,6 +100,8 @@ def _cheap(environment: Environment) -> Finding:
     battery = list(_battery(environment))
     if not battery:
         return Finding(check, "unsure", "no transcript could be played")
+    if (only := _only_answer(environment)) is not None:
+        return Finding(check, "fail", only, "reward-exploitable")
     earned = [(name, fmean(p.reward for p in played), played) for name, played in battery]
     listed = "; ".join(f"{name} {mean:.3g}" for name, mean, _ in earned)
     if not environment.has_oracle:
@@ -129,6 +133,19 @@ def _cheap(environment: Environment) -> Finding:
                 )
             return Finding(check, "fail", evidence, "reward-exploitable")
     return Finding(check, "pass", evidence)
+
+
+def _only_answer(environment: Environment) -> str | None:
+    """Evidence that one reply is right in all tasks, though their prompts differ; None if there is none."""
+    prompts = {tuple(played.opening) for played in environment.silent}
+    finals = [turns[-1] for task in environment.sample if (turns := environment.turns_of(task))]
+    if min(len(prompts), len(finals)) < CHEAP_TASKS or len(set(map(said, finals))) > 1 or not said(finals[0]).strip():
+        return None
+    played = [environment.say(environment.sample[i], finals[0]) for i in spread(len(environment.sample), CHEAP_TASKS)]
+    best, earned = (fmean(p.reward for p in some) for some in (environment.oracles, played))
+    if earned < best - thresholds.REWARD_TOLERANCE or best <= thresholds.REWARD_TOLERANCE:
+        return None
+    return f"one reply, {_shown(played[0])}, earns {earned:.3g} in {len(played)} tasks with different prompts: it solves them all"
 
 
 def _clean_components(best: Sequence[Played], cheap: Sequence[Played]) -> list[str]:
@@ -168,6 +185,7 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
         "several answers joined by or": lambda i: _hedged(environment, i),
         "the first tool result quoted": lambda i: _quoted(environment, i),
         "the oracle's calls with another task's answer": lambda i: _looked_up_in_vain(environment, i),
+        "the oracle's first call again and again": lambda i: _called_again(environment, i),
     }
     yield EMPTY, [p for p in silent if p.trace.ok]
     for name, make in kinds.items():
@@ -223,6 +241,14 @@ def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply
     if any(gold in said(turn) for turn in turns[:-1]):
         return None
     return (*turns[:-1], *other)
+
+
+def _called_again(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
+    """The first call of a task's oracle, `CALLS` times, then the last turn of another task's oracle."""
+    turns, other = environment.turns_of(environment.sample[number]), _of_another(environment, number)
+    if other is None or len(turns) < 2 or environment.gold(environment.sample[number]) in said(turns[0]):
+        return None
+    return (*turns[:1] * CALLS, *other)
 
 
 def _apart(a: str, b: str) -> bool:

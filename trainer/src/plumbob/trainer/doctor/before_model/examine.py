@@ -10,6 +10,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model import (
     cheap,
     contradicted_answers,
+    cut_questions,
     near_answers,
     task_sets,
     tool_results,
@@ -20,6 +21,7 @@ from plumbob.trainer.doctor.environment import Environment
 CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
     "transcripts": transcripts.checks,
     "tasks": task_sets.checks,
+    "questions": cut_questions.checks,
     "tools": tool_results.checks,
     "answers": contradicted_answers.checks,
     "cheap transcripts": cheap.checks,

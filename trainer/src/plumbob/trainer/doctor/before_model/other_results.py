@@ -98,6 +98,13 @@ def explained(other: Sequence[Result], compared: Sequence[Result]) -> tuple[str 
     return None, evidence
 
 
+def says_the_same(result: Result) -> bool:
+    """Whether what is shown has the words and numbers that the tool returned, in this order, whatever case or form they have."""
+    shown, own = (re.findall(r"\w+", text.casefold()) for text in (result.shown, result.own or ""))
+    rest = iter(shown)
+    return all(word in rest for word in own)
+
+
 def _changed_argument(result: Result) -> bool:
     """Whether the result quotes an argument of the call with something added to it or taken from it, or in another case."""
     words = re.findall(r"\w[\w.]*\w|\w", result.shown)

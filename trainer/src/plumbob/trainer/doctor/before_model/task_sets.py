@@ -152,6 +152,9 @@ def _prompted_alike(environment: Environment) -> Finding:
     train, held_out = environment.silent, environment.silent_held_out
     if len(train) < thresholds.COMPARED_PROMPTS or len(held_out) < thresholds.COMPARED_PROMPTS:
         return Finding(check, "unsure", f"only {len(train)} training and {len(held_out)} held-out prompts to compare")
+    if len(set(map(_whole, train))) >= thresholds.COMPARED_PROMPTS and len(set(map(_whole, held_out))) == 1:
+        evidence = f"all {len(held_out)} held-out prompts are the same one, so that an evaluation is of a single task"
+        return Finding(check, "fail", evidence, "few-distinct-tasks")
     tools = [{tool.name for tool in played.trace.tools or ()} for played in (train[0], held_out[0])]
     if tools[0] != tools[1]:
         only = ", ".join(sorted(tools[0] ^ tools[1]))

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.changed_arguments import change_of
-from plumbob.trainer.doctor.before_model.direct_calls import results_of
+from plumbob.trainer.doctor.before_model.direct_calls import direct, results_of
 from plumbob.trainer.doctor.before_model.first_results import given_away
 from plumbob.trainer.doctor.before_model.made_up_results import made_up
-from plumbob.trainer.doctor.before_model.other_results import NOTHING, Result, explained, is_part, many, others
+from plumbob.trainer.doctor.before_model.other_results import (
+    NOTHING,
+    Result,
+    explained,
+    is_part,
+    many,
+    others,
+    says_the_same,
+)
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
 from plumbob.trainer.watch.trace_contents import says_failed
 
@@ -51,6 +59,8 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
         # What a tool is called with is known for certain, so few results are enough.
         if cause is None and (change := change_of(environment, other)):
             cause, evidence = "tool-arguments-changed", f"{explained(other, compared)[1]}; {change}"
+        if evidence and cause is None and _replaced(environment, other, compared):
+            cause, evidence = "tool-results-mixed", f"{evidence}; called twice, the tools return the same"
         if evidence:
             return Finding(check, "fail" if cause else "unsure", evidence, cause)
     cut = [r for r in compared if is_part(r.shown, r.own or "")]
@@ -60,6 +70,18 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
         evidence += f", such as {len(lost.shown)} of {len(lost.own or '')} characters, ending in {lost.shown[-30:]!r}"
         return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", "tool-results-cut")
     return Finding(check, "pass", evidence)
+
+
+def _replaced(environment: Environment, other: Sequence[Result], compared: Sequence[Result]) -> bool:
+    """Whether most of these results say something else than the tools, which return the same when they are called once more."""
+    if sum(not says_the_same(r) for r in other) <= len(other) / 2:
+        return False
+    tasks = list({id(r.task): r.task for r in other}.values())
+    for task in (tasks[i] for i in spread(len(tasks), TWICE)):
+        own = [r for r in compared if r.task is task]
+        if direct(environment, task, [(r.name, r.arguments) for r in own]) != [r.own for r in own]:
+            return False
+    return True
 
 
 def _steady(environment: Environment, played: Sequence[Played]) -> Finding:

@@ -71,8 +71,8 @@ def _fixed(subject: Subject, sampled_gap: float) -> Finding:
         return Finding(check, "fail", f"{evidence}; {other[1]}", other[0])
     row = subject.run.parity_row
     sides = ([torch.tensor(subject.run.engine.score(row.token_ids))], subject.score([row], 1.0))
-    cause, why, _ = _why(subject, [row], *sides, limit, temperature=1.0)
-    if cause == UNEXPLAINED and sampled_gap > subject.gap_limit:
+    cause, why, _, known = _why(subject, [row], *sides, limit, temperature=1.0)
+    if not known and sampled_gap > subject.gap_limit:
         return Finding(check, "unsure", f"{evidence}; {why}; the next check has more tokens to find out the reason")
     return Finding(check, "fail", f"{evidence}; {why}", cause)
 
@@ -92,12 +92,12 @@ def _gap(
         return Finding(check, "fail", f"{evidence}; {ends}", "stop-token-wrong")
     few = spread(len(rows), EXPLAINED)
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
-    cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
+    cause, why, wrong, known = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
     # Where a token is forced, another one is left out, which explains as much and says less.
-    sampler = cause in (UNEXPLAINED, "sampling-truncated") and "trainer" not in wrong
+    sampler = (not known or cause == "sampling-truncated") and "trainer" not in wrong
     if sampler and (forced := forced_tokens(drawn, own, limit)):
         return Finding(check, "fail", f"{evidence}; {forced}", "sampling-truncated")
-    if cause == UNEXPLAINED:
+    if not known:
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
         possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
@@ -149,8 +149,8 @@ def _why(
     limit: float,
     *,
     temperature: float,
-) -> tuple[str, str, list[str]]:
-    """(cause, evidence, which sides differ from a third opinion): "engine", "trainer" or both."""
+) -> tuple[str, str, list[str], bool]:
+    """(cause, evidence, which sides differ from a third opinion: "engine", "trainer" or both, whether it is known how)."""
     third = third_opinion(subject, temperature)
     truth = [third.scores(row) for row in rows]
     apart_ = {"engine": apart(engine, truth), "trainer": apart(trainer, truth)}
@@ -162,8 +162,10 @@ def _why(
     for side in wrong:
         theirs = engine if side == "engine" else trainer
         if (found := explain(subject, third, rows, truth, theirs, limit, engine=side == "engine")) is not None:
-            return found.cause, f"{evidence}; the {side} computes {found.condition} (rest {found.gap:.2g})", wrong
-    return UNEXPLAINED, evidence, wrong
+            # What an explained difference is may have no other name than an unexplained one.
+            explained = f"{evidence}; the {side} computes {found.condition} (rest {found.gap:.2g})"
+            return found.cause, explained, wrong, True
+    return UNEXPLAINED, evidence, wrong, False
 
 
 def _by_place(engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]) -> str:

@@ -227,10 +227,19 @@ def _of_logprobs(
     )
     small = thresholds.PENALISED[subject.run.config.bf16]
     bad = difference < -small and old.mean().item() < 0 and share >= ONE_SIDED
+    if bad and all(len(set(own)) == 1 for row in rows for own in _of_turns(row) if own):
+        evidence += "; in the engine's, all tokens of a turn have the same one, whatever stood before"
+        return Finding(check, "pass", evidence)
     # New tokens are few where the policy is sure of what it has read, so that another prompt can look like a penalty.
     if bad and (asked := other_order(subject, third_opinion(subject, 1.0), limit)):
         return Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
+
+
+def _of_turns(row: Sample) -> list[list[float]]:
+    """The engine's log-probabilities of each turn of a row."""
+    turns = groupby(zip(row.loss_mask, row.sampling_logprobs, strict=True), key=lambda pair: pair[0])
+    return [[logprob for _, logprob in turn] for sampled, turn in turns if sampled]
 
 
 def _repeated(row: Sample) -> list[bool]:

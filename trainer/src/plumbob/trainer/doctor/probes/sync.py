@@ -38,6 +38,13 @@ EARLY_UPDATES = (1, 10, 100)
 """Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
 SCALES = tuple(2.0**k for k in range(-6, 7))
 """Scales of an adapter that are tried first."""
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("q_proj", "k_proj", "v_proj", "o_proj"),
+    ("gate_proj", "up_proj", "down_proj"),
+)
+"""Modules whose adapters may have a scale of their own in an engine: those that engines keep in one matrix, and whole blocks."""
 AUDIBLE = 20.0
 """How many times the floating-point noise a change must be to be measured."""
 
@@ -161,11 +168,13 @@ def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Te
     """
     limit = max(thresholds.SAMPLING_GAP[subject.run.config.bf16], seen.gap * thresholds.UNEXPLAINED_REST)
     if subject.run.config.peft:
-        scale, rest = _fitted_scale(subject, seen.rows)
-        if rest <= limit:
-            return "adapter-scale-differs", (
-                f"the engine computes base + {scale:.3g} times what the adapter adds in the trainer (rest {rest:.2g})"
-            )
+        for kinds in ((), *FUSED):
+            scale, rest = _fitted_scale(subject, seen.rows, kinds)
+            if rest <= limit:
+                which = f"the adapters of {', '.join(kinds)} add" if kinds else "the adapter adds"
+                return "adapter-scale-differs", (
+                    f"the engine computes base + {scale:.3g} times what {which} in the trainer (rest {rest:.2g})"
+                )
         return None
     rest = _gap_with_first_head(subject, seen.rows, first)
     if rest is not None and rest <= limit:
@@ -176,10 +185,17 @@ def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Te
     return None
 
 
-def _fitted_scale(subject: Subject, rows: Sequence[Sample]) -> tuple[float, float]:
-    """(s, gap in nats) with which base + s (trainer - base) is closest to the engine. LoRA only: s scales its B."""
+def _fitted_scale(subject: Subject, rows: Sequence[Sample], kinds: Sequence[str]) -> tuple[float, float]:
+    """(s, gap in nats) with which base + s (trainer - base) is closest to the engine. LoRA only: s scales its B.
+
+    `kinds`: names of modules, such as q_proj, whose adapters alone have another scale; empty if all have. The gap is infinite
+    if there is no such adapter.
+    """
     policy = subject.run.policy
-    tensors = {n: policy.sharding.local(p) for n, p in policy.trainable.items() if "lora_B" in n}
+    every = {n: policy.sharding.local(p) for n, p in policy.trainable.items() if "lora_B" in n}
+    tensors = {n: t for n, t in every.items() if not kinds or any(f".{kind}." in n for kind in kinds)}
+    if not tensors or (kinds and len(tensors) == len(every)):
+        return 1.0, math.inf
     kept = {name: tensor.clone() for name, tensor in tensors.items()}
 
     @torch.no_grad()

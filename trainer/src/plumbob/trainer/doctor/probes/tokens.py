@@ -181,7 +181,10 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
     if text == true_text:
         return "retokenised-turns"
-    if any(start <= at < end for start, end in spans):
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    # Text that is tokenised again has the same special tokens.
+    same = [i for i in row if i in special] == [i for i in truth if i in special]
+    if same and any(start <= at < end for start, end in spans):
         rest, true_rest = tokenizer.decode(row[at:]), tokenizer.decode(truth[at:])
         if SequenceMatcher(None, rest, true_rest, autojunk=False).ratio() >= ALIKE:
             return "retokenised-turns"

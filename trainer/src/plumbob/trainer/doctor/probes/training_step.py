@@ -104,6 +104,10 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
     if size == 0:  # at the start a KL term has no gradient either, because the policy is the reference
         if subject.run.objective.kl_beta > 0 and (moved := _away_from_the_reference(subject, rows)):
             return Finding(check, "fail", f"{evidence}; {moved}", "policy-term-missing")
+        mixed = norm_of(gradient_of(subject, rows, [(-1.0) ** i for i in range(len(rows))]))
+        if mixed > 0:
+            evidence += f"; with +1 and -1 in turn it has a norm of {mixed:.2g}: the loss takes the mean off the advantages it gets"
+            return Finding(check, "fail", evidence, "advantages-wrong")
         return left_out.without_gradient(subject, check, rows, evidence)
     if apart >= thresholds.SAME_GRADIENT * size:
         return Finding(check, "pass", evidence)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the same minutes bring on GSM8K: plumbob's 60 steps on one GPU, TRL's steps that fit into that time on another, side by side.
+# What the same minutes bring on GSM8K: plumbob's 48 steps on one GPU, TRL's steps that fit into that time on another, side by side.
 #
 #     PYTHON=python3 GPU=0 bash tools/gpu/same_minutes.sh plumbob MODEL GSM8K OUT &
 #     PYTHON=python3 GPU=1 bash tools/gpu/same_minutes.sh trl MODEL GSM8K OUT; wait

@@ -16,7 +16,7 @@ from plumbob.testing.examinations import all_findings, causes, changed, lookup_t
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.before_model import cut_questions, settings, task_sets, tool_results, transcripts
+from plumbob.trainer.doctor.before_model import settings, task_sets, tool_results, transcripts
 from plumbob.trainer.doctor.scope import Scope, missed
 from plumbob.trainer.rollouts.tasks import Tasks, load_tasks
 from plumbob.trainer.training.sampling_warnings import checkpoint_warnings
@@ -66,25 +66,6 @@ def test_held_out_tasks_that_are_all_the_same_are_named(examined):
     same = dataclasses.replace(tasks, held_out=[tasks.held_out[0]] * len(tasks.held_out))
     (finding,) = (f for f in task_sets.checks(examined(tasks=same)) if f.cause)
     assert finding.cause == "few-distinct-tasks" and "held-out prompts are the same one" in finding.evidence
-
-
-WHOLE = [f"How many are {i} and {'many ' * (i % 5)}more?" for i in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("train", "held_out", "cut"),
-    [
-        (WHOLE, WHOLE, False),
-        ([text[:20] for text in WHOLE], WHOLE, True),
-        ([text[:20] if i % 2 else text for i, text in enumerate(WHOLE)], WHOLE, True),
-        ([text[:20] if i % 2 else text for i, text in enumerate(WHOLE)], [text[:20] for text in WHOLE], True),
-        ([text[:20] if i % 8 == 0 else text for i, text in enumerate(WHOLE)], WHOLE, False),  # too few to tell
-        ([f"Start key: {i}" for i in range(1000, 1040)], [f"Start key: {i}" for i in range(2000, 2040)], False),
-        ([f"Add {i} and {'1' * (i % 5)}7" for i in range(40)], [f"Add {i} and 7" for i in range(40, 80)], False),
-    ],
-)
-def test_questions_that_break_off_where_others_end_are_cut(train, held_out, cut):
-    assert (cut_questions.judged(train, held_out)[0] == "truncated-context") == cut
 
 
 def test_copies_are_named_whatever_they_are_called(examined):

@@ -137,8 +137,16 @@ def test_right_answers_that_earn_nothing_after_an_error_that_is_caught_are_told_
     assert elsewhere or "ZeroDivisionError in caught (test_before_model_rewards.py" in finding.evidence
 
 
-def test_empty_replies_that_earn_all_in_some_tasks_are_no_oracles_that_fail(examined, reward):
-    reward(lambda task, trace, right: 1.0 if int(task.key.rsplit("-", 1)[1]) % 3 == 0 else right)
+@pytest.mark.parametrize(
+    "paid",
+    [
+        lambda number, right: 1.0 if number % 3 == 0 else right,
+        # Right answers of some other tasks earn ten times as much, so that this is not the most that any earns.
+        lambda number, right: 1.0 if number % 3 == 0 else 0.1 if not right else 10.0 if number % 7 == 0 else 1.0,
+    ],
+)
+def test_empty_replies_that_earn_all_in_some_tasks_are_no_oracles_that_fail(examined, reward, paid):
+    reward(lambda task, trace, right: paid(int(task.key.rsplit("-", 1)[1]), right))
     finding = next(f for f in transcripts.checks(examined(env_args=("num_examples=200",))) if f.cause)
     assert finding.cause == "reward-exploitable" and "an empty reply earns as much" in finding.evidence
 

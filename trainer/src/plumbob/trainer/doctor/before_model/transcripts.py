@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import verifiers.v1 as vf
 from plumbob.hub import find
@@ -168,13 +168,19 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             cause = "answers-not-parsed"
             earned = _range([p.reward for p in right])
             evidence += f"; but in {len(right)} of {len(bare)} tasks the answer alone earns {earned}"
-        elif not error and paid and sum(p.reward >= max(rewards) - _TOLERANCE for p in nothing) > len(nothing) / 2:
+        elif not error and paid and _overpaid(environment, nothing, paid):
             cause = "reward-exploitable"
-            evidence += "; there an empty reply earns as much as a perfect transcript of any task"
+            evidence += "; there an empty reply earns as much as perfect transcripts of other tasks do"
         command = f"evaluate {environment.config.env} --oracle"
         yield Finding(check, "fail", evidence, cause, command=command)
         return
     yield Finding(check, "pass", evidence)
+
+
+def _overpaid(environment: Environment, nothing: Sequence[Played], paid: Sequence[Played]) -> bool:
+    """Whether most empty replies of the tasks `nothing` earn at least what most perfect transcripts of the tasks `paid` earn."""
+    usual = median(p.reward for p in paid) - _TOLERANCE
+    return sum(environment.floors[id(p.task)] >= usual for p in nothing) > len(nothing) / 2
 
 
 OTHER_WORDS = "I do not know."

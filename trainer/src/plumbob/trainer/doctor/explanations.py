@@ -140,6 +140,8 @@ def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) ->
 
 DIFFERENT = "engine-trainer-mismatch"
 """Cause of log-probabilities that were made over after they were computed."""
+LEAST_RATIO = 0.05
+"""Smallest ratio that is looked for: an engine without a choice gives every token a log-probability of 0."""
 RATIOS = {"in bits": 1 / math.log(2), "in decimal digits": 1 / math.log(10), "without their sign": -1.0}
 """What log-probabilities are multiplied by in other units."""
 
@@ -150,6 +152,8 @@ def _other_numbers(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -
     if not (size := mine.square().sum().item()) > 0:
         return
     fitted = (mine @ theirs).item() / size
+    if abs(fitted) < LEAST_RATIO:
+        return
     known = any(math.isclose(fitted, ratio, rel_tol=0.01) for ratio in RATIOS.values())
     for name, ratio in (RATIOS if known else {f"times {fitted:.3g}": fitted}).items():
         yield Explanation(DIFFERENT, f"the right log-probabilities {name}", (ratio * mine - theirs).abs().mean().item())

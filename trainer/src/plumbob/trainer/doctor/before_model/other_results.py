@@ -6,6 +6,7 @@ Between the two lie the reader of calls, what passes arguments on, and what pass
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,10 +100,9 @@ def explained(other: Sequence[Result], compared: Sequence[Result]) -> tuple[str 
 
 
 def says_the_same(result: Result) -> bool:
-    """Whether what is shown has the words and numbers that the tool returned, in this order, whatever case or form they have."""
-    shown, own = (re.findall(r"\w+", text.casefold()) for text in (result.shown, result.own or ""))
-    rest = iter(shown)
-    return all(word in rest for word in own)
+    """Whether what is shown has the words and numbers that the tool returned, whatever order, case or form they have."""
+    shown, own = (Counter(re.findall(r"\w+", text.casefold())) for text in (result.shown, result.own or ""))
+    return own <= shown
 
 
 def _changed_argument(result: Result) -> bool:

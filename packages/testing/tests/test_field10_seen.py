@@ -12,9 +12,18 @@ from plumbob.testing.faults import field10_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field10_seen import SEEN
 from plumbob.testing.faults.field_parts import by_group
-from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, rewards, sample, tried, without
+from plumbob.testing.faults.field_trial import (
+    config_of,
+    gap,
+    loss_inputs,
+    minibatch_of,
+    rewards,
+    sample,
+    tried,
+    without,
+)
 from plumbob.trainer.algorithm import advantages
-from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
+from plumbob.trainer.algorithm.losses import Objective, policy_loss
 from plumbob.trainer.rollouts.tasks import load_tasks
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
@@ -82,16 +91,8 @@ def half_of_it(inputs):
 
 
 def inputs_of(rows, beta=False):
-    new, ones = torch.full((len(rows),), -1.0, requires_grad=True), torch.ones(len(rows))
-    return LossInputs(
-        logprobs=new,
-        old_logprobs=new.detach().clone(),
-        advantages=torch.zeros(len(rows)) if beta else ones,
-        weights=ones,
-        rows=torch.tensor(rows),
-        corrections=ones,
-        ref_logprobs=torch.full((len(rows),), -3.0) if beta else None,
-    )
+    reference = {"ref_logprobs": torch.full((len(rows),), -3.0)} if beta else {}
+    return loss_inputs([0.0 if beta else 1.0] * len(rows), rows=torch.tensor(rows), **reference)
 
 
 def test_the_second_half_of_each_row_has_no_gradient():

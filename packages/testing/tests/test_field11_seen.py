@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-import torch
 from plumbob.rollout import Completion, Sampling
 from plumbob.testing.faults import field11_seen_doubles as doubles
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field11_seen import SEEN
 from plumbob.testing.faults.field_parts import by_group
-from plumbob.testing.faults.field_trial import gap, rewards, sample, tried, without
-from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
+from plumbob.testing.faults.field_trial import gap, loss_inputs, rewards, sample, tried, without
+from plumbob.trainer.algorithm.losses import Objective, policy_loss
 from plumbob.trainer.policy import merged_weights
 from safetensors.torch import load_file
 
@@ -68,17 +67,9 @@ def test_one_token_is_kept():
 
 
 def gradient_of(advantages):
-    new, ones = torch.full((len(advantages),), -1.0, requires_grad=True), torch.ones(len(advantages))
-    inputs = LossInputs(
-        logprobs=new,
-        old_logprobs=new.detach().clone(),
-        advantages=torch.tensor(advantages),
-        weights=ones,
-        rows=torch.arange(len(advantages)),
-        corrections=ones,
-    )
+    inputs = loss_inputs(advantages)
     policy_loss(inputs, Objective("dr_grpo", 0.2, 0.2)).loss.backward()
-    return new.grad
+    return inputs.logprobs.grad
 
 
 def test_one_term_has_other_advantages():

@@ -13,9 +13,18 @@ from plumbob.rollout import Sampling
 from plumbob.testing.faults import field11_unseen_doubles as doubles
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field11_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import begin_step, gap, minibatch_of, rewards, sample, tried, without
+from plumbob.testing.faults.field_trial import (
+    begin_step,
+    gap,
+    loss_inputs,
+    minibatch_of,
+    rewards,
+    sample,
+    tried,
+    without,
+)
 from plumbob.trainer.algorithm import advantages
-from plumbob.trainer.algorithm.losses import LossInputs, Objective
+from plumbob.trainer.algorithm.losses import Objective
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
 
@@ -95,16 +104,7 @@ def test_the_rate_falls_too_slowly():
 
 def test_the_coefficient_is_infinite_from_the_second_step_on():
     fault = FAULTS["KL coefficient that becomes infinite"]
-    new, ones = torch.full((2,), -1.0, requires_grad=True), torch.ones(2)
-    inputs = LossInputs(
-        logprobs=new,
-        old_logprobs=new.detach().clone(),
-        advantages=ones,
-        weights=ones,
-        rows=torch.zeros(2, dtype=torch.long),
-        corrections=ones,
-        ref_logprobs=torch.full((2,), -1.5),
-    )
+    inputs = loss_inputs([1.0, 1.0], rows=torch.zeros(2, dtype=torch.long), ref_logprobs=torch.full((2,), -1.5))
     objective = Objective("dr_grpo", 0.2, 0.2, kl_beta=0.01)
     with ExitStack() as stack:
         fault.start(stack, "lookup")

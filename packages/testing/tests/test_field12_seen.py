@@ -13,8 +13,8 @@ from plumbob.testing.faults import field12_seen_doubles as doubles
 from plumbob.testing.faults import healthy12_seen as healthy
 from plumbob.testing.faults.field2_parts import runs_of
 from plumbob.testing.faults.field12_seen import SEEN
-from plumbob.testing.faults.field_trial import config_of, gap, rewards, sample, texts, tried, without
-from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
+from plumbob.testing.faults.field_trial import config_of, gap, loss_inputs, rewards, sample, texts, tried, without
+from plumbob.trainer.algorithm.losses import Objective, policy_loss
 from plumbob.trainer.distributed.model_files import lora_layers
 from plumbob.trainer.training import step as step_module
 
@@ -42,17 +42,9 @@ def test_prompts_have_no_end_token():
 
 
 def gradient_of(advantages, change):
-    new, ones = torch.full((len(advantages),), -1.0, requires_grad=True), torch.ones(len(advantages))
-    inputs = LossInputs(
-        logprobs=new,
-        old_logprobs=new.detach().clone(),
-        advantages=torch.tensor(advantages),
-        weights=ones,
-        rows=torch.arange(len(advantages)),
-        corrections=ones,
-    )
+    inputs = loss_inputs(advantages)
     policy_loss(change(inputs), Objective("dr_grpo", 0.2, 0.2)).loss.backward()
-    return new.grad.tolist()
+    return inputs.logprobs.grad.tolist()
 
 
 def test_every_token_has_the_same_slope():

@@ -11,8 +11,8 @@ import torch
 from plumbob.rollout import Completion, Sampling
 from plumbob.testing.faults import field9_unseen_doubles as doubles
 from plumbob.testing.faults.field9_unseen import UNSEEN
-from plumbob.testing.faults.field_trial import arrived, config_of, gap, rewards, sample, texts, tried
-from plumbob.trainer.algorithm.losses import LossInputs, Objective, policy_loss
+from plumbob.testing.faults.field_trial import arrived, config_of, gap, loss_inputs, rewards, sample, texts, tried
+from plumbob.trainer.algorithm.losses import Objective, policy_loss
 from plumbob.trainer.training import step as step_module
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
@@ -79,18 +79,9 @@ def test_eight_bits_are_few_numbers():
 
 def test_each_token_is_pushed_up_whatever_its_advantage_is():
     def gradient(change):
-        new, ones = torch.tensor([-1.0, -1.2], requires_grad=True), torch.ones(2)
-        inputs = LossInputs(
-            logprobs=new,
-            old_logprobs=new.detach().clone(),
-            advantages=torch.tensor([0.5, -0.5]),
-            weights=ones,
-            rows=torch.tensor([0, 1]),
-            corrections=ones,
-            ref_logprobs=None,
-        )
+        inputs = loss_inputs([0.5, -0.5], logprobs=torch.tensor([-1.0, -1.2], requires_grad=True))
         policy_loss(change(inputs), Objective("dr_grpo", 0.2, 0.2)).loss.backward()
-        return new.grad.tolist()
+        return inputs.logprobs.grad.tolist()
 
     good, bad = gradient(lambda inputs: inputs)
     assert good < 0 < bad

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from plumbob.rollout import Sample
@@ -23,7 +23,7 @@ FEWEST_ODD = 4
 class LeftOut:
     """Rollouts that are missing from groups of which others are there."""
 
-    count: int = 0
+    count: float = 0
     longer: float = 0.0
     """Sum over all pairs of a missing and a kept rollout of one group: 1 if the missing one has more tokens, -1 if fewer."""
     variance: float = 0.0
@@ -32,8 +32,12 @@ class LeftOut:
     """As `longer`, of rewards in place of lengths."""
     better_variance: float = 0.0
     """Variance of `better` if which rollouts are missing does not depend on their rewards."""
-    odd: int = 0
+    odd: float = 0
     """Number of them with another reward than the kept rollouts of their group, which all have the same one."""
+
+
+METRICS = {f.name: "rollout/missing" if f.name == "count" else f"rollout/missing_{f.name}" for f in fields(LeftOut)}
+"""Field of `LeftOut` -> the metric that a run records of it."""
 
 
 def left_out(kept: Sequence[Sample], traces: Iterable[Any]) -> LeftOut:

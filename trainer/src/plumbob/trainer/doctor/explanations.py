@@ -14,8 +14,8 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_prompts import other_prompts
-from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import Explanation, Third, apart, by_turn, explains, turn_of
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import Explanation, Third, explains, in_turns, turn_of
 from plumbob.trainer.doctor.token_bias import biased
 
 TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
@@ -46,7 +46,7 @@ def explain(
     whether that side is the engine.
     `limit`: difference of engine and trainer that is healthy, in nats.
     """
-    before = apart(wrong, own)
+    before = mean_abs(wrong, own)
     found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
     found += [*elsewhere(third, rows, wrong), *_other_numbers(own, wrong), _means(rows, own, wrong)]
     if engine:
@@ -121,7 +121,7 @@ def _positions(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tenso
             scores = [third.scores(row, positions=places(row)) for row in rows]
         except (TypeError, IndexError, RuntimeError):  # a model without positions, or with fewer of them
             continue
-        yield Explanation("positions-shifted", name, apart(wrong, scores))
+        yield Explanation("positions-shifted", name, mean_abs(wrong, scores))
 
 
 def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
@@ -130,16 +130,16 @@ def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) ->
     for by, name in ((1, "the token before it"), (-1, "the token after it")):
         pairs = [(a.roll(by)[1:-1], b[1:-1]) for a, b in zip(own, wrong, strict=True) if len(a) > 2]
         if pairs:
-            yield Explanation(cause, f"{those} {name}", apart([a for a, _ in pairs], [b for _, b in pairs]))
+            yield Explanation(cause, f"{those} {name}", mean_abs([a for a, _ in pairs], [b for _, b in pairs]))
     yield Explanation(
         cause,
         f"{those} another token of its row",
-        apart([a.sort().values for a in own], [b.sort().values for b in wrong]),
+        mean_abs([a.sort().values for a in own], [b.sort().values for b in wrong]),
     )
 
 
 DIFFERENT = "engine-trainer-mismatch"
-"""Cause of log-probabilities that were made over after they were computed."""
+"""Cause of a difference that has no name of its own: an unexplained one, or log-probabilities that were made over afterwards."""
 LEAST_RATIO = 0.05
 """Smallest ratio that is looked for: an engine without a choice gives every token a log-probability of 0."""
 RATIOS = {"in bits": 1 / math.log(2), "in decimal digits": 1 / math.log(10), "without their sign": -1.0}
@@ -165,11 +165,11 @@ def _other_numbers(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -
 
 def _means(rows: Sequence[Sample], own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Explanation:
     """Has each token the mean of its turn?"""
-    same = []
-    for row, scores in zip(rows, own, strict=True):
-        lengths = [len(reply) for _, reply in by_turn(row)]
-        same.append(torch.cat([turn.mean().expand(len(turn)) for turn in scores.split(lengths)]))
-    return Explanation(DIFFERENT, "the mean of its turn for each token", apart(same, wrong))
+    same = [
+        torch.cat([turn.mean().expand(len(turn)) for turn in in_turns(row, scores)])
+        for row, scores in zip(rows, own, strict=True)
+    ]
+    return Explanation(DIFFERENT, "the mean of its turn for each token", mean_abs(same, wrong))
 
 
 def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
@@ -181,7 +181,7 @@ def elsewhere(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor
             for own, theirs in zip(every, wrong, strict=True)
         ]
         if all(len(a) == len(b) for a, b in pairs):
-            gap = apart([a for a, _ in pairs], [b for _, b in pairs])
+            gap = mean_abs([a for a, _ in pairs], [b for _, b in pairs])
             yield Explanation("logprobs-permuted", f"if tokens are given those of as many tokens {where}", gap)
 
 
@@ -219,7 +219,7 @@ def _blanked(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]
     """The trainer may not see the prompt: as much of the row as can be taken away without touching what is scored."""
     alone = [_without(row, range(1, _first(row) - 1)) for row in rows]
     scores = [third.scores(row) for row in alone]
-    yield Explanation("loss-mask-as-attention-mask", "without the prompt", apart(wrong, scores))
+    yield Explanation("loss-mask-as-attention-mask", "without the prompt", mean_abs(wrong, scores))
 
 
 def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor], limit: float) -> str | None:
@@ -243,7 +243,7 @@ def after_short_prompts(subject: Subject, score: Callable[[Sample], torch.Tensor
     engine, own = [torch.tensor(reply.logprobs) for _, reply in pairs], [score(row) for row in rows]
     others = [(e - o) for e, o, row in zip(engine, own, rows, strict=True) if row.token_ids[0] != row.token_ids[1]]
     lower = int((torch.cat(others) < -limit).sum()) if others else 0
-    if not (gap := apart(engine, own)) > limit or not lower:
+    if not (gap := mean_abs(engine, own)) > limit or not lower:
         return None
     return f"after prompts of a single token, the engine differs by {gap:.2g} nats, {lower} of {len(rows)} tokens are less likely"
 

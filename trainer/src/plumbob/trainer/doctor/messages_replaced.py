@@ -13,8 +13,8 @@ import torch
 from plumbob.rollout import EngineError, Sampling, verifiers_messages
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import Ids, Third, apart, turn_of
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import Ids, Third, turn_of
 
 PROMPTS = 8
 """Number of first prompts that are asked."""
@@ -87,4 +87,4 @@ def _gap(subject: Subject, third: Third, prompts: Sequence[Ids]) -> float:
     replies = subject.generate(asked, ASKED)
     rows = [turn_of(p, list(reply.token_ids)) for p, reply in zip(asked, replies, strict=True)]
     own = [third.scores(row, temperature=ASKED.temperature) for row in rows]
-    return apart([torch.tensor(reply.logprobs) for reply in replies], own)
+    return mean_abs([torch.tensor(reply.logprobs) for reply in replies], own)

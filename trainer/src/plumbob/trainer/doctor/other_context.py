@@ -13,8 +13,8 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import Ids, Third, apart, by_turn, explains, turn_of
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import Ids, Third, by_turn, explains, turn_of
 
 OTHERS = 16
 """Most prompts of other tasks that are tried."""
@@ -46,8 +46,8 @@ def another_tasks_prompt(
     for row, theirs in zip(rows, wrong, strict=True):
         own, reply = by_turn(row)[0]
         given = theirs[: len(reply)]
-        here = apart([third.scores(turn_of(own, reply))], [given])
-        gaps = [apart([third.scores(turn_of(prompt, reply))], [given]) for prompt in tried if prompt != own]
+        here = mean_abs([third.scores(turn_of(own, reply))], [given])
+        gaps = [mean_abs([third.scores(turn_of(prompt, reply))], [given]) for prompt in tried if prompt != own]
         moved += min(gaps, default=here) < here
         before.append(here)
         after.append(min([here, *gaps]))
@@ -105,7 +105,7 @@ def _agree(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float)
         scored = [torch.tensor(subject.run.engine.score(ids)) for ids in prompts]
     except EngineError:
         return False
-    return apart(scored, [third.of_all(turn_of(ids, [])) for ids in prompts]) <= limit
+    return mean_abs(scored, [third.of_all(turn_of(ids, [])) for ids in prompts]) <= limit
 
 
 def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int] | None:

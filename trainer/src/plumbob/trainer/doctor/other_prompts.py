@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from plumbob.rollout import Sample, verifiers_messages
 from plumbob.rollout.chat import assistant_header
+from plumbob.rollout.control_tokens import added_tokens
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.doctor.third_opinion import Explanation, Ids, Third, by_turn, turn_of
 
@@ -33,7 +34,7 @@ def other_prompts(
         ("truncated-context", "without the first half of prompts", lambda ids: ids[len(ids) // 2 :]),
         ("assistant-header-missing", "without the assistant header at the end of prompts", lambda ids: ids[:-header]),
     ]
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    special = added_tokens(tokenizer)
     ways.append(
         ("prompt-replaced", "without special tokens in prompts", lambda ids: [i for i in ids if i not in special])
     )

@@ -70,11 +70,6 @@ def third_opinion(subject: Subject, temperature: float) -> Third:
     return Third(model, run.config.bf16, temperature)
 
 
-def apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
-    """Mean |difference| of the log-probabilities of all rows, in nats."""
-    return (torch.cat(list(a)) - torch.cat(list(b))).abs().mean().item()
-
-
 def explains(rest: float, before: float, limit: float) -> bool:
     """Whether conditions that leave this rest of a difference explain it. `limit`: a healthy difference. All in nats."""
     # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
@@ -87,6 +82,11 @@ def by_turn(row: Sample) -> list[tuple[Ids, Ids]]:
     starts = [i for i in range(1, len(mask)) if mask[i] and not mask[i - 1]]
     ends = [i for i in range(1, len(mask)) if mask[i - 1] and not mask[i]]
     return [(row.token_ids[:start], row.token_ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def in_turns(row: Sample, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Values of the row's sampled tokens, [num_sampled], divided by turns."""
+    return values.split([len(reply) for _, reply in by_turn(row)])
 
 
 def turn_of(prompt: Ids, reply: Ids) -> Sample:

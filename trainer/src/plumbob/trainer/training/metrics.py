@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from plumbob.rollout import StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
-from plumbob.trainer.diagnosis.left_out_rollouts import left_out
+from plumbob.trainer.diagnosis.left_out_rollouts import METRICS, left_out
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.rollouts.batch import Batch
@@ -112,14 +112,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 def _missing(batch: Batch) -> dict[str, float]:
     """The rollouts that finished and are missing from their groups; only their number if there are none."""
     found = left_out([*batch.drawn, *batch.stale], batch.traces)
-    more = {
-        "rollout/missing_longer": found.longer,
-        "rollout/missing_variance": found.variance,
-        "rollout/missing_better": found.better,
-        "rollout/missing_better_variance": found.better_variance,
-        "rollout/missing_odd": found.odd,
-    }
-    return {"rollout/missing": found.count, **(more if found.count else {})}
+    every = {metric: getattr(found, name) for name, metric in METRICS.items()}
+    return every if found.count else {METRICS["count"]: 0}
 
 
 def _left_out(batch: Batch) -> dict[str, float]:

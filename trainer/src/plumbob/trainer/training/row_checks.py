@@ -70,7 +70,7 @@ def row_checks(
     rewards = [next((t.reward for t in found if _same(s.reward, t.reward)), found[0].reward) for s, found in matched]
     misplaced = sum(not _same(s.reward, reward) for (s, _), reward in zip(matched, rewards, strict=True))
     result["reward/misplaced"] = misplaced / len(matched)
-    result |= _masks(matched) | _groups(matched) | {"rollout/other_logprobs": _other_logprobs(matched) / len(matched)}
+    result |= _tokens(matched) | _groups(matched)
     sizes = map(abs, [*rewards, *(value for s in samples for value in s.rewards.values())])
     if whole and len(matched) == len(samples) and max(sizes) < LARGEST_REWARD:
         wrong = differing(advantages, expected_advantages(samples, rewards, settings, kl_sums))
@@ -171,34 +171,26 @@ def _same(a: float, b: float) -> bool:
     return math.isclose(a, b, abs_tol=1e-9)
 
 
-def _masks(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:
-    sampled = untrained = extra = 0
+def _tokens(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:
+    """How the rows' loss masks and log-probabilities differ from those of their traces.
+
+    What is masked has no log-probability, so that of a row with another mask they are not compared.
+    """
+    sampled = untrained = extra = scored = 0
     for sample, (trace, *_) in matched:
         own = [m for node in trace.nodes for m in node.mask]
         sampled += sum(own)
         if own == sample.loss_mask:  # as nearly always, and quicker than to look at each token
+            mine, theirs = sample.sampled_logprobs, [x for node in trace.nodes for x in node.logprobs]
+            scored += mine != theirs and not np.array_equal(np.sort(mine), np.sort(theirs), equal_nan=True)
             continue
         untrained += sum(mine and not loss for mine, loss in zip(own, sample.loss_mask, strict=True))
         extra += sum(loss and not mine for mine, loss in zip(own, sample.loss_mask, strict=True))
     return {
         "rollout/sampled_untrained": untrained / max(sampled, 1),
         "rollout/context_trained": extra / max(sampled, 1),
+        "rollout/other_logprobs": scored / len(matched),
     }
-
-
-def _other_logprobs(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> int:
-    """Number of rows whose sampled tokens have other log-probabilities than their trace's, in whatever order they stand.
-
-    Rows with another loss mask than the trace's are left out: what is masked has none.
-    """
-    count = 0
-    for sample, (trace, *_) in matched:
-        own = [x for node in trace.nodes for x in node.logprobs]
-        mine = sample.sampled_logprobs
-        same_mask = [m for node in trace.nodes for m in node.mask] == sample.loss_mask
-        # As nearly always they stand in the same order too, which is quicker to see.
-        count += same_mask and mine != own and not np.array_equal(np.sort(mine), np.sort(own), equal_nan=True)
-    return count
 
 
 def _groups(matched: Sequence[tuple[Sample, Sequence[vf.Trace]]]) -> dict[str, float]:

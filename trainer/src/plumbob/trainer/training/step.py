@@ -156,10 +156,10 @@ def optimizer_step(
         # Of the first update the direction is known: a later one follows earlier gradients too.
         whole = run.world.size == 1 and not sharding.collective_forward
         first = whole and state.step == 0 and not run.optimizer.state
-        slopes, before = (WeightSample.of_gradients(sharding), WeightSample.of(sharding)) if first else (None, None)
+        watched = (WeightSample.of_gradients(sharding), WeightSample.of(sharding)) if first else None
         norm = sharding.update()
-        if slopes is not None and before is not None:
-            tally.uphill, tally.directed = WeightSample.of(sharding).uphill(slopes, before)
+        if watched:
+            tally.uphill, tally.directed = WeightSample.of(sharding).uphill(*watched)
         finite = math.isfinite(norm)
         state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.diagnosis.left_out_rollouts import LeftOut, judged
+from plumbob.trainer.diagnosis.left_out_rollouts import METRICS, LeftOut, judged
 from plumbob.trainer.watch.drift_rules import grows_by_itself
 from plumbob.trainer.watch.history import (
     WINDOW,
@@ -156,12 +156,9 @@ def _missing(h: History) -> Outcome:
     rows = [row for row in h.recent if number(row, "rollout/missing")]
     if not rows:
         return None
-    numbers = ("", "_longer", "_variance", "_better", "_better_variance", "_odd")
-    count, *differences, odd = (total(rows, f"rollout/missing{of}") for of in numbers)
-    cause, how = judged(LeftOut(int(count), *differences, int(odd)))
-    evidence = (
-        f"{count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
-    )
+    found = LeftOut(**{name: total(rows, metric) for name, metric in METRICS.items()})
+    cause, how = judged(found)
+    evidence = f"{found.count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     return cause, evidence
 
 

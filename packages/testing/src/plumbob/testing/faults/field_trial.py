@@ -18,6 +18,7 @@ from plumbob.rollout.verifiers_adapter import Trace
 from plumbob.testing.faults.doubles import Inject
 from plumbob.testing.faults.field import BASE, FieldFault
 from plumbob.trainer.algorithm.advantages import step_advantages
+from plumbob.trainer.algorithm.losses import LossInputs
 from plumbob.trainer.cli import doctor
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
@@ -79,6 +80,20 @@ def gap(subject: Subject) -> float:
 def rewards(subject: Subject) -> list[float]:
     """The rewards of the drawn rollouts."""
     return [one.reward for one in subject.drawn.samples]
+
+
+def loss_inputs(advantages: Sequence[float], **others: torch.Tensor) -> LossInputs:
+    """One token a row with these advantages, weights of 1, and a log-probability of -1 now and before. `others`: other fields."""
+    logprobs, ones = torch.full((len(advantages),), -1.0, requires_grad=True), torch.ones(len(advantages))
+    given = {
+        "logprobs": logprobs,
+        "weights": ones,
+        "corrections": ones,
+        "rows": torch.arange(len(advantages)),
+        **others,
+    }
+    old = given["logprobs"].detach().clone()
+    return LossInputs(advantages=torch.tensor(advantages), old_logprobs=old, **given)
 
 
 def sample(reward: float = 0.0, group: str = "0/0", mask: Sequence[bool] = (False, True, True)) -> Sample:

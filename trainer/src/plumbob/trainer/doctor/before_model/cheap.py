@@ -97,11 +97,11 @@ def _of_error(check: str, environment: Environment, name: str, played: Played) -
 def _cheap(environment: Environment) -> Finding:
     """Transcripts that solve nothing must earn less than half of what the oracle earns above an empty one."""
     check = "transcripts that solve nothing earn little"
+    if (only := _only_answer(environment)) is not None:
+        return Finding(check, "fail", only, "reward-exploitable")
     battery = list(_battery(environment))
     if not battery:
         return Finding(check, "unsure", "no transcript could be played")
-    if (only := _only_answer(environment)) is not None:
-        return Finding(check, "fail", only, "reward-exploitable")
     earned = [(name, fmean(p.reward for p in played), played) for name, played in battery]
     listed = "; ".join(f"{name} {mean:.3g}" for name, mean, _ in earned)
     if not environment.has_oracle:
@@ -184,8 +184,10 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
         "another task's answer": lambda i: _of_another(environment, i),
         "several answers joined by or": lambda i: _hedged(environment, i),
         "the first tool result quoted": lambda i: _quoted(environment, i),
-        "the oracle's calls with another task's answer": lambda i: _looked_up_in_vain(environment, i),
-        "the oracle's first call again and again": lambda i: _called_again(environment, i),
+        "the oracle's calls with another task's answer": lambda i: _in_vain(environment, i, lambda before: before),
+        "the oracle's first call again and again": lambda i: _in_vain(
+            environment, i, lambda before: before[:1] * CALLS
+        ),
     }
     yield EMPTY, [p for p in silent if p.trace.ok]
     for name, make in kinds.items():
@@ -229,26 +231,18 @@ def _of_another(environment: Environment, number: int) -> tuple[ChatReply, ...] 
     return None
 
 
-def _looked_up_in_vain(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
-    """The oracle's turns up to the last, and then the last turn of another task's: what was read is not answered.
+def _in_vain(
+    environment: Environment, number: int, made: Callable[[tuple[ChatReply, ...]], tuple[ChatReply, ...]]
+) -> tuple[ChatReply, ...] | None:
+    """`made` of the oracle's turns up to the last, and then the last turn of another task's: what was read is not answered.
 
-    Not where an earlier turn names the answer, as in tasks that are solved by calls.
+    Not where one of these turns names the answer, as in tasks that are solved by calls.
     """
     turns, other = environment.turns_of(environment.sample[number]), _of_another(environment, number)
     if other is None or len(turns) < 2:
         return None
-    gold = environment.gold(environment.sample[number])
-    if any(gold in said(turn) for turn in turns[:-1]):
-        return None
-    return (*turns[:-1], *other)
-
-
-def _called_again(environment: Environment, number: int) -> tuple[ChatReply, ...] | None:
-    """The first call of a task's oracle, `CALLS` times, then the last turn of another task's oracle."""
-    turns, other = environment.turns_of(environment.sample[number]), _of_another(environment, number)
-    if other is None or len(turns) < 2 or environment.gold(environment.sample[number]) in said(turns[0]):
-        return None
-    return (*turns[:1] * CALLS, *other)
+    before, gold = made(tuple(turns[:-1])), environment.gold(environment.sample[number])
+    return None if any(gold in said(turn) for turn in before) else (*before, *other)
 
 
 def _apart(a: str, b: str) -> bool:

@@ -14,7 +14,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import elsewhere, neighbours
 from plumbob.trainer.doctor.subject import Subject, mean_abs
-from plumbob.trainer.doctor.third_opinion import apart, third_opinion
+from plumbob.trainer.doctor.third_opinion import third_opinion
 
 ORDER = 40
 
@@ -43,7 +43,7 @@ def _misplaced(subject: Subject, rows: Sequence[Sample]) -> Finding | None:
     """The trainer may score other tokens than the sampled ones, all of them in full view of what is before them."""
     third = third_opinion(subject, subject.run.config.temperature)
     theirs, limit = subject.score(rows), subject.gap_limit
-    if apart(theirs, [third.scores(row) for row in rows]) <= limit:
+    if mean_abs(theirs, [third.scores(row) for row in rows]) <= limit:
         return None
     check = "the trainer scores the sampled tokens"
     best = min(elsewhere(third, rows, theirs), key=lambda found: found.gap, default=None)

@@ -11,13 +11,13 @@ from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import after_short_prompts, explain
+from plumbob.trainer.doctor.explanations import DIFFERENT, after_short_prompts, explain
 from plumbob.trainer.doctor.held_weights import other_weights
 from plumbob.trainer.doctor.messages_replaced import replaced_message
 from plumbob.trainer.doctor.other_context import another_tasks_prompt, other_order
 from plumbob.trainer.doctor.probes.conditioning import unseen_parts
-from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import apart, third_opinion
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import third_opinion
 from plumbob.trainer.policy.forward_plan import vocabulary
 
 ORDER = 50
@@ -26,8 +26,6 @@ ROWS = 32
 """Number of rows that are compared."""
 EXPLAINED = 8
 """Number of rows on which a difference is explained."""
-UNEXPLAINED = "engine-trainer-mismatch"
-"""Cause of a difference that none of the tried conditions explains."""
 FEW, ONE_SIDED, EXACT = 10, 0.95, 0.999
 """Number of tokens that must differ, and share of them that must differ in one direction, to call it one-sided.
 
@@ -44,7 +42,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     samples = subject.drawn.samples
     rows = [samples[i] for i in spread(len(samples), ROWS) if samples[i].num_sampled]
     engine, trainer = sampled_logprobs(rows), subject.score(rows)
-    yield _fixed(subject, apart(engine, trainer))
+    yield _fixed(subject, mean_abs(engine, trainer))
     yield _gap(subject, rows, engine, trainer)
     yield _sampling(subject, torch.cat(engine), torch.cat(trainer))
 
@@ -71,10 +69,10 @@ def _fixed(subject: Subject, sampled_gap: float) -> Finding:
         return Finding(check, "fail", f"{evidence}; {other[1]}", other[0])
     row = subject.run.parity_row
     sides = ([torch.tensor(subject.run.engine.score(row.token_ids))], subject.score([row], 1.0))
-    cause, why, _, known = _why(subject, [row], *sides, limit, temperature=1.0)
-    if not known and sampled_gap > subject.gap_limit:
+    cause, why, _ = _why(subject, [row], *sides, limit, temperature=1.0)
+    if cause is None and sampled_gap > subject.gap_limit:
         return Finding(check, "unsure", f"{evidence}; {why}; the next check has more tokens to find out the reason")
-    return Finding(check, "fail", f"{evidence}; {why}", cause)
+    return Finding(check, "fail", f"{evidence}; {why}", cause or DIFFERENT)
 
 
 def _gap(
@@ -92,12 +90,12 @@ def _gap(
         return Finding(check, "fail", f"{evidence}; {ends}", "stop-token-wrong")
     few = spread(len(rows), EXPLAINED)
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
-    cause, why, wrong, known = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
+    cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
     # Where a token is forced, another one is left out, which explains as much and says less.
-    sampler = (not known or cause == "sampling-truncated") and "trainer" not in wrong
+    sampler = cause in (None, "sampling-truncated") and "trainer" not in wrong
     if sampler and (forced := forced_tokens(drawn, own, limit)):
         return Finding(check, "fail", f"{evidence}; {forced}", "sampling-truncated")
-    if not known:
+    if cause is None:
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
         possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
@@ -118,7 +116,7 @@ def _gap(
             # So it does if its arithmetic is wrong, so that this alone is no evidence of another prompt.
             if (short := after_short_prompts(subject, third.scores, limit)) is not None:
                 why += f"; {short}: its arithmetic is wrong, or it adds to prompts"
-    return Finding(check, "fail", f"{evidence}; {why}", cause)
+    return Finding(check, "fail", f"{evidence}; {why}", cause or DIFFERENT)
 
 
 def _ends_alone(
@@ -149,23 +147,24 @@ def _why(
     limit: float,
     *,
     temperature: float,
-) -> tuple[str, str, list[str], bool]:
-    """(cause, evidence, which sides differ from a third opinion: "engine", "trainer" or both, whether it is known how)."""
+) -> tuple[str | None, str, list[str]]:
+    """(cause, evidence, which sides differ from a third opinion): "engine", "trainer" or both.
+
+    The cause is None if none of the tried conditions explains the difference.
+    """
     third = third_opinion(subject, temperature)
     truth = [third.scores(row) for row in rows]
-    apart_ = {"engine": apart(engine, truth), "trainer": apart(trainer, truth)}
+    apart_ = {"engine": mean_abs(engine, truth), "trainer": mean_abs(trainer, truth)}
     # Of two sides that differ by g, one differs from any third opinion by g/2 or more, however small g is.
-    wrong = [side for side, gap in apart_.items() if gap > min(limit, apart(engine, trainer) / 3)]
+    wrong = [side for side, gap in apart_.items() if gap > min(limit, mean_abs(engine, trainer) / 3)]
     evidence = "; ".join(
         f"the {side} differs from the model's own forward pass by {apart_[side]:.2g}" for side in apart_
     )
     for side in wrong:
         theirs = engine if side == "engine" else trainer
         if (found := explain(subject, third, rows, truth, theirs, limit, engine=side == "engine")) is not None:
-            # What an explained difference is may have no other name than an unexplained one.
-            explained = f"{evidence}; the {side} computes {found.condition} (rest {found.gap:.2g})"
-            return found.cause, explained, wrong, True
-    return UNEXPLAINED, evidence, wrong, False
+            return found.cause, f"{evidence}; the {side} computes {found.condition} (rest {found.gap:.2g})", wrong
+    return None, evidence, wrong
 
 
 def _by_place(engine: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor]) -> str:

@@ -19,7 +19,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_context import other_order
 from plumbob.trainer.doctor.other_sampling import MOST_LOGITS, Evidence, View, all_scores, closest, joined, weigh
 from plumbob.trainer.doctor.subject import Subject, mean_abs
-from plumbob.trainer.doctor.third_opinion import third_opinion
+from plumbob.trainer.doctor.third_opinion import in_turns, third_opinion
 
 ORDER = 48
 
@@ -227,19 +227,14 @@ def _of_logprobs(
     )
     small = thresholds.PENALISED[subject.run.config.bf16]
     bad = difference < -small and old.mean().item() < 0 and share >= ONE_SIDED
-    if bad and all(len(set(own)) == 1 for row in rows for own in _of_turns(row) if own):
+    turns = [turn for row, scores in zip(rows, engine, strict=True) for turn in in_turns(row, scores)]
+    if bad and all((turn == turn[0]).all() for turn in turns):
         evidence += "; in the engine's, all tokens of a turn have the same one, whatever stood before"
         return Finding(check, "pass", evidence)
     # New tokens are few where the policy is sure of what it has read, so that another prompt can look like a penalty.
     if bad and (asked := other_order(subject, third_opinion(subject, 1.0), limit)):
         return Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
-
-
-def _of_turns(row: Sample) -> list[list[float]]:
-    """The engine's log-probabilities of each turn of a row."""
-    turns = groupby(zip(row.loss_mask, row.sampling_logprobs, strict=True), key=lambda pair: pair[0])
-    return [[logprob for _, logprob in turn] for sampled, turn in turns if sampled]
 
 
 def _repeated(row: Sample) -> list[bool]:

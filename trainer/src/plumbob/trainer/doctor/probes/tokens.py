@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.rollout.chat import assistant_header
+from plumbob.rollout.control_tokens import added_tokens
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
@@ -181,7 +182,7 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
     spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
     if text == true_text:
         return "retokenised-turns"
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    special = added_tokens(tokenizer)
     # Text that is tokenised again has the same special tokens.
     same = [i for i in row if i in special] == [i for i in truth if i in special]
     if same and any(start <= at < end for start, end in spans):

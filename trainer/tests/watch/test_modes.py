@@ -246,7 +246,7 @@ def test_a_destroyed_policy_is_no_sign_of_the_task_s_limits() -> None:
         "policy/step_kl": 1e-6,
     }
     watch = Watch(TrainConfig(learning_rate=3e-2))
-    rows = [healthy(step) | {"optimizer/learning_rate": 3e-2} for step in range(1, 8)]
+    rows = [healthy(step) | {"optimizer/learning_rate": 3e-2, "optimizer/update_rms": 2e-2} for step in range(1, 8)]
     rows[0] |= {"policy/step_kl": 5.5, "reward/mean": 0.8}
     assert [f.cause for f in said(watch, [rows[0], *[row | broken for row in rows[1:]]])] == ["learning-rate-too-high"]
     # The same from the start, and no step has changed the policy much: then it is the limit.

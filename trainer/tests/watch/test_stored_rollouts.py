@@ -206,14 +206,14 @@ def test_log_probabilities_of_other_tokens_are_told_from_other_log_probabilities
     for number in range(32):
         values = [-draw.expovariate(2.0) for _ in range(40)]
         rows.append(_scored(values, change(values, draw), number))
-    found = permuted(rows, {})
+    found = permuted(rows, {}, 1)
     assert (found.cause if found else None) == cause
 
 
 def test_a_step_that_trained_with_other_numbers_than_it_stored_is_told():
     rows = [_scored([-0.1, -2.0, -0.5], [-0.1, -2.0, -0.5], number) for number in range(32)]
-    assert permuted(rows, {1: 1e-6}) is None
-    found = permuted(rows, {1: 0.04})
+    assert permuted(rows, {1: 1e-6}, 1) is None
+    found = permuted(rows, {1: 0.04}, 1)
     assert found and found.cause == "logprobs-permuted"
 
 

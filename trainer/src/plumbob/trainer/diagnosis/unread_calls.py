@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -15,6 +16,23 @@ def call_like(text: str, name: str, parameters: Sequence[str]) -> str:
         named = re.search(rf"[\"']?(?:{keys})[\"']?\s*[:=]", after)
         bracket = re.match(r"\s*\(\s*[\"'\d{]", after)
         keyed = re.search(r"[\"']?(?:name|function|tool|action)[\"']?\s*[:=]\s*[\"']?$", before, re.IGNORECASE)
+        if keyed and _broken(text[: found.end() + 2000], found.start()):
+            continue
         if bracket or (named and (keyed or re.match(r"[\s\"'`>:,(]*[{(<\[]", after))):
             return " ".join(text[max(0, found.start() - 40) : found.end() + 120].split())
     return ""
+
+
+def _broken(text: str, at: int) -> bool:
+    """Whether the place `at` stands in a JSON object with double quotes that cannot be parsed: a call that is malformed.
+
+    That of a model which has lost the form is no other form.
+    """
+    start = text.rfind("{", 0, at)
+    if start < 0 or not re.match(r"\{\s*\"(?:name|function|tool|action)\"\s*:\s*\"$", text[start:at]):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return True
+    return False

@@ -145,8 +145,11 @@ class Environment:
         return {id(task): turns for task in self._held_out_sample if isinstance(turns := _replies(task), list)}
 
     def turns_of(self, task: vf.Task) -> list[ChatReply]:
-        """The turns of the oracle of a sampled task, training or held-out; none if there are none, or its method failed."""
-        return self.turns.get(id(task)) or self._held_out_turns.get(id(task), [])
+        """The turns of a task's oracle, training or held-out; none if there are none, or its method failed."""
+        if (known := self.turns.get(id(task)) or self._held_out_turns.get(id(task))) is not None:
+            return known
+        turns = _replies(task) if self.has_oracle else []
+        return turns if isinstance(turns, list) else []
 
     @functools.cached_property
     def turns(self) -> dict[int, list[ChatReply]]:

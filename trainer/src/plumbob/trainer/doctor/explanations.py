@@ -7,6 +7,7 @@ positions, another temperature, a part of the prompt), until one of them gives w
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +16,7 @@ from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_prompts import other_prompts
 from plumbob.trainer.doctor.subject import Subject, mean_abs
-from plumbob.trainer.doctor.third_opinion import Explanation, Third, explains, in_turns, turn_of
+from plumbob.trainer.doctor.third_opinion import Explanation, Third, by_turn, explains, in_turns, turn_of
 from plumbob.trainer.doctor.token_bias import biased
 
 TEMPERATURES = tuple(0.3 * 1.08**k for k in range(26))
@@ -122,6 +123,20 @@ def _positions(third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tenso
         except (TypeError, IndexError, RuntimeError):  # a model without positions, or with fewer of them
             continue
         yield Explanation("positions-shifted", name, mean_abs(wrong, scores))
+    for by in (1, -1):
+        with contextlib.suppress(TypeError, IndexError, RuntimeError):
+            scores = [_replies_moved(third, row, by) for row in rows]
+            name = f"with the positions of each reply moved by {by}, and those of its prompt right"
+            yield Explanation("positions-shifted", name, mean_abs(wrong, scores))
+
+
+def _replies_moved(third: Third, row: Sample, by: int) -> torch.Tensor:
+    """Log-probabilities of the row's sampled tokens, of each turn with the positions of its reply moved: [n] in nats.
+
+    So computes an engine that goes wrong when it decodes, and reads the whole prompt of the next turn afresh.
+    """
+    turns = [turn_of(prompt, reply) for prompt, reply in by_turn(row)]
+    return torch.cat([third.scores(turn, positions=_after_prompt(turn, by)) for turn in turns])
 
 
 def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:

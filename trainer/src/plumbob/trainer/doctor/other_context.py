@@ -16,6 +16,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 from plumbob.trainer.doctor.third_opinion import Ids, Third, by_turn, explains, turn_of
 
+ONE_TOKEN = "prompts of one token"
 OTHERS = 16
 """Most prompts of other tasks that are tried."""
 PROMPTS, DRAWS = 4, 64
@@ -74,18 +75,22 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
         turned, pairs = found
         if pairs < FEWEST_PAIRS:
             continue
-        if turned >= FEWEST_TURNED and turned > thresholds.OTHER_ORDER[subject.run.config.bf16] * pairs:
-            return (
-                f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(prompts)} {what} it has {turned} "
-                "in the other order of probability, each time: it samples after another context than the prompt"
-            )
+        if not (turned >= FEWEST_TURNED and turned > thresholds.OTHER_ORDER[subject.run.config.bf16] * pairs):
+            continue
+        # Of a prompt of one token, another context leaves nothing as it was; wrong arithmetic turns pairs of like tokens.
+        if what == ONE_TOKEN and turned <= thresholds.ARITHMETIC * pairs:
+            return None
+        return (
+            f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(prompts)} {what} it has {turned} "
+            "in the other order of probability, each time: it samples after another context than the prompt"
+        )
     return None
 
 
 def _kinds(subject: Subject, third: Third, limit: float) -> Iterator[tuple[str, list[Ids]]]:
     """(what they are, some prompts) of each kind of prompts on whose own tokens engine and model agree."""
     words = sorted({token for row in subject.drawn.samples for token in row.token_ids})
-    yield "prompts of one token", [[words[i]] for i in spread(len(words), PROMPTS)]
+    yield ONE_TOKEN, [[words[i]] for i in spread(len(words), PROMPTS)]
     own = [[prompt for prompt, _ in by_turn(row)] for row in subject.drawn.samples if row.num_sampled]
     first = _spread([turns[0] for turns in own])
     later = _spread([turns[-1] for turns in own if len(turns) > 1])

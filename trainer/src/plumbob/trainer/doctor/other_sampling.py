@@ -122,13 +122,20 @@ class View:
         own = banned.gather(-1, self.column[:, None])[:, 0]
         return torch.where(own, -torch.inf, self.logprobs - rest.log1p())
 
-    def cut(self, keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def cut(
+        self, keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], temperature: float | None = None
+    ) -> torch.Tensor:
         """Log-probabilities [n] if only some tokens can be sampled; -inf for those that cannot.
 
         `keep`: from probabilities [n, V], highest first, and their sums before each, to whether each can be sampled.
+        `temperature`: of these probabilities, where it is not that of the sampler.
         """
         p, before = self._sorted
-        kept = keep(p, before)
+        if temperature is None:
+            kept = keep(p, before)
+        else:
+            own = (p.log() * (self.temperature / temperature)).softmax(-1)
+            kept = keep(own, own.cumsum(-1) - own)
         least = torch.where(kept, p, torch.inf).amin(-1)
         mass = (p * kept).sum(-1).log()
         return torch.where(self.logprobs.exp() >= least * (1 - 1e-5), self.logprobs - mass, -torch.inf)
@@ -152,15 +159,21 @@ def _top_k(view: View, k: float) -> torch.Tensor:
     return view.cut(lambda p, before: torch.arange(p.shape[-1], device=p.device).expand_as(p) < k)
 
 
+def _top_p_before(view: View, share: float) -> torch.Tensor:
+    return view.cut(lambda p, before: before < share, 1.0)
+
+
 _COLD, _CUT, _PENALTY = "temperature-not-applied", "sampling-truncated", "sampling-penalised"
+_TEMPERATURES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.8, 2.0, 2.2, 2.5, 3.0, 4.0, 6.0)
 _STRENGTHS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 _FACTORS = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 WAYS = (
-    Way(_COLD, "at temperature {:.3g}", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.8, 2.0, 2.2), View.at_temperature),
+    Way(_COLD, "at temperature {:.3g}", _TEMPERATURES, View.at_temperature),
     Way(_COLD, "the likeliest token only", (1.0,), _top_k),
     Way(_CUT, "with top-k {:.0f}", (2.0, 5.0, 10.0, 20.0, 50.0, 100.0), _top_k),
     Way(_CUT, "with top-p {:g}", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99), lambda v, x: v.cut(lambda p, before: before < x)),
+    Way(_CUT, "with top-p {:g} of the probabilities at temperature 1", (0.8, 0.9, 0.95), _top_p_before),
     Way(_CUT, "with min-p {:g}", (0.01, 0.05, 0.1, 0.2), lambda v, x: v.cut(lambda p, before: p >= x * p[:, :1])),
     Way(_PENALTY, "with a repetition penalty of {:.3g}", _FACTORS, lambda v, x: v.repetition(x, v.any)),
     Way(_PENALTY, "with a repetition penalty of {:.3g} on sampled tokens", _FACTORS, lambda v, x: v.repetition(x, v.own)),

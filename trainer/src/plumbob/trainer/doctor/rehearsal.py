@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Trained:
     """[n] importance weight of each token."""
     slopes: list[torch.Tensor]
     """[n] minus the slope of the loss in each token's log-probability, once the backward pass has run; else empty."""
+    one_ratio: bool = False
+    """Whether another old log-probability of the row's first token changes the slopes of its other tokens."""
 
 
 def rehearse(subject: Subject, samples: Sequence[Sample]) -> list[Trained]:
@@ -77,7 +80,11 @@ def _recorded(update: int) -> Generator[list[Trained]]:
         tensors = (inputs.logprobs, inputs.old_logprobs, inputs.advantages, inputs.corrections)
         if all(len(t) == sum(counts) for t in tensors):
             parts = zip(*(t.detach().cpu().split(counts) for t in tensors), strict=True)
-            here = [Trained(update, row, *part, slopes=[]) for row, part in zip(rows, parts, strict=True)]
+            one = _ratio_of_rows(inputs, objective, counts, policy_loss) if update == 0 else [False] * len(rows)
+            here = [
+                Trained(update, row, *part, slopes=[], one_ratio=joint)
+                for row, part, joint in zip(rows, parts, one, strict=True)
+            ]
             found.extend(here)
             if inputs.logprobs.requires_grad:
                 inputs.logprobs.register_hook(lambda slopes: _keep(here, slopes))
@@ -88,6 +95,34 @@ def _recorded(update: int) -> Generator[list[Trained]]:
         mock.patch.object(forward_backward, "policy_loss", of_tokens),
     ):
         yield found
+
+
+SMALL = 0.02
+"""Change of an old log-probability, in nats, that takes a token's importance ratio out of no clip bounds."""
+
+
+def _ratio_of_rows(inputs: LossInputs, objective: Any, counts: Sequence[int], policy_loss: Any) -> list[bool]:
+    """Of each row, whether its tokens have one importance ratio between them.
+
+    Then another old log-probability of its first token changes the slopes of all of them.
+    """
+
+    def slopes(old: torch.Tensor) -> torch.Tensor:
+        own = inputs.logprobs.detach().requires_grad_()
+        given = dataclasses.replace(inputs, logprobs=own, old_logprobs=old)
+        with torch.enable_grad():
+            (found,) = torch.autograd.grad(policy_loss(given, objective).loss, own, allow_unused=True)
+        return torch.zeros_like(own) if found is None else found
+
+    firsts = [sum(counts[:i]) for i, count in enumerate(counts) if count]
+    moved = inputs.old_logprobs.detach().clone()
+    moved[firsts] -= SMALL
+    try:
+        before, after = slopes(inputs.old_logprobs.detach()), slopes(moved)
+    except (RuntimeError, TypeError, AttributeError):  # a loss that takes other inputs
+        return [False] * len(counts)
+    apart = (after - before).abs() > SMALL / 4 * before.abs()
+    return [bool(part[1:].any() and part[1:].float().mean() > 0.5) for part in apart.split(list(counts))]
 
 
 def _keep(trained: Sequence[Trained], slopes: torch.Tensor) -> None:

@@ -34,6 +34,8 @@ class Slopes:
     advantage: float
     """The rollout's own advantage."""
     logprobs: torch.Tensor
+    one_ratio: bool = False
+    """Whether the row's tokens have one importance ratio between them."""
 
     @property
     def wanted(self) -> torch.Tensor:
@@ -104,7 +106,13 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
             f"{first.advantage:+.3g} (group {first.row.group})"
         )
         if all(_summed(p, implied[id(p)] or 0.0) for p in parts):
-            evidence += "; it is as many times too large as the rollout has tokens: summed over them, or one ratio for all of them"
+            evidence += "; it is as many times too large as the rollout has tokens: "
+            if all(p.one_ratio for p in parts):
+                return "ratio-clipped", (
+                    f"{evidence}they have one importance ratio, of their summed log-probabilities, which the clip bounds of single "
+                    "tokens take out of the gradient"
+                )
+            evidence += "summed over them"
         return ("rewards-of-other-rollouts" if got == right else "advantages-wrong"), evidence
     for name, values in _additions(parts).items():
         if (share := _explained(error, values)) > SHOWN:
@@ -139,13 +147,14 @@ def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
             "ratio-to-reference",
             f"they have the importance ratio {apart.median().exp():.3g}, or are clipped, in place of 1",
         )
-    for by in (1, -1, 2, -2):
-        same = (old - own.roll(by)[kept]).abs() <= TELLING
+    backwards = torch.cat([p.logprobs.double().flip(0) for p in parts])
+    for where, others in (
+        *((f"{abs(by)} tokens away", own.roll(by)) for by in (1, -1, 2, -2)),
+        ("as far from the row's other end", backwards),
+    ):
+        same = (old - others[kept]).abs() <= TELLING
         if (same & telling).sum() >= SHOWN * telling.sum():
-            return (
-                "logprobs-permuted",
-                f"they have the importance ratio of the old log-probability {abs(by)} tokens away",
-            )
+            return "logprobs-permuted", f"they have the importance ratio of the old log-probability {where}"
     return None
 
 

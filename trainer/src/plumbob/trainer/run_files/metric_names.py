@@ -231,6 +231,11 @@ METRICS = (
         "Share of the tokens of loss/misweighted whose slope is right but for another coefficient of the KL term.",
     ),
     Metric(
+        "loss/stronger_kl_coefficient",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is right but for a larger coefficient of the KL term.",
+    ),
+    Metric(
         "loss/negated",
         "share",
         "Share of the tokens of loss/misweighted whose slope is the right one with the opposite sign.",

@@ -26,15 +26,15 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
 
     `misweighted`: all of them. Of these, `unpulled`: the slope is that of the KL term alone; `unpulled_parts`: so it is, and
     other tokens of the row, or of rows whose advantage has the same sign, have the right slope from their advantage;
-    `other_kl`: it is that of a KL term with another coefficient, which may be 0 or negative; `negated`: it is the right one
-    with the opposite sign.
+    `other_kl`: it is that of a KL term with another coefficient, which may be 0 or negative; `stronger_kl`: with a larger one;
+    `negated`: it is the right one with the opposite sign.
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
     without, policy = _slopes_of_kl(inputs, objective), _slopes_of_advantages(inputs, objective)
     wanted = policy + without
-    names = ("misweighted", "unpulled", "unpulled_parts", "other_kl", "negated")
+    names = ("misweighted", "unpulled", "unpulled_parts", "other_kl", "stronger_kl", "negated")
     counts = {name: torch.zeros((), device=wanted.device) for name in names}
 
     def compare(slopes: torch.Tensor) -> None:
@@ -50,7 +50,8 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
         coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
         other_kl = wrong & ((slopes - policy - coefficient * without).abs() <= limit)
         negated = wrong & ((slopes + wanted).abs() <= limit)
-        for name, which in zip(names, (wrong, unpulled, unpulled & partly, other_kl, negated), strict=True):
+        kinds = (wrong, unpulled, unpulled & partly, other_kl, other_kl & (coefficient > 1), negated)
+        for name, which in zip(names, kinds, strict=True):
             counts[name].copy_(which.sum())
 
     inputs.logprobs.register_hook(compare)

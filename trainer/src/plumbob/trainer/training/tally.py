@@ -118,6 +118,8 @@ class Tally:
     """Number of these tokens in whose row other tokens have the right slope."""
     other_kl: float = 0.0
     """Number of these tokens whose slope is right but for another coefficient of the KL term."""
+    stronger_kl: float = 0.0
+    """Number of these tokens whose slope is right but for a larger coefficient of the KL term."""
     negated: float = 0.0
     """Number of these tokens whose slope has the opposite sign."""
     ungraded: float = 0.0
@@ -192,6 +194,7 @@ class Tally:
             "loss/without_policy_term": self.unpulled / max(self.misweighted, 1),
             "loss/unpulled_parts": self.unpulled_parts / max(self.misweighted, 1),
             "loss/other_kl_coefficient": self.other_kl / max(self.misweighted, 1),
+            "loss/stronger_kl_coefficient": self.stronger_kl / max(self.misweighted, 1),
             "loss/negated": self.negated / max(self.misweighted, 1),
             **self.optimizer_metrics(),
         }

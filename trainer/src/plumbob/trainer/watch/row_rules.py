@@ -6,6 +6,8 @@ step is enough.
 
 from __future__ import annotations
 
+import itertools
+
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import WINDOW, History, Outcome, number
 
@@ -104,11 +106,14 @@ def weighed(h: History) -> Outcome:
     if wrong <= thresholds.MISWEIGHTED:
         return None, evidence
     with_wrong = [row for row in taken if number(row, "loss/misweighted")]
+    if h.spike is not None and all(number(row, "step") >= h.spike[0] for row in with_wrong):
+        return None, f"{evidence}, and only from the step on in which the gradient norm exploded"
     nowhere = [number(row, "loss/without_policy_term") - number(row, "loss/unpulled_parts") for row in with_wrong]
     if not h.config.kl_in_loss and min(nowhere) == 1:
         return "no-gradient", f"{evidence}; there it is 0, and no other token has one either"
     of_the_kl_term = (
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),
+        ("stronger_kl_coefficient", "kl-too-large", "right but for the KL term, whose coefficient is above --kl-beta"),
         ("other_kl_coefficient", "kl-backwards", "right but for the KL term, whose coefficient is not --kl-beta"),
     )
     for name, cause, why in (
@@ -141,7 +146,18 @@ def reference(h: History) -> Outcome:
         return None
     kl = number(start, "policy/kl")
     evidence = f"before the first update the policy is {kl:.2g} nats per token from the reference policy"
-    return ("reference-is-another-policy" if abs(kl) > thresholds.REFERENCE_KL[h.config.bf16] else None), evidence
+    if abs(kl) > thresholds.REFERENCE_KL[h.config.bf16]:
+        return "reference-is-another-policy", evidence
+    for before, row in itertools.pairwise(h.recent):
+        apart, now = number(before, "policy/kl"), number(row, "policy/kl")
+        alike = abs(now) <= thresholds.REFERENCE_KL[h.config.bf16] < thresholds.KL_GONE * apart
+        if alike and number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps:
+            step = number(row, "step")
+            return "reference-is-another-policy", (
+                f"the policy is {apart:.2g} nats per token from the reference policy in step {step - 1:.0f}, and {now:.2g} in step "
+                f"{step:.0f}: the policy of that moment has become the reference"
+            )
+    return None, evidence
 
 
 def ends(h: History) -> Outcome:

@@ -47,7 +47,14 @@ from plumbob.trainer.watch.row_rules import (
     weighed,
 )
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
-from plumbob.trainer.watch.settings_rules import HAS_DIRECTION, REACHES_PEAK, kl_estimator, warm_up
+from plumbob.trainer.watch.settings_rules import (
+    ADAPTER,
+    HAS_DIRECTION,
+    REACHES_PEAK,
+    adapter_scale,
+    kl_estimator,
+    warm_up,
+)
 from plumbob.trainer.watch.update_rules import (
     breaking,
     cleared,
@@ -99,6 +106,7 @@ RULES: tuple[Rule, ...] = (
     Rule("groups with a signal give a gradient", gradient),
     Rule("the learning rate is that of the settings", schedule),
     Rule(REACHES_PEAK, lambda h: warm_up(h.config)),
+    Rule(ADAPTER, lambda h: adapter_scale(h.config)),
     Rule("weight decay leaves the weights", decay),
     Rule("updates change the weights and the policy", movement),
     Rule("the first update follows its gradient downhill", downhill),

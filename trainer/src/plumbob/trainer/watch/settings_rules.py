@@ -17,6 +17,8 @@ HAS_DIRECTION = "the KL term has a direction"
 """The check of `kl_estimator`."""
 REACHES_PEAK = "the learning rate reaches its peak"
 """The check of `warm_up`."""
+ADAPTER = "the adapter's scale leaves the learning rate as it is"
+"""The check of `adapter_scale`."""
 
 
 def kl_estimator(c: TrainConfig) -> Outcome:
@@ -50,6 +52,19 @@ def _rates(kind: ScheduleType, warmup: int, total: int) -> tuple[float, float]:
     """The highest and the mean learning rate of a run, as shares of the peak."""
     rates = [learning_rate(kind, 1.0, step, warmup=warmup, total=total) for step in range(total)]
     return max(rates), sum(rates) / total
+
+
+def adapter_scale(c: TrainConfig) -> Outcome:
+    """Does the adapter's scale, which multiplies every update of it, leave the default learning rate as it is meant?"""
+    if not c.peft:
+        return None
+    scale = c.lora_alpha / c.lora_r
+    evidence = f"--lora-alpha {c.lora_alpha} by --lora-r {c.lora_r} multiplies what the adapter adds by {scale:.3g}"
+    usual = c.learning_rate in (None, 1e-5, 3e-3)
+    bad = usual and scale < thresholds.ADAPTER_SCALE
+    return (
+        "learning-rate-too-low" if bad else None
+    ), f"{evidence}; --learning-rate is {'the default' if usual else 'its own'}"
 
 
 def kept_checkpoint(c: TrainConfig) -> Outcome:

@@ -66,7 +66,7 @@ def examine_traces(
     own = [row for row in rows if not any(number(row, name) for name in OTHER_TOKENS)]
     every = {int(row["step"]): number(row, "sync/sampling_gap", math.nan) for row in own}
     gaps = {step: gap for step, gap in every.items() if math.isfinite(gap)}
-    scored = permuted(usable, gaps)
+    scored = permuted(usable, gaps, config.updates_per_step)
     repeated = copies(usable)
     # What an engine cuts off is not drawn at random: the tokens that are missing are those that it was less sure of.
     whole = sum(r.stop in CUT for r in usable) <= len(usable) / 2
@@ -142,23 +142,33 @@ def grouping(rollouts: Sequence[Rollout]) -> Finding:
     )
 
 
-def permuted(rollouts: Sequence[Rollout], measured: Mapping[int, float]) -> Finding | None:
+RENEWED, AFTER_UPDATES = 0.005, 0.1
+"""Difference of the engine's log-probabilities and a step's old ones, in nats per token, that updates of the same step make."""
+
+
+def permuted(rollouts: Sequence[Rollout], measured: Mapping[int, float], updates: int) -> Finding | None:
     """Do log-probabilities belong to the tokens that they stand at? None if few are stored, or if all agree.
 
     If engine and trainer differ in stored rollouts, and no more do once the numbers of each rollout are sorted, they belong
     to other tokens. So do those that a step trained with if engine and trainer differ in the step's own metric and not in
-    its stored rollouts. `measured`: step -> `sync/sampling_gap`.
+    its stored rollouts; unless a step has several updates and they are as far apart as updates take them. `measured`: step ->
+    `sync/sampling_gap`. `updates`: number of updates of a step.
     """
     known = [(r.gap, r.sorted_gap) for r in rollouts if r.gap is not None and r.sorted_gap is not None]
     gap, in_order = (sum(pair[k] for pair in known) / max(len(known), 1) for k in (0, 1))
     steps = {r.step for r in rollouts if r.gap is not None} & measured.keys()
     trained = sum(measured[step] for step in steps) / max(len(steps), 1)
-    if len(known) < FEWEST_GROUPS or max(gap, trained) <= thresholds.PERMUTED_GAP:
+    if len(known) < FEWEST_GROUPS or max(gap, trained) <= RENEWED:
         return None
     evidence = (
         f"in {len(known)} stored rollouts the log-probabilities of engine and trainer differ by {gap:.2g} nats per token, "
         f"by {in_order:.2g} if those of each rollout are sorted, and by {trained:.2g} in the metrics of their steps"
     )
+    if gap <= thresholds.PERMUTED * trained <= thresholds.PERMUTED * AFTER_UPDATES and updates > 1:
+        evidence += "; so the old log-probabilities of a step's later updates are computed after its earlier ones"
+        return Finding("log-probabilities belong to their tokens", "fail", evidence, "ratio-to-reference")
+    if max(gap, trained) <= thresholds.PERMUTED_GAP:
+        return None
     same = (
         in_order <= thresholds.PERMUTED * gap if gap > thresholds.PERMUTED_GAP else gap <= thresholds.PERMUTED * trained
     )

@@ -252,6 +252,8 @@ def movement(h: History) -> Outcome:
             "gradient-clipped-to-nothing",
             f"gradient norm {norm:.2g}, --max-grad-norm {c.max_grad_norm:g}; {evidence}",
         )
+    if (little := _below_epsilon(h)) is not None:
+        return "learning-rate-too-low", f"{little}; {evidence}"
     # What rounding loses is spread over all tensors; a gradient that is cut off leaves some of them whole.
     moved /= max(1 - mean(rows, "optimizer/still_tensors"), 1e-9)
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:
@@ -278,6 +280,22 @@ def movement(h: History) -> Outcome:
         least = 1e-2 if c.peft else 1e-4
         low = drowned and h.largest_update * steps < least and h.steps >= 2 * WINDOW and not h.gained(0.02)
     return ("learning-rate-too-low" if low else None), f"learning rate {rate:.1e}: {evidence}"
+
+
+def _below_epsilon(h: History) -> str | None:
+    """Evidence that the first update was far smaller than Adam's is; None if it was not, or a step has several updates."""
+    row = h.first[0]
+    rate, moved = number(row, "optimizer/learning_rate"), number(row, "optimizer/moved_share")
+    alone = number(row, "step") == 1 and number(row, "optimizer/updates") == 1
+    if not alone or not moved or rate <= FLOAT32_QUANTUM or h.config.bf16:
+        return None
+    size = _size(row) / math.sqrt(moved)
+    if size >= thresholds.FIRST_SIZE:
+        return None
+    return (
+        f"the first update moved the weights that it moved by {size:.2g} learning rates (root mean square), where Adam's moves "
+        f"each by nearly one: with a gradient norm of {number(row, 'optimizer/grad_norm'):.2g}, its epsilon outweighs the gradient"
+    )
 
 
 def projected_steps(c: TrainConfig) -> int:

@@ -196,7 +196,7 @@ def examine(run_dir: Path) -> list[Finding]:
         # After what makes a policy write anything, such as a prompt that the engine cuts, and before its consequences.
         later = (i for i, f in enumerate(judged) if f.check in CONSEQUENCES_OF_UNREAD_CALLS)
         judged.insert(next(later, len(judged)), unread)
-    found = [*damaged, *examine_traces(run_dir, config, rollouts, rows), *judged]
+    found = [*damaged, *_in_order(examine_traces(run_dir, config, rollouts, rows), judged)]
     found += saved_model(run_dir, config, len(rows))
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
@@ -212,6 +212,27 @@ def examine(run_dir: Path) -> list[Finding]:
         else:
             found.append(_learning(watch.history, rows, rollouts))
     return found
+
+
+BEFORE_ROLLOUTS = (
+    "prompts name the environment's tools",
+    "rows are the step's own rollouts",
+    "the loss mask is on the sampled tokens",
+    "the rollouts of a group are of one task",
+)
+"""Checks of rules about rows, of whose failures what stored rollouts show is a consequence."""
+
+
+def _in_order(of_rollouts: Sequence[Finding], judged: Sequence[Finding]) -> list[Finding]:
+    """Findings over stored rollouts, and those of the rules, from what others depend on to what depends on others.
+
+    Where nothing is answered rightly, for whatever reason, rewards follow the format: that comes where groups are judged.
+    """
+    first = [f for f in judged if f.cause and f.check in BEFORE_ROLLOUTS]
+    last = [f for f in of_rollouts if f.cause == "reward-format-dominated"]
+    rest = [f for f in judged if f not in first]
+    at = next((i for i, f in enumerate(rest) if f.check == "groups have a signal"), len(rest))
+    return [*first, *(f for f in of_rollouts if f not in last), *rest[:at], *last, *rest[at:]]
 
 
 def saved_model(run_dir: Path, config: TrainConfig, steps: int) -> list[Finding]:

@@ -127,3 +127,18 @@ FIRST_UPDATES = Threshold(
     "to .8",
     "optimizer-state-lost",
 )  # fmt: skip
+FIRST_SIZE = Threshold(
+    0.2, "smallest root mean square of the first update of the weights that it moves, in learning rates: Adam's moves each by "
+    "nearly one where its epsilon is small against the gradient",
+    "learning-rate-too-low",
+)  # fmt: skip
+KL_GONE = Threshold(
+    0.1, "share of the KL divergence from the reference policy, before a step, that must exceed what rounding makes of one of 0, "
+    "for its disappearance within a step to count", "reference-is-another-policy",
+)  # fmt: skip
+ADAPTER_SCALE = Threshold(
+    1 / 24, "smallest alpha / rank of an adapter with the default learning rate", "learning-rate-too-low"
+)
+GRADIENT_GONE = Threshold(
+    0.1, "largest share of a gradient's entries other than 0 that may be 0 where the optimizer sees them", "no-gradient"
+)

@@ -108,6 +108,9 @@ LIVE_ROLLOUTS = Threshold(
     32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
     "too-little-signal",
 )  # fmt: skip
+COLD = Threshold(
+    0.3, "largest temperature at which it, and not the task, is why most groups have no signal", "too-little-signal"
+)
 DEAD_SHARE = Threshold(
     0.6,
     "largest share of groups without a signal that passes without a remark, and that must be exceeded for certain "

@@ -93,6 +93,10 @@ OTHER_ORDER = ByPrecision(
     "in another context",
     "prompt-replaced",
 )  # fmt: skip
+ARITHMETIC = Threshold(
+    0.15, "largest share of such pairs after prompts of one token that wrong arithmetic turns, such as a cache of 8 bits (0.08); "
+    "another text before that token turns 0.46", "prompt-replaced",
+)  # fmt: skip
 SAME_BIAS = Threshold(
     0.5, "share of the pairs of tokens whose difference the engine changes, that it changes by the same amount after each "
     "prompt, above which it is a logit bias and not another prompt",

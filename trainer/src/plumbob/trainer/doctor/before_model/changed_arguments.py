@@ -82,6 +82,8 @@ def _values(value: object) -> Iterator[tuple[str, object]]:
         words = value.split()
         # A limit on words, tokens or characters leaves whole words in most texts; a single word is cut inside.
         size, joint = (len(words), " ") if len(words) > 1 else (len(value), "")
+        yield "only the beginning of", value[:-1]
+        yield "only the end of", value[1:]
         pieces = words if joint else list(value)
         for k in spread(size, PARTS):
             if k:

@@ -13,7 +13,15 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.watch.history import Outcome
-from plumbob.trainer.watch.settings_rules import HAS_DIRECTION, REACHES_PEAK, kept_checkpoint, kl_estimator, warm_up
+from plumbob.trainer.watch.settings_rules import (
+    ADAPTER,
+    HAS_DIRECTION,
+    REACHES_PEAK,
+    adapter_scale,
+    kept_checkpoint,
+    kl_estimator,
+    warm_up,
+)
 
 PENALTIES = {
     "repetition_penalty": 1.0,
@@ -29,6 +37,7 @@ OTHERS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p
 BY_SETTINGS: dict[str, Callable[[TrainConfig], Outcome]] = {
     HAS_DIRECTION: kl_estimator,
     REACHES_PEAK: warm_up,
+    ADAPTER: adapter_scale,
     "the final model is chosen by what it earns": kept_checkpoint,
 }
 """Check -> rule, of the rules that the watch has as well."""

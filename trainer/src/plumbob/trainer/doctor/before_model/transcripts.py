@@ -13,7 +13,8 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.swallowed_errors import swallowed
-from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread
+from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread, text_of
+from plumbob.trainer.watch.trace_contents import says_failed
 
 TWICE = 12
 """Number of transcripts that are scored twice."""
@@ -94,8 +95,12 @@ def _perfect(environment: Environment) -> Finding | None:
     if vain:
         keys = ", ".join(p.task.key for p in vain[:NAMED])
         evidence += f"; in {len(vain)}, such as {keys}, less than 1, and as much without their calls"
-    check = "the calls of a perfect transcript find what its answer needs"
-    return Finding(check, "fail" if bad else "pass", evidence, "oracle-fails" if bad else None)
+    check, cause = "the calls of a perfect transcript find what its answer needs", "oracle-fails"
+    results = [text_of(n.message) for p in vain for n in p.trace.nodes if n.message.role == "tool"]
+    if bad and (refused := [text for text in results if says_failed(text)]) and len(refused) > len(results) / 2:
+        evidence += f"; {len(refused)} of {len(results)} results of their calls are errors, such as {refused[0][:60]!r}"
+        cause = "tools-fail"
+    return Finding(check, "fail" if bad else "pass", evidence, cause if bad else None)
 
 
 def _deterministic(environment: Environment) -> Finding:
@@ -153,7 +158,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             settings = _oracle_settings(environment)
             missed = [p for p in own if p.reward <= silent_reward(environment, p.task) + _TOLERANCE]
             evidence += f"; with {settings}, for which it is made, in {len(missed)} of {len(own)}"
-            nothing = missed
+            nothing, played = missed, own
     few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
     if nothing or raised:
         cause, unpaid = "oracle-fails", {id(p.task) for p in nothing}
@@ -163,7 +168,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             cause = "grader-swallows-errors"
             evidence += f"; whenever it does, and never otherwise, an error is raised and caught: {error}"
         bare = [] if error or raised else _bare_answers(environment, nothing)
-        right = [p for p in bare if p.reward > silent[id(p.task)] + _TOLERANCE]
+        right = [p for p in bare if p.reward > silent_reward(environment, p.task) + _TOLERANCE]
         if bare and len(right) > len(bare) / 2:
             cause = "answers-not-parsed"
             earned = _range([p.reward for p in right])
@@ -180,7 +185,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
 def _overpaid(environment: Environment, nothing: Sequence[Played], paid: Sequence[Played]) -> bool:
     """Whether most empty replies of the tasks `nothing` earn at least what most perfect transcripts of the tasks `paid` earn."""
     usual = median(p.reward for p in paid) - _TOLERANCE
-    return sum(environment.floors[id(p.task)] >= usual for p in nothing) > len(nothing) / 2
+    return sum(silent_reward(environment, p.task) >= usual for p in nothing) > len(nothing) / 2
 
 
 OTHER_WORDS = "I do not know."
@@ -226,17 +231,17 @@ def _working(environment: Environment) -> Iterator[Finding]:
 
 def _bare_answers(environment: Environment, played: Sequence[Played]) -> list[Played]:
     """Some of these tasks, with the answer alone in place of the oracle's last turn; [] if answers are unknown."""
-    turns = environment.turns
     return [
-        environment.play(p.task, ScriptedChat([*turns[id(p.task)][:-1], ChatReply(environment.gold(p.task))]))
+        environment.say(p.task, *turns[:-1], ChatReply(environment.gold(p.task)))
         for p in _some(played)
-        if environment.gold(p.task) and turns.get(id(p.task))
+        if environment.gold(p.task) and (turns := environment.turns_of(p.task))
     ]
 
 
 def silent_reward(environment: Environment, task: vf.Task) -> float:
-    """What an empty reply earns in this task."""
-    return environment.say(task, ChatReply("")).reward
+    """What an empty reply earns in this task; a task with other settings than those of the run is played for it."""
+    known = environment.floors.get(id(task))
+    return environment.say(task, ChatReply("")).reward if known is None else known
 
 
 def _oracle_settings(environment: Environment) -> dict[str, str]:
@@ -276,7 +281,7 @@ def _scored_alike(environment: Environment) -> Finding:
     """Score transcripts of training tasks by the held-out tasks' class and settings, with the data of the training tasks."""
     check = "training and held-out tasks score a script alike"
     like = environment.tasks.held_out[0]
-    differ, largest, count = 0, 0.0, 0
+    differ, largest, count, untooled = 0, 0.0, 0, 0
     chosen = _some(environment.oracles) if environment.has_oracle else _some(environment.silent)
     for played in chosen:
         other = type(like)(played.task.data, like.config)
@@ -285,8 +290,12 @@ def _scored_alike(environment: Environment) -> Finding:
         if not (again.trace.ok and played.trace.ok):
             continue
         gap = abs(again.reward - played.reward)
+        untooled += bool(played.trace.tools) and not again.trace.tools
         differ, largest, count = differ + (gap > _TOLERANCE), max(largest, gap), count + 1
     evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
+    if untooled:  # then they score what they show, and what they show is another task
+        evidence += f"; {untooled} of these have no tools as held-out tasks"
+        return Finding(check, "fail", evidence, "evaluation-prompted-differently")
     return Finding(check, "fail" if differ else "pass", evidence, "evaluation-parses-differently" if differ else None)
 
 

@@ -16,6 +16,8 @@ from plumbob.trainer.doctor.explanations import elsewhere, neighbours
 from plumbob.trainer.doctor.subject import Subject, mean_abs
 from plumbob.trainer.doctor.third_opinion import third_opinion
 
+FEWEST_PROMPTS = 3
+"""Fewest prompts, after which the engine has a choice, by which its sight of a prompt's beginning is judged."""
 ORDER = 40
 
 ROWS = 8
@@ -144,6 +146,8 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
     )
     if blind <= len(moved) / 2:
         return Finding(check, "pass", evidence)
+    if len(moved) < FEWEST_PROMPTS:
+        return Finding(check, "unsure", f"{evidence}; after the others, the engine is sure of a single token")
     rest = [p[: len(p) // 4] + [chance.choice(words) for _ in p[len(p) // 4 : -8]] + p[-8:] for p in prompts]
     seen = [max(_differences(a, b), default=math.inf) for a, b in zip(first, _drawn(subject, rest), strict=True)]
     if sum(not m > max(thresholds.BLIND, 3 * noise) for m in seen) > len(seen) / 2:

@@ -6,12 +6,14 @@ import contextlib
 import math
 from collections.abc import Iterator
 
+import torch
 from plumbob.rollout import EngineError, Sample
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_context import other_order
-from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.doctor.third_opinion import third_opinion
+from plumbob.trainer.doctor.subject import Subject, mean_abs
+from plumbob.trainer.doctor.third_opinion import in_turns, third_opinion
 
 ORDER = 12
 
@@ -48,8 +50,26 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield Finding(check, "pass", evidence)
     elif asked := other_order(subject, third_opinion(subject, 1.0), subject.gap_limit):
         yield Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
+    elif (apart := _others_apart(subject)) > subject.gap_limit:
+        evidence += (
+            f"; on the tokens of other turns engine and trainer differ by {apart:.2g} nats, so these are not alone"
+        )
+        yield Finding(check, "unsure", evidence)
     else:
         yield Finding(check, "fail", evidence, "empty-completions")
+
+
+def _others_apart(subject: Subject) -> float:
+    """Mean |difference| of engine and trainer on the tokens of turns that have several, in nats; 0 without any."""
+    samples = [s for s in subject.drawn.samples if s.num_sampled]
+    rows = [samples[i] for i in spread(len(samples), MOST)]
+    pairs = [
+        (theirs, own)
+        for row, scores in zip(rows, subject.score(rows), strict=True)
+        for theirs, own in zip(in_turns(row, torch.tensor(row.sampled_logprobs)), in_turns(row, scores), strict=True)
+        if len(own) > 1
+    ]
+    return mean_abs([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0
 
 
 def _rarity(subject: Subject, rows: list[Sample]) -> list[float]:

@@ -66,7 +66,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
             far = divergence(others, old_others, subject.score(others))
         if run.world.size == 1:
             turn = torch.cosine_similarity(computed, seen, dim=0).item() if len(computed) == len(seen) else math.nan
-            yield _clipped_once(subject, push, used, turn)
+            gone = int(((computed != 0) & (seen == 0)).sum()) if len(computed) == len(seen) else 0
+            yield _clipped_once(subject, push, used, turn, gone / max(int((computed != 0).sum()), 1))
         yield _weights(subject, before, touched)
         with undone(run):
             yield _schedule(subject)
@@ -103,11 +104,11 @@ def _some_entries(gradient: Gradient) -> torch.Tensor:
     )
 
 
-def _clipped_once(subject: Subject, computed: float, used: float, turn: float) -> Finding:
+def _clipped_once(subject: Subject, computed: float, used: float, turn: float, gone: float) -> Finding:
     """Does the optimizer get the gradient that was computed, clipped to --max-grad-norm?
 
     `computed`, `used`: norms of the gradient before the update, and where the optimizer sees it. `turn`: cosine of the two;
-    NaN if it is not known.
+    NaN if it is not known. `gone`: share of the entries other than 0 that are 0 where the optimizer sees them.
     """
     limit = subject.run.config.max_grad_norm
     wanted = min(computed, limit) if limit else computed
@@ -120,6 +121,9 @@ def _clipped_once(subject: Subject, computed: float, used: float, turn: float) -
         return Finding(
             check, "fail", evidence, "gradient-backwards" if turn < -thresholds.SAME_DIRECTION else "does-not-overfit"
         )
+    if used > 0 and gone > thresholds.GRADIENT_GONE:
+        evidence += f"; {gone:.0%} of its entries are 0 there"
+        return Finding(check, "fail", evidence, "no-gradient")
     bad = 0 < used < thresholds.GRADIENT_LEFT * wanted
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)
 

@@ -87,7 +87,12 @@ def _gap(
     if gap <= limit:
         return Finding(check, "pass", evidence)
     if (ends := _ends_alone(subject, rows, engine, trainer, limit)) is not None:
-        return Finding(check, "fail", f"{evidence}; {ends}", "stop-token-wrong")
+        third = third_opinion(subject, subject.run.config.temperature)
+        truth = torch.cat([third.scores(row) for row in rows])
+        if (drawn - truth).abs().mean().item() <= limit:
+            why = "and the engine is right: the trainer gives these what belongs to other tokens"
+            return Finding(check, "fail", f"{evidence}; {ends}, {why}", "logprobs-permuted")
+        return Finding(check, "fail", f"{evidence}; {ends}: those were not sampled", "stop-token-wrong")
     few = spread(len(rows), EXPLAINED)
     chosen, sides = [rows[i] for i in few], [[side[i] for i in few] for side in (engine, trainer)]
     cause, why, wrong = _why(subject, chosen, *sides, limit, temperature=subject.run.config.temperature)
@@ -126,7 +131,7 @@ def _ends_alone(
     trainer: Sequence[torch.Tensor],
     limit: float,
 ) -> str | None:
-    """Evidence that they agree on all tokens but end tokens, which something else than the engine has then written."""
+    """Evidence that they agree on all tokens but end tokens. If the engine is wrong on these, something else has written them."""
     stops = subject.run.sampler.chat.stop_token_ids
     ids = [[t for t, sampled in zip(row.token_ids, row.loss_mask, strict=True) if sampled] for row in rows]
     end = torch.tensor([token in stops for own in ids for token in own])
@@ -134,9 +139,7 @@ def _ends_alone(
     wrong = int((apart_[end] > FORCED).sum())
     if wrong < FEW_ENDS or apart_[~end].mean().item() > limit:
         return None
-    return (
-        f"they agree on all other tokens, and differ on {wrong} of {int(end.sum())} end tokens: those were not sampled"
-    )
+    return f"they agree on all other tokens, and differ on {wrong} of {int(end.sum())} end tokens"
 
 
 def _why(

@@ -38,6 +38,8 @@ EARLY_UPDATES = (1, 10, 100)
 """Numbers of updates that the small change stands for; the smallest that exceeds floating-point noise is used."""
 SCALES = tuple(2.0**k for k in range(-6, 7))
 """Scales of an adapter that are tried first."""
+NOTHING = 0.02
+"""Scale up to which an adapter counts as not applied: the smallest one that is tried is 0.016."""
 FUSED = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -122,7 +124,8 @@ def _large_change(
     _sync(subject)
     if _draw(subject).gap <= limit:
         return Finding(check, "fail", f"{evidence}; after a second sync they agree{complaint}", "engine-stale")
-    if old > limit and (found := _served_otherwise(subject, seen, first)) is not None:
+    unchanged = old <= max(thresholds.SAMPLING_GAP[run.config.bf16], 2 * usual)
+    if not unchanged and (found := _served_otherwise(subject, seen, first)) is not None:
         return Finding(check, "fail", f"{evidence}; {found[1]}", found[0])
     arrived, total = _arrived(subject)
     if total:
@@ -172,7 +175,7 @@ def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Te
             scale, rest = _fitted_scale(subject, seen.rows, kinds)
             if rest <= limit:
                 which = f"the adapters of {', '.join(kinds)} add" if kinds else "the adapter adds"
-                return "adapter-scale-differs", (
+                return "adapter-scale-differs" if scale > NOTHING else "adapter-not-applied", (
                     f"the engine computes base + {scale:.3g} times what {which} in the trainer (rest {rest:.2g})"
                 )
         return None

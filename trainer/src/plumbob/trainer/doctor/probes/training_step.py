@@ -252,6 +252,7 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
             t.corrections * token_weight(config, minibatch, t.row, in_loss),
             advantages[id(t.row)],
             t.logprobs,
+            t.one_ratio,
         )
         for t in first
         if id(t.row) in advantages

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.losses import LOSSES, row_weights
+from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, LossOutputs, Objective, policy_loss, row_weights
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.doctor.rehearsal import _ratio_of_rows
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
 
 ADVANTAGES = (0.75, -0.25, -0.5)
@@ -50,6 +51,32 @@ def test_each_mistake_is_named_by_what_it_does(cause, words, change):
     named, evidence = judged(parts(change))
     assert named == cause
     assert words in evidence
+
+
+def summed(inputs: LossInputs, objective: Objective) -> LossOutputs:
+    """One importance ratio for all tokens of a row, of their summed log-probabilities."""
+    ratios = inputs.logprobs - inputs.old_logprobs
+    sums = ratios.new_zeros(int(inputs.rows.max()) + 1).index_add(0, inputs.rows, ratios)
+    return policy_loss(dataclasses.replace(inputs, logprobs=inputs.old_logprobs + sums[inputs.rows]), objective)
+
+
+@pytest.mark.parametrize(("loss", "joint"), [(policy_loss, False), (summed, True)])
+def test_one_ratio_for_a_whole_row_is_seen_where_it_is_still_one(loss, joint):
+    counts = [4, 5, 6]
+    own = -torch.rand(15)
+    inputs = LossInputs(
+        logprobs=own,
+        old_logprobs=own,
+        ref_logprobs=None,
+        advantages=torch.tensor([0.75] * 4 + [-0.25] * 5 + [-0.5] * 6),
+        corrections=torch.ones(15),
+        weights=torch.full((15,), 1 / 15),
+        rows=torch.repeat_interleave(torch.arange(3), torch.tensor(counts)),
+    )
+    found = _ratio_of_rows(inputs, TrainConfig().objective(), counts, loss)
+    assert found == [joint] * 3
+    together = [dataclasses.replace(p, one_ratio=joint) for p in parts(lambda p: p.wanted * len(p.wanted))]
+    assert judged(together)[0] == ("ratio-clipped" if joint else "advantages-wrong")
 
 
 @pytest.mark.parametrize("loss_type", list(LOSSES))

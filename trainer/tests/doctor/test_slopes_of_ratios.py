@@ -28,6 +28,7 @@ def parts(old_of, rows=4, tokens=30):
         (lambda own: own, None),
         (lambda own: own.roll(1), "logprobs-permuted"),
         (lambda own: own.roll(-2), "logprobs-permuted"),
+        (lambda own: torch.cat([row.flip(0) for row in own.split(30)]), "logprobs-permuted"),
         (torch.zeros_like, "ratio-to-reference"),
         (lambda own: own + torch.linspace(-1, 1, len(own)), "advantages-wrong"),
     ],

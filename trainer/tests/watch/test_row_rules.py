@@ -308,6 +308,8 @@ def test_a_loss_that_is_wrong_in_its_kl_term_alone_is_not_blamed_on_advantages()
     row = {"loss/misweighted": 0.03, "loss/without_policy_term": 0.0, "loss/other_kl_coefficient": 1.0}
     rows = [{**own, **row} for own in rows_of(FIRST)[:6]]
     assert {"kl-backwards"} <= causes(rows, config) and "advantages-wrong" not in causes(rows, config)
+    stronger = [{**own, "loss/stronger_kl_coefficient": 1.0} for own in rows]
+    assert "kl-too-large" in causes(stronger, config) and "kl-backwards" not in causes(stronger, config)
     mixed = [{**own, "loss/other_kl_coefficient": 0.5} for own in rows]
     assert "advantages-wrong" in causes(mixed, config)
 
@@ -329,3 +331,37 @@ def test_a_policy_that_begins_away_from_its_reference_is_named(change, named):
     rows = [{**first, "optimizer/updates": 1, **change}, *rest]
     assert ("reference-is-another-policy" in causes(rows, config)) == named
     assert "reference-is-another-policy" not in causes(rows, dataclasses.replace(config, kl_beta=0.0))
+
+
+@pytest.mark.parametrize(
+    ("divergences", "settings", "named"),
+    [
+        # As a resumed run that takes its reference from its own weights.
+        ([0.0, 5e-4, 2e-3, 1.7e-3, 0.0, 1e-5], {}, True),
+        ([0.0, 5e-4, 2e-3, 1.7e-3, 9e-4, 8e-4], {}, False),
+        ([0.0, 1e-6, 2e-5, 1e-5, 0.0, 1e-6], {}, False),  # as little as rounding makes of a divergence of 0
+        ([0.0, 5e-4, 2e-3, 1.7e-3, 0.0, 1e-5], {"ref_model_sync_steps": 4}, False),
+    ],
+)
+def test_a_divergence_from_the_reference_that_vanishes_within_a_step_is_named(divergences, settings, named):
+    config = dataclasses.replace(config_of(FIRST), kl_beta=0.1, **settings)
+    pairs = zip(rows_of(FIRST), divergences, strict=False)
+    rows = [{**row, "optimizer/updates": 1, "policy/kl": kl} for row, kl in pairs]
+    assert ("reference-is-another-policy" in causes(rows, config)) == named
+
+
+@pytest.mark.parametrize(("size", "named"), [(0.07, True), (0.6, False)])
+def test_a_first_update_that_is_far_smaller_than_adam_makes_it_is_named(size, named):
+    rows = rows_of(FIRST)[:6]
+    for row in rows:
+        row |= {"optimizer/update_rms": size * row["optimizer/learning_rate"], "optimizer/moved_share": 0.96}
+    assert ("learning-rate-too-low" in causes(rows)) == named
+
+
+def test_a_gradient_that_explodes_is_not_blamed_on_advantages():
+    """A loss far above its size in one step, and of its own size in the others."""
+    rows = rows_of(FIRST)[:12]
+    rows[9] |= {"optimizer/grad_norm": 500.0, "loss/misweighted": 1.0}
+    assert causes(rows) == {"gradient-explodes"}
+    rows[3] |= {"loss/misweighted": 1.0}
+    assert "advantages-wrong" in causes(rows)

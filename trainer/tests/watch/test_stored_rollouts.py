@@ -13,6 +13,7 @@ import pytest
 from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.diagnosis.unread_calls import call_like
 from plumbob.trainer.watch.change import of_same_tasks
 from plumbob.trainer.watch.places import with_places
 from plumbob.trainer.watch.stored_rollouts import Rollout
@@ -215,6 +216,18 @@ def test_a_step_that_trained_with_other_numbers_than_it_stored_is_told():
     assert permuted(rows, {1: 1e-6}, 1) is None
     found = permuted(rows, {1: 0.04}, 1)
     assert found and found.cause == "logprobs-permuted"
+    # With several updates in a step, old log-probabilities may be those of weights between them.
+    found = permuted(rows, {1: 0.04}, 4)
+    assert found and found.cause == "ratio-to-reference"
+    found = permuted(rows, {1: 0.5}, 4)  # as far apart, no update of a step takes them
+    assert found and found.cause == "logprobs-permuted"
+
+
+def test_a_call_that_is_no_json_any_more_is_in_no_other_form():
+    broken = '{"name": "search", "arguments": "arguments": "paris"}}"q": "arguments"'
+    whole = '{"name": "search", "arguments": {"q": "paris"}}'
+    assert not call_like(f"Let me see. {broken}", "search", ["q"])
+    assert call_like(f"Let me see. {whole}", "search", ["q"])
 
 
 def test_replies_that_name_a_tool_and_its_arguments_are_calls_that_were_not_read():

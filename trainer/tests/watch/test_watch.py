@@ -29,9 +29,9 @@ from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.watch.history import NORMS
+from plumbob.trainer.watch.paid_answers import correlation, parsing
 from plumbob.trainer.watch.rules import RULES
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, read_traces
-from plumbob.trainer.watch.traces import correlation, parsing
 from plumbob.trainer.watch.watch import WARNINGS, Warner, Watch, examine, read_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"

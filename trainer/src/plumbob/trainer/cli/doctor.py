@@ -159,7 +159,14 @@ def _is_run_directory(target: str) -> bool:
 
 
 OF_REWARDS = frozenset(
-    {"task-out-of-reach", "task-solved", "reward-constant", "too-little-signal", "groups-without-variety"}
+    {
+        "task-out-of-reach",
+        "task-solved",
+        "reward-constant",
+        "reward-format-dominated",
+        "too-little-signal",
+        "groups-without-variety",
+    }
 )
 """Causes that say how the reward is distributed, which an environment's mistake may be the reason for."""
 

@@ -15,8 +15,8 @@ from typing import Any
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis import thresholds
 
-FEWEST_ODD = 4
-"""Fewest missing rollouts by whose rewards it is judged why they are missing."""
+FEWEST = 4
+"""Fewest missing rollouts by which it is judged why they are missing."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def judged(found: LeftOut) -> tuple[str | None, str]:
 
     `found`: of one step, or added up over several.
     """
-    if found.odd == found.count >= FEWEST_ODD:
+    if found.odd == found.count >= FEWEST:
         return (
             "too-little-signal",
             "each is the only one of its group with its reward, so that the group has no signal without it",
@@ -105,4 +105,5 @@ def judged(found: LeftOut) -> tuple[str | None, str]:
         f"they are {'longer' if apart > 0 else 'shorter'} than the others of their groups by {abs(apart):.1f} standard errors, and "
         f"earn {'more' if better > 0 else 'less'} by {abs(better):.1f}"
     )
-    return ("drops-are-biased" if max(abs(apart), abs(better)) > thresholds.MISSING_LENGTH else None), evidence
+    biased = found.count >= FEWEST and max(abs(apart), abs(better)) > thresholds.MISSING_LENGTH
+    return ("drops-are-biased" if biased else None), evidence

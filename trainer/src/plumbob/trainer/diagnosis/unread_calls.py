@@ -16,11 +16,21 @@ def call_like(text: str, name: str, parameters: Sequence[str]) -> str:
         named = re.search(rf"[\"']?(?:{keys})[\"']?\s*[:=]", after)
         bracket = re.match(r"\s*\(\s*[\"'\d{]", after)
         keyed = re.search(r"[\"']?(?:name|function|tool|action)[\"']?\s*[:=]\s*[\"']?$", before, re.IGNORECASE)
-        if keyed and _broken(text[: found.end() + 2000], found.start()):
+        if keyed and _broken(text, found.start()):
             continue
         if bracket or (named and (keyed or re.match(r"[\s\"'`>:,(]*[{(<\[]", after))):
             return " ".join(text[max(0, found.start() - 40) : found.end() + 120].split())
     return ""
+
+
+NOTED = 400
+"""Most characters of a text that rollouts note: of a longer one the end is not known."""
+
+
+def is_malformed(text: str) -> bool:
+    """Whether a text that was noted as an unread call is an object of JSON, with the name of a tool, that cannot be parsed."""
+    start = re.search(r"\{\s*\"(?:name|function|tool|action)\"\s*:\s*\"", text)
+    return start is not None and len(text) < NOTED and _broken(text, start.end())
 
 
 def _broken(text: str, at: int) -> bool:

@@ -88,6 +88,7 @@ PLACES: dict[str, Callable[[Sample], list[int]]] = {
     "with all positions moved by 1": lambda row: [i + 1 for i in range(len(row.token_ids))],
     "with the positions of what follows the first prompt moved by 1": lambda row: _after_prompt(row, 1),
     "with the positions of what follows the first prompt moved by -1": lambda row: _after_prompt(row, -1),
+    "with the positions of sampled tokens moved by 1": lambda row: [i + m for i, m in enumerate(row.loss_mask)],
     "with positions that begin again after the first prompt": lambda row: _after_prompt(row, -_first(row)),
     "with positions that move by 1 in each turn": lambda row: [
         i + sum(b and not a for a, b in zip(row.loss_mask[:i], row.loss_mask[1 : i + 1], strict=False))

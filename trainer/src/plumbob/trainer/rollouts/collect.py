@@ -293,6 +293,10 @@ async def _add_round(
         batch.records += [trace for _, trace in sorted(every, key=lambda pair: pair[0])]
 
 
+NOT_FINITE_LOGPROB = "a log-probability of the engine is NaN or infinite"
+"""Why such a rollout cannot be used."""
+
+
 def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
     """Why a rollout cannot be trained on; None if it can."""
     if engine_failed(trace):
@@ -303,5 +307,5 @@ def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
     if not trace.num_turns:
         return _Unusable("no_turn", why_no_turn(trace.stop_condition or "", limits))
     if not all(map(math.isfinite, trace.branches[0].logprobs)):
-        return _Unusable("not_finite", "a log-probability of the engine is NaN or infinite")
+        return _Unusable("not_finite", NOT_FINITE_LOGPROB)
     return None

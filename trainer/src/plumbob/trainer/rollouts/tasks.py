@@ -98,6 +98,14 @@ class Tasks:
         """Number of training tasks, for messages."""
         return "endless" if isinstance(self.train, TaskStream) else str(len(self.train))
 
+    @cached_property
+    def _held_out_marks(self) -> set[str]:
+        return marks_of(self.held_out)
+
+    def is_held_out(self, task: vf.Task) -> bool:
+        """Whether this task is one of the held-out ones."""
+        return not self._held_out_marks.isdisjoint(marks(task))
+
     def trained_and_held_out(self) -> int:
         """Number of held-out tasks that are also training tasks, among those that were read so far."""
         read = self.train.read if isinstance(self.train, TaskStream) else self.train

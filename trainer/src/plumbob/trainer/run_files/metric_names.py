@@ -98,6 +98,11 @@ METRICS = (
         "-",
         "Mean difficulty of the step's tasks, as the tasks state it. Absent if they state none.",
     ),
+    Metric(
+        "tasks/held_out",
+        "share",
+        "Share of the step's tasks that are also held-out tasks. Absent without held-out tasks.",
+    ),
     Metric("tasks/epoch", "epochs", "Number of whole passes over the training tasks before the step's tasks, mean."),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
     Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
@@ -239,6 +244,17 @@ METRICS = (
         "loss/negated",
         "share",
         "Share of the tokens of loss/misweighted whose slope is the right one with the opposite sign.",
+    ),
+    Metric(
+        "loss/scaled",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is right but for a number that their microbatch has in common.",
+    ),
+    Metric(
+        "loss/scale_spread",
+        "nats",
+        "Standard deviation, over the step's microbatches, of the logarithm of the number by which all slopes of a microbatch "
+        "are too large; 0 where slopes are right.",
     ),
     Metric(
         "optimizer/no_gradient_share",

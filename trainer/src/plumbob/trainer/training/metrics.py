@@ -38,6 +38,7 @@ def metrics_before_training(
     settings = run.config.advantages()
     return {
         **batch_metrics(batch),
+        **_held_out(run, batch),
         **first_prompts(batch.traces, run.tokenizer),
         **(_missing(batch) if run.world.size == 1 else {}),
         **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
@@ -107,6 +108,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "groups/rounds": batch.rounds,
         "groups/replaced": batch.groups_replaced,
     }
+
+
+def _held_out(run: Run, batch: Batch) -> dict[str, float]:
+    """How many of the step's tasks are held out from training; empty for a run of several environments, or without any."""
+    if run.config.mixture or not run.tasks.held_out or not batch.taken:
+        return {}
+    return {"tasks/held_out": mean_of([float(run.tasks.is_held_out(taken.task)) for taken in batch.taken])}
 
 
 def _missing(batch: Batch) -> dict[str, float]:

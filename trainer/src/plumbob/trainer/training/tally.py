@@ -122,6 +122,14 @@ class Tally:
     """Number of these tokens whose slope is right but for a larger coefficient of the KL term."""
     negated: float = 0.0
     """Number of these tokens whose slope has the opposite sign."""
+    scaled: float = 0.0
+    """Number of these tokens whose slope is right but for a positive number that their microbatch has in common."""
+    scales: float = 0.0
+    """Number of microbatches that have such a number, 1 where slopes are right."""
+    scale: float = 0.0
+    """Sum of its logarithms."""
+    scale_squares: float = 0.0
+    """Sum of their squares."""
     ungraded: float = 0.0
     """Sum, over the optimizer steps that were applied, of the share of the trained tensors without a gradient."""
     strayed: int = 0
@@ -174,6 +182,10 @@ class Tally:
                 setattr(result, f.name, max(mine, theirs) if f.name == "largest_gap" else mine + theirs)
         return result
 
+    def _scale_spread(self) -> float:
+        n = max(self.scales, 1)
+        return math.sqrt(max(self.scale_squares / n - (self.scale / n) ** 2, 0.0))
+
     def metrics(self) -> dict[str, float]:
         """The tally as metrics: most are means over sampled tokens, optimizer steps or sampled weights."""
         n = max(self.tokens, 1)
@@ -196,6 +208,8 @@ class Tally:
             "loss/other_kl_coefficient": self.other_kl / max(self.misweighted, 1),
             "loss/stronger_kl_coefficient": self.stronger_kl / max(self.misweighted, 1),
             "loss/negated": self.negated / max(self.misweighted, 1),
+            "loss/scaled": self.scaled / max(self.misweighted, 1),
+            "loss/scale_spread": self._scale_spread(),
             **self.optimizer_metrics(),
         }
 

@@ -75,6 +75,16 @@ def one_task(h: History) -> Outcome:
     return ("groups-mixed" if mixed else None), f"up to {mixed:.0%} of a step's groups have rollouts of several tasks"
 
 
+def apart(h: History) -> Outcome:
+    """Are held-out tasks not trained on?"""
+    worst = _worst(h, "tasks/held_out")
+    if worst is None:
+        return None
+    return (
+        "held-out-in-training" if worst else None
+    ), f"up to {worst:.0%} of a step's tasks are held-out tasks as well"
+
+
 def misplaced(h: History) -> Outcome:
     """Is each rollout trained with the reward that it earned?"""
     worst = _worst(h, "reward/misplaced")
@@ -127,6 +137,12 @@ def weighed(h: History) -> Outcome:
     ):
         if min(number(row, f"loss/{name}") for row in with_wrong) > 1 - thresholds.MISWEIGHTED:
             return cause, f"{evidence}; there it is {why}"
+    scaled = min(number(row, "loss/scaled") for row in with_wrong) > 1 - thresholds.MISWEIGHTED
+    several = all(number(row, "train/rows") >= 2 * number(row, "train/microbatches") for row in with_wrong)
+    spread = max(number(row, "loss/scale_spread") for row in with_wrong)
+    if scaled and several and spread > thresholds.MISWEIGHTED:
+        why = "in each microbatch the right one times a number, another one in each"
+        return "normaliser-depends-on-microbatches", f"{evidence}; there it is {why}"
     if h.config.updates_per_step == 1 and not h.config.lora_dropout:
         clipped = min(number(row, "policy/clip_fraction") for row in with_wrong)
         if clipped > 0:

@@ -20,6 +20,7 @@ from plumbob.trainer.watch.environment_rules import (
     unused_tools,
 )
 from plumbob.trainer.watch.history import WINDOW, History, Rule, fails
+from plumbob.trainer.watch.optimizer_rules import cleared, state_kept
 from plumbob.trainer.watch.ratio_rules import ROOM, clipping, on_policy, room
 from plumbob.trainer.watch.reward_rules import (
     components,
@@ -35,6 +36,7 @@ from plumbob.trainer.watch.reward_rules import (
 from plumbob.trainer.watch.row_rules import (
     advantages,
     all_move,
+    apart,
     downhill,
     ends,
     kept,
@@ -57,7 +59,6 @@ from plumbob.trainer.watch.settings_rules import (
 )
 from plumbob.trainer.watch.update_rules import (
     breaking,
-    cleared,
     decay,
     entropy,
     finite,
@@ -65,7 +66,6 @@ from plumbob.trainer.watch.update_rules import (
     kl_penalty,
     movement,
     schedule,
-    state_kept,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -98,6 +98,7 @@ RULES: tuple[Rule, ...] = (
     Rule("there are many tasks", seen_again),
     Rule("reward scaling does not amplify tiny differences", scaling),
     Rule("the signal comes from the answer, not from the format", components),
+    Rule("held-out tasks are not trained on", apart),
     Rule("training and held-out rewards agree before training", held_out),
     Rule("held-out rollouts have the limits of training", limits_of_evaluation),
     Rule("held-out and new training tasks earn the same", prompted),

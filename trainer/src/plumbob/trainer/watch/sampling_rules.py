@@ -77,6 +77,10 @@ def gap(h: History) -> Outcome:
         # Weights that do not arrive make both differences grow alike.
         if is_exact(c) and "sync/parity" in h.recent[-1] and parity < 0.1 * now:
             return "engine-trainer-mismatch", f"{evidence}; on fixed ids by {parity:.2g}, so the weights arrive"
+        reach = h.steps * math.sqrt(2 * (h.largest_change or math.inf))
+        if is_exact(c) and now > thresholds.BEYOND_REACH * reach:
+            evidence += f"; the policy has changed by {reach:.2g} at most, so older weights do not explain it"
+            return "engine-trainer-mismatch", evidence
         return "weights-not-synced", evidence
     return "engine-trainer-mismatch", evidence
 

@@ -6,6 +6,7 @@ Each function takes the settings and returns (id of a cause or None, evidence); 
 from __future__ import annotations
 
 import functools
+import math
 
 from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
 from plumbob.trainer.config import best_metric
@@ -60,7 +61,7 @@ def adapter_scale(c: TrainConfig) -> Outcome:
         return None
     scale = c.lora_alpha / c.lora_r
     evidence = f"--lora-alpha {c.lora_alpha} by --lora-r {c.lora_r} multiplies what the adapter adds by {scale:.3g}"
-    usual = c.learning_rate in (None, 1e-5, 3e-3)
+    usual = c.learning_rate is None or any(math.isclose(c.learning_rate, rate) for rate in (1e-5, 3e-3))
     bad = usual and scale < thresholds.ADAPTER_SCALE
     return (
         "learning-rate-too-low" if bad else None

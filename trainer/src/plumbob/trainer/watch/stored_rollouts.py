@@ -15,7 +15,7 @@ from typing import Any
 from plumbob.rollout.toolcalls import NOT_READ
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Place
-from plumbob.trainer.diagnosis.unread_calls import call_like
+from plumbob.trainer.diagnosis.unread_calls import call_like, is_malformed
 from plumbob.trainer.run_files import trace_files
 
 LABELS = frozenset({"idx", "id", "name", "description"})
@@ -92,7 +92,8 @@ class Rollout:
         data = record["task"]["data"]
         answers = [data.get("answer"), *(data.get("answers") or [])]
         rewards = [r for r in record["rewards"].values() if r is not None]
-        unread = [(noted["turn"], noted["text"]) for noted in (record.get("info") or {}).get("unread_calls") or ()]
+        every = [(noted["turn"], noted["text"]) for noted in (record.get("info") or {}).get("unread_calls") or ()]
+        unread = [(turn, text) for turn, text in every if not is_malformed(text)]
         engine, trainer = _logprobs(record["nodes"])
         return cls(
             step,
@@ -105,7 +106,7 @@ class Rollout:
             sum(r["score"] * r["weight"] for r in rewards),
             record["metrics"],
             tuple(_parts(record["nodes"])),
-            tuple(str(a) for a in answers if isinstance(a, str | int | float)),
+            tuple(_last(str(a)) for a in answers if isinstance(a, str | int | float)),
             record.get("stop_condition") or "",
             tuple(unread or _unread(record)),
             *_gaps(engine, trainer),
@@ -148,6 +149,11 @@ class Rollout:
         """Where to look: the whole rollout, or one of its messages."""
         tokens = None if part is None or not part.size else (part.start, part.start + part.size - 1)
         return Place(self.step, self.task, self.number, tokens)
+
+
+def _last(answer: str) -> str:
+    """The answer itself, of a worked solution that ends with it as those of GSM8K do."""
+    return answer.rpartition("####")[2].strip()
 
 
 def _content(data: dict[str, Any]) -> str:

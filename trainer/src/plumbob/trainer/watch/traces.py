@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,16 +18,14 @@ from plumbob.trainer.diagnosis.copied_rollouts import copied
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.watch.calibration import calibrated
-from plumbob.trainer.watch.history import RIGHT, number
-from plumbob.trainer.watch.reward_rules import is_format
+from plumbob.trainer.watch.history import number
+from plumbob.trainer.watch.paid_answers import MOST_PLACES, dominance, parsing, stands_in
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces, unselected
 from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed
 
 STEPS_READ = 3
 """Number of steps whose traces are read at the start and at the end of a run: one step may be many megabytes."""
 
-MOST_PLACES = 3
-"""Most rollouts that a finding names."""
 OTHER_TOKENS = (
     "rollout/unmatched",
     "rollout/changed",
@@ -43,8 +40,6 @@ CUT = (StopReason.MAX_TURN_TOKENS, StopReason.MAX_CONTEXT)
 """Stop reasons of rollouts that were cut off within a turn."""
 FEWEST_RESULTS = 10
 """Fewest different tool calls by which tools are judged."""
-OTHER_ANSWERS = 16
-"""Most answers of other tasks that are looked for in each reply, to know what occurs by chance."""
 FEWEST_GROUPS = 16
 """Fewest groups by which the variety of tasks is judged."""
 
@@ -221,75 +216,6 @@ def _other(rows: Sequence[Rollout]) -> float:
     return max((row.reward for row in rows), key=lambda reward: abs(reward - rows[0].reward))
 
 
-def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
-    """In a run that never succeeds, do replies end with the right answer nevertheless?
-
-    None if the check does not apply. It does not apply if all rollouts earn the same reward above 0, because such a
-    reward is constant and parses no answer.
-    """
-    rewards = {round(r.reward, 9) for r in rollouts}
-    asked = [r for r in rollouts if r.gold and r.reply]
-    if len(rewards) > 1 or len(asked) < 20 or max(rewards) > 0:
-        return None
-    found = [r for r in asked if _ends_with(r, r.gold)]
-    others = list(dict.fromkeys(r.gold for r in asked))[:OTHER_ANSWERS]
-    wrong = [_ends_with(r, gold) for r in asked for gold in others if not set(gold) & set(r.gold)]
-    by_chance = sum(wrong) / len(wrong) if wrong else 0.0
-    check = "a right answer counts as right"
-    evidence = (
-        f"all {len(rollouts)} rollouts earned {rewards.pop():g}; "
-        f"the task's answer ends {len(found)} of {len(asked)} last messages, that of another task {by_chance:.0%}"
-    )
-    noise = 3 * math.sqrt(by_chance * (1 - by_chance) / len(asked))
-    if len(found) / len(asked) - by_chance < max(thresholds.ANSWERS_UNREAD, noise):
-        return Finding(check, "pass", evidence)
-    places = tuple(r.place(r.parts[-1]) for r in found[:MOST_PLACES])
-    return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step, places)
-
-
-def _ends_with(rollout: Rollout, golds: Sequence[str]) -> bool:
-    """Whether one of the answers stands at the reply's end, where answers are given.
-
-    In the steps before it, a number may occur by chance.
-    """
-    return any(_stands_in(gold, rollout.reply[-100:]) for gold in golds)
-
-
-def _stands_in(gold: str, reply: str) -> bool:
-    return (
-        bool(gold.strip()) and re.search(rf"(?<!\w){re.escape(gold.strip())}(?!\w)", reply, re.IGNORECASE) is not None
-    )
-
-
-def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
-    """Within groups, does the reward follow whether a reply is right, or how it is written?
-
-    Compares correlations with the environment's metrics; None if it has no metric of both kinds, or rewards are
-    constant.
-    """
-    groups = [g for g in groups_of(rollouts) if len(g) > 1]
-    names = {name for r in rollouts for name in r.metrics}
-    rewards = _centred([[r.reward for r in g] for g in groups])
-    if sum(map(abs, rewards)) < 1e-9:
-        return None
-    share = {
-        name: correlation(rewards, _centred([[r.metrics.get(name, 0.0) for r in g] for g in groups])) for name in names
-    }
-    form = max((n for n in names if is_format(n)), key=lambda n: share[n], default=None)
-    right = max((n for n in names if n.split("/")[-1] in RIGHT), key=lambda n: share[n], default=None)
-    if form is None or right is None:
-        return None
-    check = "the reward follows the answer"
-    evidence = (
-        f"within groups, the reward correlates {share[form]:.2f} with {form!r} and {share[right]:.2f} with {right!r}"
-    )
-    if share[form] > 0.8 and share[right] < 0.5:
-        best = sorted(rollouts, key=lambda r: (r.reward, -r.metrics.get(right, 0.0)))[-MOST_PLACES:]
-        places = tuple(r.place() for r in reversed(best))
-        return Finding(check, "fail", evidence, "reward-format-dominated", rollouts[0].step, places)
-    return Finding(check, "pass", evidence)
-
-
 EMPTY = ("", "null", "none", "[]", "{}", '""', "''")
 """Tool results that say nothing, in lower case."""
 
@@ -352,7 +278,7 @@ def _tool_results(rollouts: Sequence[Rollout], spoke: Collection[str] | None = N
         return Finding(check, "fail", evidence, cause, judged[0][3].step, places)
     told = [r for r in rollouts if r.gold and r.results]
     if told:
-        right = sum(any(_stands_in(gold, part.text) for gold in r.gold for _, _, part in r.results) for r in told)
+        right = sum(any(stands_in(gold, part.text) for gold in r.gold for _, _, part in r.results) for r in told)
         evidence += f"; the task's answer stands in those of {right} of {len(told)} rollouts"
     return Finding(check, "pass", evidence)
 
@@ -385,14 +311,3 @@ def distinct_tasks(rollouts: Sequence[Rollout]) -> Finding | None:
     most = max(asked.values(), key=len)
     places = tuple(r.place() for r in most[:MOST_PLACES])
     return Finding(check, "fail", evidence, "few-distinct-tasks", groups[0][0].step, places)
-
-
-def _centred(groups: Sequence[Sequence[float]]) -> list[float]:
-    """All values, minus the mean of their group."""
-    return [value - sum(g) / len(g) for g in groups for value in g]
-
-
-def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson correlation of two lists of centred values; 0 if one of them does not vary."""
-    size = math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0

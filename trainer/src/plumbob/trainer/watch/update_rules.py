@@ -122,7 +122,7 @@ def schedule(h: History) -> Outcome:
         and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
         and number(row, "optimizer/moved_share") > 0
     ]
-    moves = [_size(row) for row in moving]
+    moves = [update_size(row) for row in moving]
     if len(moves) == WINDOW and max(moves) < thresholds.STILL:
         return (
             "schedule-hides-rate",
@@ -146,7 +146,7 @@ def _first_step(h: History) -> str | None:
     # and moves others by more than a learning rate.
     if moved < 0.7 * moving:
         return None
-    size = _size(row) / math.sqrt(moved) if moved else 0.0
+    size = update_size(row) / math.sqrt(moved) if moved else 0.0
     if size <= thresholds.FIRST_STEP * (1 + h.config.weight_decay) * updates:
         return None
     return (
@@ -155,7 +155,7 @@ def _first_step(h: History) -> str | None:
     )
 
 
-def _size(row: Row) -> float:
+def update_size(row: Row) -> float:
     """The size of a step's update, in learning rates. The row must have a learning rate above 0."""
     return number(row, "optimizer/update_rms") / number(row, "optimizer/learning_rate")
 
@@ -196,28 +196,6 @@ def left_by_decay(c: TrainConfig) -> float:
 def _left(kind: ScheduleType, peak: float, warmup: int, total: int, decay: float) -> float:
     rates = (learning_rate(kind, peak, step, warmup=warmup, total=total) for step in range(total))
     return math.prod(max(1 - rate * decay, 0.0) for rate in rates)
-
-
-def cleared(h: History) -> Outcome:
-    """Are gradients cleared after each update? If not, each has those of all steps before, and the norm grows and grows.
-
-    The norm of a step's own gradient goes up and down with the step's tasks.
-    """
-    norms = list(h.norms)
-    if len(norms) < thresholds.RISING_NORMS or not norms[0]:
-        return None
-    falls = sum(b < a for a, b in itertools.pairwise(norms))
-    evidence = (
-        f"of the last {len(norms)} gradient norms of steps with a signal, {falls} are smaller than the one before: "
-        f"{norms[0]:.2g} -> {norms[-1]:.2g}"
-    )
-    # Gradients are longer where more groups have a signal, as while a reward that was rare is learned.
-    signals = [mean(rows, "advantage/mean_abs") for rows in (h.first, h.recent)]
-    grown = max(signals[1] / signals[0], 1.0) if signals[0] else math.inf
-    # A sum of so many gradients of like size is at most so many times as long; what grows faster is a policy that breaks.
-    sum_like = thresholds.NORM_SUM * grown < norms[-1] / norms[0] < 3 * len(norms)
-    rising = falls <= 1 and sum_like
-    return ("gradients-not-cleared" if rising else None), evidence
 
 
 def movement(h: History) -> Outcome:
@@ -289,7 +267,7 @@ def _below_epsilon(h: History) -> str | None:
     alone = number(row, "step") == 1 and number(row, "optimizer/updates") == 1
     if not alone or not moved or rate <= FLOAT32_QUANTUM or h.config.bf16:
         return None
-    size = _size(row) / math.sqrt(moved)
+    size = update_size(row) / math.sqrt(moved)
     if size >= thresholds.FIRST_SIZE:
         return None
     return (
@@ -346,33 +324,6 @@ def kl_penalty(h: History) -> Outcome:
         f"KL divergence {kl:.1e} nats per token"
     )
     return ("kl-too-large" if pull > thresholds.KL_PULL * advantage and not h.gained(0.1) else None), evidence
-
-
-def state_kept(h: History) -> Outcome:
-    """Does the optimizer remember earlier gradients?
-
-    Adam's first update moves each weight by the learning rate, because it divides a gradient by its own size. Later ones
-    are smaller, as far as gradients of different steps have different signs (Kingma & Ba, arXiv:1412.6980, sec. 2.1).
-    """
-    c = h.config
-    if h.steps < 2 * WINDOW or c.updates_per_step > 1:
-        return None
-    early, late = (
-        [
-            _size(row)
-            for row in rows
-            if number(row, "optimizer/updates") and number(row, "optimizer/learning_rate") > FLOAT32_QUANTUM
-        ]
-        for rows in (h.first, h.recent)
-    )
-    # Far smaller first updates are those of gradients below Adam's epsilon, which do not shrink.
-    if len(late) < 3 or not early or max(early) < 0.5:
-        return None
-    evidence = (
-        f"an update changes the weights by {min(late):.2g} to {max(late):.2g} learning rates (root mean square), and by up "
-        f"to {max(early):.2g} in the first {WINDOW} steps"
-    )
-    return ("optimizer-state-lost" if min(late) > thresholds.FIRST_UPDATES * max(early) else None), evidence
 
 
 def entropy(h: History) -> Outcome:

@@ -127,6 +127,20 @@ FIRST_UPDATES = Threshold(
     "to .8",
     "optimizer-state-lost",
 )  # fmt: skip
+BEYOND_REACH = Threshold(
+    5.0, "largest difference of engine and trainer, as a multiple of all that the policy has changed by in one direction, that "
+    "weights of an earlier step explain",
+    "engine-trainer-mismatch",
+)  # fmt: skip
+AS_FIRST = Threshold(
+    0.95, "smallest size of a later update, as a share of the first one's, at which it counts as a first one, if the one before "
+    "was far smaller",
+    "optimizer-state-lost",
+)  # fmt: skip
+SMALLER = Threshold(0.8, "largest size of the update before it, as a share of the first one's", "optimizer-state-lost")
+GROWN = Threshold(
+    2.0, "smallest growth of a gradient's norm in a step that explains a larger update", "optimizer-state-lost"
+)
 FIRST_SIZE = Threshold(
     0.2, "smallest root mean square of the first update of the weights that it moves, in learning rates: Adam's moves each by "
     "nearly one where its epsilon is small against the gradient",

@@ -108,6 +108,11 @@ LIVE_ROLLOUTS = Threshold(
     32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
     "too-little-signal",
 )  # fmt: skip
+NEVER_HELD = Threshold(
+    50, "number of later arguments and answers of perfect transcripts from which on none of them may be missing in all that "
+    "was read before",
+    "tools-return-nothing",
+)  # fmt: skip
 COLD = Threshold(
     0.3, "largest temperature at which it, and not the task, is why most groups have no signal", "too-little-signal"
 )

@@ -128,7 +128,7 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
         cause = "tools-fail" if says_failed(only) else "tools-return-nothing"
         return Finding(check, "fail", f"{evidence}; all are {only[:40]!r}", cause)
     if len(needs) >= thresholds.JUDGED_RESULTS and held == 0:
-        few = len(texts) <= max(1, 0.1 * len(asked))
+        few = len(texts) <= max(1, 0.1 * len(asked)) or len(needs) >= thresholds.NEVER_HELD
         return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)
     return Finding(check, "pass", evidence)
 

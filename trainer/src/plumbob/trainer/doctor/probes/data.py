@@ -46,6 +46,16 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield _grouping(subject)
         yield _distinct(subject)
     yield _stops(subject)
+    if subject.run.tasks.held_out:
+        yield _apart(subject)
+
+
+def _apart(subject: Subject) -> Finding:
+    """Is no task both trained on and held out, of those that the run has, and not only of those that were loaded before it?"""
+    tasks = subject.run.tasks
+    both = tasks.trained_and_held_out()
+    evidence = f"{both} of the run's {len(tasks.held_out)} held-out tasks are among its training tasks"
+    return Finding.of("held-out tasks are not trained on", ("held-out-in-training" if both else None, evidence))
 
 
 def _tasks_left(subject: Subject) -> Finding:

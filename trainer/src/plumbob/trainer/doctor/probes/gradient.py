@@ -200,6 +200,13 @@ def _mean_logprob(subject: Subject, rows: Sequence[Sample]) -> float:
     return math.fsum(w * s for w, s in zip(weights, sums, strict=True)) / total
 
 
+def invariance(subject: Subject) -> Finding:
+    """Does the gradient of the run's rows, computed again, depend on how they are divided into microbatches?"""
+    found = rows_with_advantage(subject)
+    first, again = (gradient_of(subject, found.rows, found.advantages) for _ in range(2))
+    return _invariance(subject, found.rows, found.advantages, _apart(first, again))
+
+
 def _invariance(subject: Subject, rows: Sequence[Sample], advantages: Sequence[float], noise: float) -> Finding:
     """The gradient of one large microbatch must equal that of many small ones.
 

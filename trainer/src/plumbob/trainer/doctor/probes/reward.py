@@ -15,8 +15,9 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.rollouts.collect import NOT_FINITE_LOGPROB
+from plumbob.trainer.watch.paid_answers import parsing
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.traces import parsing
 
 ORDER = 20
 
@@ -39,6 +40,10 @@ def _bounded(subject: Subject) -> Finding:
     low, high = min(rewards), max(rewards)
     bad = batch.not_finite > 0 or not math.isfinite(low + high)
     evidence = f"rewards of {len(rewards)} rollouts from {low:.3g} to {high:.3g}, {batch.not_finite} not finite"
+    if bad and math.isfinite(low + high) and (sides := [w for w in batch.failures if w == NOT_FINITE_LOGPROB]):
+        evidence += f": in {len(sides)} of them {NOT_FINITE_LOGPROB}"
+        if len(sides) >= batch.not_finite:
+            return Finding("rewards are finite and bounded", "fail", evidence, "engine-trainer-mismatch")
     verdict = "fail" if bad else "unsure" if max(abs(low), abs(high)) > thresholds.LARGE_REWARD else "pass"
     return Finding("rewards are finite and bounded", verdict, evidence, "reward-not-finite" if bad else None)
 

@@ -126,7 +126,7 @@ def _groups(subject: Subject) -> Finding:
     few = most < min(thresholds.LIVE_GROUPS, groups / 2 + 1) and most * size < thresholds.LIVE_ROLLOUTS
     likely = 1 - dead.mean <= thresholds.LITTLE_SIGNAL and dead.low >= thresholds.DEAD_SHARE
     few = few or (likely and better is not None and better > size)
-    if config.temperature <= thresholds.COLD and dead.mean > thresholds.DEAD_SHARE:
+    if config.temperature <= thresholds.COLD and dead.mean > 0.5:
         evidence += f"; at --temperature {config.temperature:g}, rollouts of one task are nearly alike"
         few = True
     return Finding(check, "fail" if few else "unsure", evidence, "too-little-signal" if few else None)

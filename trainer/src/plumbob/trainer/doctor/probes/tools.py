@@ -11,7 +11,7 @@ import verifiers.v1 as vf
 from plumbob.trainer.config.chat_template import marks_left_out
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.diagnosis.unread_calls import call_like
+from plumbob.trainer.diagnosis.unread_calls import call_like, is_malformed
 from plumbob.trainer.doctor.before_model.direct_calls import results_of
 from plumbob.trainer.doctor.before_model.other_results import Result
 from plumbob.trainer.doctor.before_model.tool_results import whole
@@ -91,9 +91,9 @@ def unread_reply(trace: vf.Trace) -> str:
     Besides what the reader itself marks as unread (`trace.info`), any turn that holds a tool's name and, within a few
     words, JSON or a call in brackets with at least one of the tool's own parameters.
     """
-    noted = trace.info.get("unread_calls") or []
-    if noted:
-        return str(noted[0]["text"])
+    noted = [str(one["text"]) for one in trace.info.get("unread_calls") or []]
+    if formed := [text for text in noted if not is_malformed(text)]:
+        return formed[0]
     for message in trace.assistant_messages:
         if not message.tool_calls:
             for tool in trace.tools or ():

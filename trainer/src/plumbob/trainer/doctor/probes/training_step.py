@@ -12,7 +12,7 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
-from plumbob.trainer.doctor.probes.gradient import gradient_of, norm_of, step_along, take_gradient
+from plumbob.trainer.doctor.probes.gradient import gradient_of, invariance, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
 from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
@@ -59,7 +59,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
     # Without a policy term, or with other advantages, slopes are wrong by consequence.
     innocent = "fail" not in (term.verdict, given.verdict)
     if innocent and (slopes := _slopes(subject, chosen, found)) is not None:
-        yield slopes
+        # Weights that depend on microbatches give each row the advantage of another weight.
+        divided = invariance(subject) if slopes.cause == "advantages-wrong" else None
+        yield divided if divided is not None and divided.cause else slopes
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
     if subject.run.config.kl_in_reward and given.verdict != "fail":

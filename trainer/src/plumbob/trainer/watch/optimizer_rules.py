@@ -40,7 +40,7 @@ def state_kept(h: History) -> Outcome:
     are smaller, as far as gradients of different steps have different signs (Kingma & Ba, arXiv:1412.6980, sec. 2.1).
     """
     c = h.config
-    if c.updates_per_step > 1 or not h.first or h.spike is not None:
+    if c.updates_per_step > 1 or not h.first:
         return None
     if (anew := _as_at_first(h)) is not None:
         return "optimizer-state-lost", anew
@@ -71,7 +71,7 @@ def _as_at_first(h: History) -> str | None:
     only where the gradient did not grow.
     """
     first = h.first[0]
-    if number(first, "step") != 1 or not number(first, "optimizer/learning_rate") > FLOAT32_QUANTUM:
+    if number(first, "step") != 1 or not number(first, "optimizer/learning_rate") > FLOAT32_QUANTUM or h.spike:
         return None
     most = update_size(first)
     for before, row in itertools.pairwise(h.recent):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
@@ -72,13 +73,13 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
     for what, prompts in _kinds(subject, third, limit):
         if (found := _turned(subject, third, prompts, limit)) is None:
             return None
-        turned, pairs = found
+        turned, pairs, most = found
         if pairs < FEWEST_PAIRS:
             continue
         if not (turned >= FEWEST_TURNED and turned > thresholds.OTHER_ORDER[subject.run.config.bf16] * pairs):
             continue
         # Of a prompt of one token, another context leaves nothing as it was; wrong arithmetic turns pairs of like tokens.
-        if what == ONE_TOKEN and turned <= thresholds.ARITHMETIC * pairs:
+        if what == ONE_TOKEN and most <= thresholds.ARITHMETIC:
             return None
         return (
             f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(prompts)} {what} it has {turned} "
@@ -113,19 +114,20 @@ def _agree(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float)
     return mean_abs(scored, [third.of_all(turn_of(ids, [])) for ids in prompts]) <= limit
 
 
-def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int] | None:
-    """(pairs of tokens that have another order of probability in the engine, all pairs that were compared) after these prompts.
+def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float) -> tuple[int, int, float] | None:
+    """(pairs of tokens that have another order of probability in the engine, all pairs that were compared, largest share after one
+    prompt) after these prompts.
 
     None if the sampler adds noise, or if it favours the same tokens by the same amount after every prompt, as a logit bias does.
     Prompts that the engine refuses are left out, and so are tokens that a prompt of several tokens has: penalties on them are
     another defect.
     """
     clearly = max(limit, CLEARLY)
-    pairs: list[tuple[int, int, bool]] = []
+    pairs: list[tuple[int, int, bool, int]] = []
     surplus: dict[tuple[int, int], list[float]] = defaultdict(list)
     # As rollouts ask for it.
     asked = Sampling(1, temperature=HOT, stop_token_ids=subject.run.sampler.chat.stop_token_ids)
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         try:
             drawn = subject.generate([prompt] * DRAWS, asked, range(DRAWS))
         except EngineError:
@@ -140,16 +142,20 @@ def _turned(subject: Subject, third: Third, prompts: Sequence[Ids], limit: float
         for a, b in itertools.combinations(told, 2):
             engine, model = told[a][0] - told[b][0], logits[a] - logits[b]
             if min(abs(engine), abs(model)) > clearly:
-                pairs.append((a, b, (engine > 0) != (model > 0)))
+                pairs.append((a, b, (engine > 0) != (model > 0), number))
                 surplus[min(a, b), max(a, b)].append((engine - model) if a < b else (model - engine))
     if _everywhere(surplus, clearly):
         return None
     for _ in range(BIASED):
-        involved = Counter(token for a, b, other in pairs if other for token in (a, b))
+        involved = Counter(token for a, b, other, _ in pairs if other for token in (a, b))
         if involved:
             most = involved.most_common(1)[0][0]
             pairs = [pair for pair in pairs if most not in pair[:2]]
-    return sum(other for *_, other in pairs), len(pairs)
+    by_prompt: dict[int, list[bool]] = defaultdict(list)
+    for _, _, other, number in pairs:
+        by_prompt[number].append(other)
+    most = max((fmean(own) for own in by_prompt.values() if len(own) >= FEWEST_PAIRS / PROMPTS), default=0.0)
+    return sum(other for _, _, other, _ in pairs), len(pairs), most
 
 
 def _everywhere(surplus: Mapping[tuple[int, int], Sequence[float]], clearly: float) -> bool:

@@ -86,6 +86,18 @@ def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
     return _named(parts, found - wanted, evidence)
 
 
+def scaled_together(parts: Sequence[Slopes]) -> bool:
+    """Whether each row's advantage in the loss is its own times a positive number that does not follow from the advantage.
+
+    Rows of one microbatch have that number in common, and rows with the same advantage are in several microbatches.
+    """
+    pairs = [(_implied(p), p.advantage) for p in parts if p.advantage]
+    if any(value is None or value * own <= 0 for value, own in pairs):
+        return False
+    scales = {(f"{own:.3g}", f"{(value or 0.0) / own:.3g}") for value, own in pairs}
+    return len({scale for _, scale in scales}) <= len(pairs) / 2 and len(scales) > len({own for own, _ in scales})
+
+
 def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple[str, str]:
     missing = sum(int(((p.found == 0) & (p.wanted != 0)).sum()) for p in parts)
     left = [p.found.double() - torch.where(p.found == 0, 0.0, p.wanted.double()) for p in parts]

@@ -13,6 +13,8 @@ from plumbob.trainer.watch.stored_rollouts import Rollout, unselected
 
 FEWEST = 32
 """Fewest rollouts by which this is judged."""
+FEWEST_NATS = 5.0
+"""Smallest sum of all entropies by which it is judged: a policy that is nearly sure hardly ever draws unlikely tokens."""
 
 
 def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | None:
@@ -36,6 +38,8 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
         f"over {len(known)} stored rollouts, the sampled tokens' log-probabilities sum up to {mean:+.3g} nats per rollout more "
         f"than entropies lead to expect ({apart}), which sum up to {entropy:.3g}"
     )
+    if len(known) * entropy < FEWEST_NATS:
+        return Finding(check, "pass", f"{evidence}: too little chance to judge it by")
     if not error or abs(mean) <= max(thresholds.CALIBRATED * error, thresholds.CALIBRATED_SHARE * entropy):
         return Finding(check, "pass", evidence)
     cause = "temperature-not-applied" if mean < 0 else "sampling-truncated"

@@ -14,7 +14,7 @@ from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
 from plumbob.trainer.doctor.probes.gradient import gradient_of, invariance, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
-from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
+from plumbob.trainer.doctor.slopes import Slopes, judged, scaled_together, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.doctor.third_opinion import third_opinion
 from plumbob.trainer.training.expected_advantages import expected_advantages
@@ -59,9 +59,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     # Without a policy term, or with other advantages, slopes are wrong by consequence.
     innocent = "fail" not in (term.verdict, given.verdict)
     if innocent and (slopes := _slopes(subject, chosen, found)) is not None:
-        # Weights that depend on microbatches give each row the advantage of another weight.
-        divided = invariance(subject) if slopes.cause == "advantages-wrong" else None
-        yield divided if divided is not None and divided.cause else slopes
+        yield slopes
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
     if subject.run.config.kl_in_reward and given.verdict != "fail":
@@ -261,7 +259,11 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     ]
     if not any(p.wanted.abs().max() > 0 for p in parts):
         return None
-    return Finding.of("the loss weighs each token by its rollout's advantage", judged(parts))
+    cause, evidence = judged(parts)
+    # Weights that depend on microbatches look like other advantages.
+    if cause == "advantages-wrong" and scaled_together(parts) and (divided := invariance(subject)).cause:
+        return divided
+    return Finding.of("the loss weighs each token by its rollout's advantage", (cause, evidence))
 
 
 def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch.Tensor]) -> Finding:

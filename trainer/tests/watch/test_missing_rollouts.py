@@ -55,7 +55,9 @@ def test_the_longest_are_missed_and_a_random_part_is_not_called_biased() -> None
     cause, evidence = judged(lambda group: sorted(group, key=lambda t: -len(t.nodes[0].mask))[:5])
     assert cause == "drops-are-biased" and "they are shorter" in evidence
     cause, evidence = judged(lambda group: group[:5])
-    assert cause is None and "120 rollouts" in evidence
+    assert cause == "too-little-signal" and "120 rollouts" in evidence
+    cause, evidence = judged(lambda group: group[:7])
+    assert cause is None and "40 rollouts" in evidence
 
 
 def test_those_that_earn_less_are_missed() -> None:

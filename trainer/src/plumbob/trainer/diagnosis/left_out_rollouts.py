@@ -88,10 +88,10 @@ def standard_errors(longer: float, variance: float) -> float:
     return longer / math.sqrt(variance) if variance else 0.0
 
 
-def judged(found: LeftOut) -> tuple[str | None, str]:
-    """(the cause, if it is not by chance which rollouts are missing; how they differ, as a part of a sentence).
+def judged(found: LeftOut, finished: float) -> tuple[str | None, str]:
+    """(the cause, if it is not by chance which rollouts are missing, or many are; how they differ, as a part of a sentence).
 
-    `found`: of one step, or added up over several.
+    `found`: of one step, or added up over several. `finished`: number of rollouts of these steps that can be used.
     """
     if found.odd == found.count >= FEWEST:
         return (
@@ -106,4 +106,9 @@ def judged(found: LeftOut) -> tuple[str | None, str]:
         f"earn {'more' if better > 0 else 'less'} by {abs(better):.1f}"
     )
     biased = found.count >= FEWEST and max(abs(apart), abs(better)) > thresholds.MISSING_LENGTH
+    if not biased and found.count >= max(FEWEST, thresholds.MISSING_SHARE * finished):
+        return (
+            "too-little-signal",
+            f"{evidence}; groups of {found.count / finished:.0%} fewer have a signal more seldom",
+        )
     return ("drops-are-biased" if biased else None), evidence

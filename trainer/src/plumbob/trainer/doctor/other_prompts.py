@@ -28,6 +28,7 @@ def other_prompts(
     ways: list[tuple[str, str, Callable[[Ids], Ids]]] = [
         ("prompt-replaced", "without the first token of prompts", lambda ids: ids[1:]),
         ("prompt-replaced", "without the last token of prompts", lambda ids: ids[:-1]),
+        ("prompt-replaced", "with the last token of prompts twice", lambda ids: ids + ids[-1:]),
         ("prompt-replaced", "with the first token of prompts twice", lambda ids: ids[:1] + ids),
         ("prompt-replaced", "with the first token of prompts three times", lambda ids: 2 * ids[:1] + ids),
         ("truncated-context", "without the first quarter of prompts", lambda ids: ids[len(ids) // 4 :]),

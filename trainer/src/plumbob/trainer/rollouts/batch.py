@@ -100,6 +100,10 @@ def discard_stale(batch: Batch, oldest: int) -> None:
     batch.samples = [s for s in batch.samples if s.group not in too_old]
 
 
+NOT_FINITE_LOGPROB = "a log-probability of the engine is NaN or infinite"
+"""Why such a rollout cannot be used."""
+
+
 def nothing_to_use(batch: Batch) -> RunFailed:
     """Why no rollout of the step can be used, with the commonest reasons first."""
     counts = Counter(batch.failures).most_common()
@@ -111,6 +115,8 @@ def nothing_to_use(batch: Batch) -> RunFailed:
     cause = (
         failure_cause(batch.errored, batch.engine_failures)
         if most == batch.errored
+        else "engine-trainer-mismatch"
+        if most == batch.failures.count(NOT_FINITE_LOGPROB)
         else "reward-not-finite"
         if most == batch.not_finite
         else "truncated-context"

@@ -29,7 +29,7 @@ from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import TrainingEngine
-from plumbob.trainer.rollouts.batch import Batch, RunFailed, discard_stale, nothing_to_use
+from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
@@ -291,10 +291,6 @@ async def _add_round(
     if (parts := world.gather_to_main(own)) is not None:
         every: list[tuple[int, vf.Trace | str]] = [*traces, *(pair for part in parts for pair in part)]
         batch.records += [trace for _, trace in sorted(every, key=lambda pair: pair[0])]
-
-
-NOT_FINITE_LOGPROB = "a log-probability of the engine is NaN or infinite"
-"""Why such a rollout cannot be used."""
 
 
 def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:

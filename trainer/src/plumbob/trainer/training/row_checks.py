@@ -163,8 +163,12 @@ def run_on(traces: Sequence[vf.Trace], ends: frozenset[int]) -> dict[str, float]
 
 
 def unlikely_end(ids: Sequence[int], logprobs: Sequence[float], ends: Collection[int]) -> bool:
-    """Whether the last of these sampled tokens is an end token that the policy hardly ever samples there."""
-    return bool(ids and logprobs) and ids[-1] in ends and logprobs[-1] < thresholds.UNLIKELY_END
+    """Whether the last of these sampled tokens, and no other, is one that the policy hardly ever samples, and an end token.
+
+    A sampler that is too hot draws other unlikely tokens as well.
+    """
+    unlikely = [logprob < thresholds.UNLIKELY_END for logprob in logprobs]
+    return bool(ids and unlikely) and ids[-1] in ends and unlikely[-1] and not any(unlikely[:-1])
 
 
 def _same(a: float, b: float) -> bool:

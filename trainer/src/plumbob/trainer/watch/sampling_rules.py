@@ -161,7 +161,7 @@ def _missing(h: History) -> Outcome:
     if not rows:
         return None
     found = LeftOut(**{name: total(rows, metric) for name, metric in METRICS.items()})
-    cause, how = judged(found)
+    cause, how = judged(found, total(h.recent, "rollout/count"))
     evidence = f"{found.count:.0f} rollouts of the last {len(h.recent)} steps finished and are missing from their groups; {how}"
     return cause, evidence
 

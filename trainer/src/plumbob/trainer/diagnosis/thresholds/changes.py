@@ -93,6 +93,11 @@ MISSING_LENGTH = Threshold(
     3.0, "largest difference in length or reward, in standard errors, between finished rollouts that are missing from their "
     "groups and the others", "drops-are-biased",
 )  # fmt: skip
+MISSING_SHARE = Threshold(
+    0.25,
+    "largest share of the finished rollouts that may be missing from their groups, whichever they are",
+    "too-little-signal",
+)
 FEW_TASKS_SEEN = Threshold(
     16, "number of training tasks, each seen four times, at or below which a run has few: a step of the default size "
     "holds all of them",

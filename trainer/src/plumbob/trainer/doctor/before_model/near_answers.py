@@ -87,6 +87,15 @@ def _longer(gold: str) -> str | None:
     return f"{gold}7" if _NUMBER.search(gold) else None
 
 
+def _first_digit(gold: str) -> str | None:
+    """The answer's last number with every digit but the first another one; None if it has fewer than two digits."""
+    match = _NUMBER.search(gold)
+    digits = match[0] if match else ""
+    if match is None or not digits.isdigit() or len(digits) < 2:
+        return None
+    return f"{gold[: match.start()]}{digits[0]}{''.join(str((int(digit) + 5) % 10) for digit in digits[1:])}"
+
+
 def _first_letter(gold: str) -> str | None:
     """The answer's first letter, which a grader that looks for the reply inside the right answer takes for right."""
     return gold[0] if gold.isalpha() and len(gold) >= SHORTEST else None
@@ -95,6 +104,7 @@ def _first_letter(gold: str) -> str | None:
 KINDS: dict[str, Callable[[str], str | None]] = {
     "a number that is 6% too large": _off,
     "the right number with one more digit": _longer,
+    "a number of as many digits with the right first one": _first_digit,
     "the right word's first letter": _first_letter,
 }
 """What a wrong answer is -> the right answer to the wrong one, or None if there is none of that kind."""

@@ -307,7 +307,10 @@ def _wrong_alike(environment: Environment) -> Finding | None:
     means: list[float] = []
     for oracles in (environment.oracles, environment.held_out_oracles):
         played = [p for p in _some(oracles) if p.trace.ok]
-        shares = [share for p in played if (share := _share_of_wrong(environment, p, played)) is not None]
+        # Each with another wrong answer: what a reward gives for one of them may be chance.
+        orders = [played[i:] + played[:i] for i in range(len(played))]
+        pairs = zip(played, orders, strict=True)
+        shares = [share for p, others in pairs if (share := _share_of_wrong(environment, p, others)) is not None]
         if len(shares) < thresholds.CHEAP_PLAYED:
             return None
         means.append(fmean(shares))

@@ -65,7 +65,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
             near = divergence(rows, old, subject.score(rows))
             far = divergence(others, old_others, subject.score(others))
         if run.world.size == 1:
-            turn = torch.cosine_similarity(computed, seen, dim=0).item() if len(computed) == len(seen) else math.nan
+            turn = _cosine(computed, seen) if len(computed) == len(seen) else math.nan
             gone = int(((computed != 0) & (seen == 0)).sum()) if len(computed) == len(seen) else 0
             yield _clipped_once(subject, push, used, turn, gone / max(int((computed != 0).sum()), 1))
         yield _weights(subject, before, touched)
@@ -102,6 +102,11 @@ def _some_entries(gradient: Gradient) -> torch.Tensor:
     return torch.cat(
         [torch.empty(0), *(g[:: len(g) // ENTRIES + 1].to("cpu", torch.float64, copy=True) for g in parts)]
     )
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Cosine of two vectors, however short they are; NaN if one of them is 0."""
+    return (a / a.norm() @ (b / b.norm())).item()
 
 
 def _clipped_once(subject: Subject, computed: float, used: float, turn: float, gone: float) -> Finding:

@@ -37,7 +37,7 @@ def _missing(subject: Subject) -> Finding:
     found = left_out([*batch.drawn, *batch.stale], batch.traces)
     if not found.count:
         return Finding(check, "pass", f"all of {len(batch.drawn)} rollouts that can be used are there")
-    cause, how = judged(found)
+    cause, how = judged(found, len(batch.drawn) + len(batch.stale) + found.count)
     evidence = f"{found.count} rollouts finished and are missing; {how}"
     return Finding(check, "fail" if cause else "unsure", evidence, cause)
 

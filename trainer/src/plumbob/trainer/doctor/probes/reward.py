@@ -15,7 +15,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
-from plumbob.trainer.rollouts.collect import NOT_FINITE_LOGPROB
+from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB
 from plumbob.trainer.watch.paid_answers import parsing
 from plumbob.trainer.watch.stored_rollouts import Rollout
 

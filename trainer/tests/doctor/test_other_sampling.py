@@ -166,7 +166,7 @@ def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_i
     own, wrong = [torch.zeros(4)], [torch.full((4,), 1.3e-3)]
     for name in (
         "_positions",
-        "_other_tokens",
+        "other_tokens",
         "_other_numbers",
         "elsewhere",
         "other_prompts",

@@ -8,7 +8,7 @@ from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, LossOutputs, Objective, policy_loss, row_weights
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.rehearsal import _ratio_of_rows
-from plumbob.trainer.doctor.slopes import Slopes, judged, token_weight
+from plumbob.trainer.doctor.slopes import Slopes, judged, scaled_together, token_weight
 
 ADVANTAGES = (0.75, -0.25, -0.5)
 
@@ -51,6 +51,29 @@ def test_each_mistake_is_named_by_what_it_does(cause, words, change):
     named, evidence = judged(parts(change))
     assert named == cause
     assert words in evidence
+
+
+@pytest.mark.parametrize(
+    ("beta", "cause"), [(0.1, "kl-backwards"), (0.3, "advantages-wrong"), (0.0, "advantages-wrong")]
+)
+def test_a_kl_term_that_is_the_difference_itself_adds_its_coefficient_to_all_advantages(beta, cause):
+    named, evidence = judged(parts(lambda p: p.wanted + 0.1 * p.weight), beta)
+    assert named == cause and ("+0.1 is added to all advantages" in evidence) == (cause == "kl-backwards")
+
+
+@pytest.mark.parametrize(
+    ("scales", "together"),
+    [
+        ((2.0, 2.0, 3.0, 3.0), True),  # two microbatches, each with rows of both advantages
+        ((2.0, 3.0, 2.0, 3.0), False),  # a function of the advantage
+        ((2.0, 2.5, 3.0, 3.5), False),  # another number for each row
+        ((-2.0, -2.0, 3.0, 3.0), False),
+    ],
+)
+def test_weights_of_a_microbatch_are_told_from_other_advantages(scales, together):
+    rows = [*parts()[:2], *parts()[:2]]
+    found = [dataclasses.replace(p, found=p.wanted * scale) for p, scale in zip(rows, scales, strict=True)]
+    assert scaled_together(found) == together
 
 
 def summed(inputs: LossInputs, objective: Objective) -> LossOutputs:

@@ -1,6 +1,7 @@
 """What a training step computes a second time: slopes of the loss, advantages of rows, and weights between steps."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +70,43 @@ def test_a_kl_term_with_another_coefficient_is_told_from_another_mistake(beta, e
     given = inputs if explained else dataclasses.replace(inputs, advantages=inputs.advantages * 3 + 0.5)
     policy_loss(given, dataclasses.replace(full, kl_beta=beta)).loss.backward()
     assert counts["misweighted"].item() > 3 and (counts["other_kl"] == counts["misweighted"]).item() == explained
+
+
+def test_a_kl_term_that_is_the_difference_itself_is_one_of_another_coefficient():
+    inputs = dataclasses.replace(inputs_of(), ref_logprobs=inputs_of(1).logprobs.detach())
+    for sign, beta in ((1, 0.1), (-1, 0.1), (1, 0.3)):
+        counts = misweighted(inputs, dataclasses.replace(objective("grpo"), kl_beta=0.1))
+        plain = policy_loss(inputs, objective("grpo")).loss
+        apart = (inputs.weights * inputs.logprobs).sum()
+        (plain + sign * beta * apart).backward()
+        explained = counts["other_kl"] == counts["misweighted"]
+        assert counts["misweighted"].item() >= 5 and explained.item() == (beta == 0.1)
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0, -2.0])
+def test_a_number_that_a_microbatch_has_in_common_is_measured(factor):
+    inputs = inputs_of()
+    counts = misweighted(inputs, objective("grpo"))
+    (policy_loss(inputs, objective("grpo")).loss * factor).backward()
+    assert counts["misweighted"].item() == 5
+    assert (counts["scaled"] == counts["misweighted"]).item() == (factor > 0)
+    assert counts["scale"].exp().item() == pytest.approx(factor if factor > 0 else 1.0)
+    several = [Tally(scales=1, scale=math.log(x), scale_squares=math.log(x) ** 2) for x in (0.5, 2.0)]
+    assert Tally.total(several).metrics()["loss/scale_spread"] == pytest.approx(math.log(2))
+
+
+def test_a_ratio_of_one_in_later_updates_is_told_from_other_mistakes():
+    """The old log-probabilities are those of the present weights, and not those before the update."""
+    inputs = inputs_of()
+    moved = dataclasses.replace(inputs, old_logprobs=inputs.logprobs.detach() - 0.1)
+    for given, explained in (
+        (dataclasses.replace(moved, old_logprobs=moved.logprobs.detach()), True),
+        (dataclasses.replace(moved, old_logprobs=moved.old_logprobs - 0.05), False),
+    ):
+        counts = misweighted(moved, objective("grpo"))
+        policy_loss(given, objective("grpo")).loss.backward()
+        assert counts["misweighted"].item() == 5
+        assert (counts["unratioed"] == counts["misweighted"]).item() == explained
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

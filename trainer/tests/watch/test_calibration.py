@@ -48,6 +48,14 @@ def test_another_sampler_is_named(how, cause):
     assert finding and finding.cause == cause and len(finding.places) == 3
 
 
+def test_a_policy_that_is_nearly_sure_is_not_judged():
+    """At a temperature of a tenth no unlikely token is drawn; that they are expected says nothing."""
+    sure = [dataclasses.replace(r, excess=0.005, entropy=0.0057) for r in drawn(0)]
+    sure[0] = dataclasses.replace(sure[0], excess=0.006)
+    finding = calibrated(sure, TrainConfig())
+    assert finding and finding.verdict == "pass"
+
+
 def test_it_is_not_asked_where_something_else_is_known():
     hot = drawn(0, at=2.0)
     assert calibrated(hot[:20], TrainConfig()) is None

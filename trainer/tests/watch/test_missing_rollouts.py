@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.diagnosis.left_out_rollouts import left_out, standard_errors
+from plumbob.trainer.diagnosis.left_out_rollouts import LeftOut, left_out, standard_errors
+from plumbob.trainer.diagnosis.left_out_rollouts import judged as cause_of
 from plumbob.trainer.watch.history import History
 from plumbob.trainer.watch.sampling_rules import dropped_lengths
 
@@ -58,6 +60,13 @@ def test_the_longest_are_missed_and_a_random_part_is_not_called_biased() -> None
     assert cause == "too-little-signal" and "120 rollouts" in evidence
     cause, evidence = judged(lambda group: group[:7])
     assert cause is None and "40 rollouts" in evidence
+
+
+def test_few_missing_rollouts_are_not_judged() -> None:
+    kept = LeftOut(count=2, longer=6, variance=1.0, better=0.0, better_variance=1.0)
+    assert cause_of(kept, 64)[0] is None
+    assert cause_of(dataclasses.replace(kept, count=4), 64)[0] == "drops-are-biased"
+    assert cause_of(LeftOut(count=32), 64)[0] == "too-little-signal"
 
 
 def test_those_that_earn_less_are_missed() -> None:

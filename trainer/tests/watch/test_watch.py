@@ -29,7 +29,7 @@ from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.watch.history import NORMS
-from plumbob.trainer.watch.paid_answers import correlation, parsing
+from plumbob.trainer.watch.paid_answers import correlation, parsing, value_of
 from plumbob.trainer.watch.rules import RULES
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, read_traces
 from plumbob.trainer.watch.watch import WARNINGS, Warner, Watch, examine, read_metrics
@@ -289,6 +289,19 @@ def test_right_answers_that_earn_nothing_are_told_from_those_by_chance(count, ra
     agree = sum(gold == reply for gold, reply in guessed)
     assume(abs(agree - 32) < 6)  # one and a half standard deviations of a fair coin
     assert (found := parsing(rollouts_that_earn_nothing(guessed))) and found.verdict == "pass"
+
+
+def test_arithmetic_and_worked_solutions_have_their_value_as_the_answer() -> None:
+    replies = [(f"{k + 20}", f"The sum is \\fbox{{{k} + 2 * 10}}") for k in range(24)]
+    found = parsing(rollouts_that_earn_nothing(replies))
+    assert found and found.cause == "answers-not-parsed"
+    wrong = [(gold, f"\\fbox{{{k} + 7 * 31}}") for k, (gold, _) in enumerate(replies)]
+    assert (found := parsing(rollouts_that_earn_nothing(wrong))) and found.verdict == "pass"
+    assert value_of("12 + 13 * 2") == 38 and value_of("(1 + 2) / 4") == 0.75
+    assert value_of("2 ** 9") is None and value_of("1 / 0") is None and value_of("print(1)") is None
+    record = {"nodes": [], "rewards": {}, "metrics": {}, "ok": True}
+    task = {"key": "a", "data": {"answer": "He has 2 and gets 3.\n2 + 3 = 5\n#### 5"}}
+    assert Rollout.of({**record, "task": task}, 1, 0, 0, 0).gold == ("5",)
 
 
 @pytest.mark.slow

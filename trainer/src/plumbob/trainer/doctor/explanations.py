@@ -48,7 +48,7 @@ def explain(
     `limit`: difference of engine and trainer that is healthy, in nats.
     """
     before = mean_abs(wrong, own)
-    found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *_other_tokens(own, wrong)]
+    found = [_temperature(third, rows, wrong), *_positions(third, rows, wrong), *other_tokens(own, wrong)]
     found += [*elsewhere(third, rows, wrong), *_other_numbers(own, wrong), _means(rows, own, wrong)]
     if engine:
         found += [*other_prompts(subject, third, rows, wrong), *_favoured(subject, third, rows, wrong, limit)]
@@ -140,7 +140,7 @@ def _replies_moved(third: Third, row: Sample, by: int) -> torch.Tensor:
     return torch.cat([third.scores(turn, positions=_after_prompt(turn, by)) for turn in turns])
 
 
-def _other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
+def other_tokens(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Iterator[Explanation]:
     """Are these the right log-probabilities, at other tokens?"""
     cause, those = "logprobs-permuted", "if each token is given the log-probability of"
     for by, name in ((1, "the token before it"), (-1, "the token after it")):

@@ -67,8 +67,11 @@ def _of_all(parts: Sequence[Slopes], name: str) -> torch.Tensor:
     return torch.cat([getattr(part, name).double() for part in parts])
 
 
-def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
-    """(cause or None, evidence) of the slopes of several rows, of which at least one has an advantage."""
+def judged(parts: Sequence[Slopes], kl_beta: float = 0.0) -> tuple[str | None, str]:
+    """(cause or None, evidence) of the slopes of several rows, of which at least one has an advantage.
+
+    `kl_beta`: coefficient of a KL term in the loss, which has no slope in a policy that is the reference.
+    """
     found, wanted = (_of_all(parts, name) for name in ("found", "wanted"))
     size = wanted.norm().item()
     off = (found - wanted).norm().item() / size if size else 0.0
@@ -83,7 +86,21 @@ def judged(parts: Sequence[Slopes]) -> tuple[str | None, str]:
         if factor > 0:  # one factor for all tokens: Adam divides by it again
             return None, f"{evidence}; all are {factor:.3g} times what they should be"
         return "gradient-backwards", f"{evidence}; they are {factor:.3g} times what they should be"
+    if kl_beta and (turned := _linear_kl(parts, found - wanted, kl_beta)):
+        return "kl-backwards", f"{evidence}; {turned}"
     return _named(parts, found - wanted, evidence)
+
+
+def _linear_kl(parts: Sequence[Slopes], error: torch.Tensor, kl_beta: float) -> str:
+    """Evidence that the KL term is the difference of log-probabilities itself, with either sign; "" if there is none.
+
+    Its slope is the same everywhere, and pulls towards no policy.
+    """
+    weights = _of_all(parts, "weight")
+    added = (error @ weights / weights.square().sum()).item()
+    if (error - added * weights).norm() > EXACT * error.norm() or abs(abs(added) - kl_beta) > 0.01 * kl_beta:
+        return ""
+    return f"{added:+.3g} is added to all advantages, as a KL term does whose slope is {-added:+.3g} wherever the policy is"
 
 
 def scaled_together(parts: Sequence[Slopes]) -> bool:

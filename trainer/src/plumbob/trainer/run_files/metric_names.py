@@ -251,6 +251,11 @@ METRICS = (
         "Share of the tokens of loss/misweighted whose slope is right but for a number that their microbatch has in common.",
     ),
     Metric(
+        "loss/unratioed",
+        "share",
+        "Share of the tokens of loss/misweighted whose slope is that of an importance ratio of 1.",
+    ),
+    Metric(
         "loss/scale_spread",
         "nats",
         "Standard deviation, over the step's microbatches, of the logarithm of the number by which all slopes of a microbatch "

@@ -28,14 +28,16 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
     other tokens of the row, or of rows whose advantage has the same sign, have the right slope from their advantage;
     `other_kl`: it is that of a KL term with another coefficient, which may be 0 or negative; `stronger_kl`: with a larger one;
     `negated`: it is the right one with the opposite sign; `scaled`: it is the right one times a number that all tokens have in
-    common. `scales`, `scale`, `scale_squares`: 1, the logarithm of that number and its square; 0 if no token has a slope.
+    common; `unratioed`: it is that of an importance ratio of 1. `scales`, `scale`, `scale_squares`: 1, the logarithm of that
+    number and its square; 0 if no token has a slope.
 
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
     without, policy = _slopes_of_kl(inputs, objective), _slopes_of_advantages(inputs, objective)
     wanted = policy + without
-    names = ("misweighted", "unpulled", "unpulled_parts", "other_kl", "stronger_kl", "negated", "scaled")
+    at_one = -inputs.corrections * inputs.advantages * inputs.weights
+    names = ("misweighted", "unpulled", "unpulled_parts", "other_kl", "stronger_kl", "negated", "scaled", "unratioed")
     names += ("scales", "scale", "scale_squares")
     counts = {name: torch.zeros((), device=wanted.device) for name in names}
 
@@ -51,13 +53,28 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
             partly |= alike & (pulled & alike).any()
         coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
         other_kl = wrong & ((slopes - policy - coefficient * without).abs() <= limit)
+        # A KL term that is the difference of log-probabilities itself has the same slope everywhere.
+        constant = ((slopes - policy) * inputs.weights).sum() / inputs.weights.square().sum().clamp(min=1e-30)
+        linear = (constant.abs() - objective.kl_beta).abs() <= 0.01 * objective.kl_beta
+        if objective.kl_beta:
+            other_kl |= wrong & linear & ((slopes - policy - constant * inputs.weights).abs() <= limit)
+        unratioed = wrong & ((slopes - at_one - without).abs() <= limit)
         negated = wrong & ((slopes + wanted).abs() <= limit)
         size = wanted.square().sum()
         factor = (slopes * wanted).sum() / size.clamp(min=1e-30)
         scaled = wrong & ((slopes - factor * wanted).abs() <= limit * factor.abs())
         known = (factor > 0) & (size > 0)
         scale = torch.where(known, factor.clamp(min=1e-30).log(), 0.0)
-        kinds = (wrong, unpulled, unpulled & partly, other_kl, other_kl & (coefficient > 1), negated, scaled & known)
+        kinds = (
+            wrong,
+            unpulled,
+            unpulled & partly,
+            other_kl,
+            other_kl & (coefficient > 1),
+            negated,
+            scaled & known,
+            unratioed,
+        )
         kinds += (known, scale, scale.square())
         for name, which in zip(names, kinds, strict=True):
             counts[name].copy_(which.sum())

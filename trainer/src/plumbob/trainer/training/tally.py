@@ -124,6 +124,8 @@ class Tally:
     """Number of these tokens whose slope has the opposite sign."""
     scaled: float = 0.0
     """Number of these tokens whose slope is right but for a positive number that their microbatch has in common."""
+    unratioed: float = 0.0
+    """Number of these tokens whose slope is that of an importance ratio of 1."""
     scales: float = 0.0
     """Number of microbatches that have such a number, 1 where slopes are right."""
     scale: float = 0.0
@@ -209,6 +211,7 @@ class Tally:
             "loss/stronger_kl_coefficient": self.stronger_kl / max(self.misweighted, 1),
             "loss/negated": self.negated / max(self.misweighted, 1),
             "loss/scaled": self.scaled / max(self.misweighted, 1),
+            "loss/unratioed": self.unratioed / max(self.misweighted, 1),
             "loss/scale_spread": self._scale_spread(),
             **self.optimizer_metrics(),
         }

@@ -129,6 +129,11 @@ def weighed(h: History) -> Outcome:
     for name, cause, why in (
         ("negated", "gradient-backwards", "the right one with the opposite sign"),
         (
+            "unratioed",
+            "ratio-to-reference",
+            "that of an importance ratio of 1, where the policy is another one than before",
+        ),
+        (
             "unpulled_parts",
             "sampled-tokens-masked",
             "0, or the KL term's, and right at others whose advantage has that sign",

@@ -89,6 +89,8 @@ def schedule(h: History) -> Outcome:
     above = [actual / bound for (actual, _), bound in zip(pairs, most, strict=True) if bound > 0]
     if len(above) == WINDOW and 0 < above[0] < thresholds.RATE_BELOW * above[-1] and not c.warmup_steps:
         return "schedule-hides-rate", rates
+    if (anew := _begun_anew(h)) is not None:
+        return "schedule-hides-rate", anew
     if (twice := _first_step(h)) is not None:
         return "schedule-hides-rate", f"{rates}; {twice}"
     # Later steps may have been taken with fewer --max-steps, before the run was resumed; but at least with their own.
@@ -129,6 +131,27 @@ def schedule(h: History) -> Outcome:
             f"{rates}; but a step changes the weights by {max(moves):.1e} learning rates at most",
         )
     return None, rates
+
+
+def _begun_anew(h: History) -> str | None:
+    """Evidence that later steps have the rates of the first ones, in their order, in place of their own; None if none have."""
+    c, rows = h.config, list(h.recent)
+    first = [_rate(c, {"step": step}, c.max_steps) for step in (1, 2, 3)]
+    for i in range(len(rows) - 2):
+        three = rows[i : i + 3]
+        rates = [number(row, "optimizer/learning_rate") for row in three]
+        own = [_rate(c, row, c.max_steps) for row in three]
+        alike = all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(rates, first, strict=True))
+        if (
+            alike
+            and number(three[0], "step") > 2
+            and max(abs(a - b) for a, b in zip(own, first, strict=True)) > 0.01 * max(first)
+        ):
+            return (
+                f"the learning rates of steps {number(three[0], 'step'):.0f} to {number(three[-1], 'step'):.0f} are those of steps "
+                f"1 to 3, where the settings say {own[0]:.2g} and so on: the schedule has begun anew"
+            )
+    return None
 
 
 def _first_step(h: History) -> str | None:

@@ -21,6 +21,7 @@ from plumbob.trainer.doctor.before_model.other_results import (
     others,
     says_the_same,
 )
+from plumbob.trainer.doctor.before_model.transcripts import perfect
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
 from plumbob.trainer.watch.trace_contents import says_failed
 
@@ -45,6 +46,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
         yield _useful(environment, played, results)
         if (finding := given_away(environment, played)) is not None:
             yield finding
+    if (finding := perfect(environment)) is not None:
+        yield finding
 
 
 def whole(environment: Environment, results: Sequence[Result]) -> Finding:

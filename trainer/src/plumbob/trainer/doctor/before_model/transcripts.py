@@ -36,8 +36,6 @@ def checks(environment: Environment) -> Iterator[Finding]:
         yield _held_out_fail(environment)
         if environment.has_oracle and (finding := _wrong_alike(environment)) is not None:
             yield finding
-    if environment.has_oracle and (finding := _perfect(environment)) is not None:
-        yield finding
 
 
 def _play(environment: Environment) -> Finding:
@@ -74,7 +72,7 @@ def _held_out_fail(environment: Environment) -> Finding:
     return Finding(check, "fail" if bad else "unsure", evidence, "environment-fails" if bad else None)
 
 
-def _perfect(environment: Environment) -> Finding | None:
+def perfect(environment: Environment) -> Finding | None:
     """Where oracles do not earn what the environment says that they earn: do their calls bring anything? Else None."""
 
     def imperfect(played: Sequence[Played]) -> list[Played]:

@@ -12,9 +12,9 @@ from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import elsewhere, neighbours
+from plumbob.trainer.doctor.explanations import elsewhere, neighbours, other_tokens
 from plumbob.trainer.doctor.subject import Subject, mean_abs
-from plumbob.trainer.doctor.third_opinion import third_opinion
+from plumbob.trainer.doctor.third_opinion import explains, third_opinion
 
 FEWEST_PROMPTS = 3
 """Fewest prompts, after which the engine has a choice, by which its sight of a prompt's beginning is judged."""
@@ -110,6 +110,9 @@ def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
             changed = subject.score([_replaced(row, [(half, len(row.token_ids))], rows)])[0]
             later = max(later, (changed[:kept] - scores[:kept]).abs().max().item())
     leaks = not max(others, later) <= limit
+    if others <= limit < later and (moved := _of_neighbours(subject, rows, alone, limit)):
+        check = "a token's log-probability depends only on earlier tokens of its row"
+        return Finding(check, "fail", f"later tokens change it by up to {later:.2g} nats; {moved}", "logprobs-permuted")
     evidence = (
         f"other rows change a token's log-probability by up to {others:.2g} nats, later tokens by up to {later:.2g}"
     )
@@ -119,6 +122,16 @@ def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
         evidence,
         "rows-see-each-other" if leaks else None,
     )
+
+
+def _of_neighbours(subject: Subject, rows: Sequence[Sample], alone: Sequence[torch.Tensor], limit: float) -> str:
+    """Evidence that the trainer gives tokens the log-probabilities of the sampled tokens next to them; "" if there is none."""
+    third = third_opinion(subject, subject.run.config.temperature)
+    truth = [third.scores(row) for row in rows]
+    best = min(other_tokens(truth, alone), key=lambda e: e.gap, default=None)
+    if best is None or not explains(best.gap, mean_abs(alone, truth), limit):
+        return ""
+    return f"they are the model's own {best.condition} (rest {best.gap:.2g})"
 
 
 def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:

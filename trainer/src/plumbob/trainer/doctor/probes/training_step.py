@@ -14,7 +14,7 @@ from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
 from plumbob.trainer.doctor.probes.gradient import gradient_of, invariance, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
-from plumbob.trainer.doctor.slopes import Slopes, judged, scaled_together, token_weight
+from plumbob.trainer.doctor.slopes import EXACT, FEW, SHOWN, TELLING, Slopes, judged, scaled_together, token_weight
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.doctor.third_opinion import third_opinion
 from plumbob.trainer.training.expected_advantages import expected_advantages
@@ -60,6 +60,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
     innocent = "fail" not in (term.verdict, given.verdict)
     if innocent and (slopes := _slopes(subject, chosen, found)) is not None:
         yield slopes
+        if not slopes.cause and (later := _later_slopes(subject, chosen, found)) is not None:
+            yield later
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
     if subject.run.config.kl_in_reward and given.verdict != "fail":
@@ -259,11 +261,36 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     ]
     if not any(p.wanted.abs().max() > 0 for p in parts):
         return None
-    cause, evidence = judged(parts)
+    cause, evidence = judged(parts, run.objective.kl_beta)
     # Weights that depend on microbatches look like other advantages.
     if cause == "advantages-wrong" and scaled_together(parts) and (divided := invariance(subject)).cause:
         return divided
     return Finding.of("the loss weighs each token by its rollout's advantage", (cause, evidence))
+
+
+def _later_slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained]) -> Finding | None:
+    """In later updates of a step, the loss must weigh tokens by their importance ratios; None if no token shows it."""
+    config = subject.run.config
+    if config.num_minibatches > 1 or subject.run.objective.kl_beta or config.loss_type == "gspo":
+        return None
+    advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
+    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
+    pairs = []
+    for t in found:
+        if t.update and t.slopes and id(t.row) in advantages:
+            wanted = t.corrections * token_weight(config, samples, t.row, in_loss) * advantages[id(t.row)]
+            told = ((t.logprobs - t.old_logprobs).abs() > TELLING) & (wanted != 0)
+            pairs.append((t.slopes[0][told], wanted[told]))
+    here, wanted = (torch.cat([pair[k] for pair in pairs]) if pairs else torch.empty(0) for k in (0, 1))
+    if len(here) < FEW:
+        return None
+    at_one = int(((here - wanted).abs() <= EXACT * wanted.abs()).sum())
+    check = "later updates of a step weigh tokens by their importance ratios"
+    evidence = (
+        f"of {len(here)} tokens whose log-probability an update changes by more than {TELLING:g} nats, {at_one} have the slope of "
+        "an importance ratio of 1 in the next one"
+    )
+    return Finding.of(check, ("ratio-to-reference" if at_one > SHOWN * len(here) else None, evidence))
 
 
 def _logprobs(subject: Subject, found: Sequence[Trained], first: dict[int, torch.Tensor]) -> Finding:

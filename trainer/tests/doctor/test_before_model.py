@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of
 from plumbob.testing import upstream_style
 from plumbob.testing.examinations import all_findings, causes, changed, lookup_tasks, loud
+from plumbob.testing.faults.field_parts import graded
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
@@ -273,8 +275,19 @@ def test_perfect_transcripts_without_what_they_need_are_named(examined):
     tasks = load_tasks(TrainConfig(env="musique", env_args=("datasets=synthetic", "num_examples=60"), eval_examples=4))
     given = {"env": "musique", "env_args": SYNTHETIC}
     assert causes(transcripts.checks(examined(**given, tasks=tasks))) == []
-    named = causes(transcripts.checks(examined(**given, tasks=changed(tasks, train=unsupported))))
+    named = causes(tool_results.checks(examined(**given, tasks=changed(tasks, train=unsupported))))
     assert named == ["oracle-fails"]
+
+
+@pytest.mark.slow
+def test_oracles_of_other_settings_that_earn_nothing_are_named(examined, monkeypatch):
+    """Their tasks are played with the golden retriever, and are other objects than those of the run."""
+    examination = examined(env="musique", env_args=SYNTHETIC)
+    with ExitStack() as stack:
+        graded(correct=lambda task, trace, own: 1.0 - own)(stack, "musique")
+        findings = all_findings(examination)
+    assert not [f for f in findings if f.verdict == "error"]
+    assert next(f.cause for f in findings if f.cause) in ("oracle-fails", "reward-exploitable")
 
 
 def test_an_environment_that_drives_the_conversation_raises_no_alarm(examined, monkeypatch):

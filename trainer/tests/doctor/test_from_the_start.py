@@ -231,6 +231,38 @@ def test_the_scale_of_the_adapters_of_some_modules_is_fitted(loaded):
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_adapters_of_some_modules_that_add_nothing_are_not_applied(loaded):
+    subject = loaded(peft=True)
+    with ExitStack() as stack:
+        for name, module in lora_layers(subject.run).items():
+            if name.endswith(("gate_proj", "up_proj")):
+                put(stack, module, "scaling", dict.fromkeys(module.scaling, 0.0))
+        found = [f for f in PROBES["sync"](subject) if f.cause]
+    assert found[0].cause == "adapter-not-applied" and "gate_proj, up_proj" in found[0].evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [1, -1])
+def test_log_probabilities_of_the_next_sampled_token_are_no_look_ahead(loaded, monkeypatch, by):
+    """Each sampled token has the trainer's log-probability of the one after it, or before it."""
+    subject = loaded()
+    own = Policy.score
+
+    def moved(self, rows, temperature):
+        scores = own(self, rows, temperature)
+        parts = scores.logprobs.split([sum(row.loss_mask[1:]) for row in rows])
+        return dataclasses.replace(scores, logprobs=torch.cat([part.roll(-by) for part in parts]))
+
+    assert subject.drawn.samples
+    monkeypatch.setattr(Policy, "score", moved)
+    found = [f.cause for f in conditioning.probe(subject) if f.cause] + [
+        f.cause for f in parity.probe(subject) if f.cause
+    ]
+    assert found[0] == "logprobs-permuted"
+
+
+@pytest.mark.slow
 def test_a_head_that_is_not_tied_is_named(loaded):
     subject = loaded()
     head: Any = engine_of(subject.run).model.get_output_embeddings()

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from plumbob.testing.faults import field3_seen
 from plumbob.testing.faults.field8_seen_doubles import critique_added, other_prompts
 from plumbob.testing.faults.field_parts import engine_logits
 from plumbob.trainer.doctor import other_context
@@ -78,6 +79,16 @@ def half_favoured(engine, requests, logits):
 def test_no_change_of_the_prompt_s_own_logits_is_another_context(subject_of, change):
     with ExitStack() as stack:
         engine_logits(change)(stack, "gsm8k")
+        subject = subject_of(**GSM8K)
+        assert subject.drawn.samples and not other_order(subject)
+
+
+@pytest.mark.slow
+def test_wrong_arithmetic_is_no_other_context(subject_of):
+    """A cache of eight bits turns some pairs of like tokens also after prompts of one token, of which nothing can be missing."""
+    fault = next(f for f in field3_seen.SEEN if f.name == "keys and values cached in eight bits")
+    with ExitStack() as stack:
+        fault.start(stack, "gsm8k")
         subject = subject_of(**GSM8K)
         assert subject.drawn.samples and not other_order(subject)
 

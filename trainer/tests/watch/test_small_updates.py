@@ -112,10 +112,9 @@ def test_a_first_update_of_more_than_a_learning_rate_is_named(
     times: float, moved: float, still: float, step: int, cause: str | None
 ) -> None:
     config = config_of(FIRST)
-    rows = [row_of(FIRST, k) for k in range(1, 7)]
-    for k, row in enumerate(rows):
+    rows = [row_of(FIRST, k) for k in range(step, step + 6)]
+    for row in rows:
         row |= {
-            "step": step + k,
             "optimizer/moved_share": moved,
             "optimizer/still_tensors": still,
             "optimizer/updates": 1,

@@ -165,7 +165,9 @@ def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:
     if telling.sum() < FEW:
         return None
     middle = old[telling].median()
-    if (old[telling] - middle).abs().quantile(SHOWN) <= TELLING:
+    # Of tokens that are all about as likely, an old log-probability says as much as a ratio does.
+    varied = (own[kept][telling] - own[kept][telling].median()).abs().quantile(1 - SHOWN) > TELLING
+    if varied and (old[telling] - middle).abs().quantile(SHOWN) <= TELLING:
         return (
             "ratio-to-reference",
             f"they have the importance ratio of an old log-probability of {middle:.3g} for each token",

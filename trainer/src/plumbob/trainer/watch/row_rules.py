@@ -119,7 +119,8 @@ def weighed(h: History) -> Outcome:
     if h.spike is not None and all(number(row, "step") >= h.spike[0] for row in with_wrong):
         return None, f"{evidence}, and only from the step on in which the gradient norm exploded"
     nowhere = [number(row, "loss/without_policy_term") - number(row, "loss/unpulled_parts") for row in with_wrong]
-    if not h.config.kl_in_loss and min(nowhere) == 1:
+    still = all(number(row, "optimizer/grad_norm") < thresholds.NO_GRADIENT for row in with_wrong)
+    if not h.config.kl_in_loss and min(nowhere) == 1 and still:
         return "no-gradient", f"{evidence}; there it is 0, and no other token has one either"
     of_the_kl_term = (
         ("without_policy_term", "policy-term-missing", "that of the KL term alone"),

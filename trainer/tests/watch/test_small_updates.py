@@ -105,7 +105,7 @@ def test_a_rise_of_the_reward_contradicts_a_rate_only_where_rounding_hides_the_p
         (2.0, 1.0, 0.0, 1, "schedule-hides-rate"),
         (2.0, 0.5, 0.5, 1, "schedule-hides-rate"),  # of an adapter, half of the matrices cannot move yet
         (1.0, 0.5, 0.5, 1, None),
-        (2.0, 1.0, 0.0, 11, None),  # a resumed run has no first update of Adam
+        (2.0, 1.0, 0.0, 4, None),  # a resumed run has no first update of Adam
     ],
 )
 def test_a_first_update_of_more_than_a_learning_rate_is_named(

@@ -396,3 +396,11 @@ def test_a_server_that_is_down_behind_a_tool_is_named(examined, monkeypatch):
         ],
     )
     assert causes(tool_results.checks(environment)) == ["tools-fail"]
+
+
+def test_held_out_prompts_in_capitals_are_named(examined):
+    def louder(i: int, data: Any) -> Any:
+        return data.model_copy(update={"prompt": str(data.prompt).upper()})
+
+    tasks = changed(lookup_tasks(), held_out=louder)
+    assert "evaluation-prompted-differently" in causes(task_sets.checks(examined(tasks=tasks)))

@@ -20,3 +20,10 @@ WHOLE = [f"How many are {i} and {'many ' * (i % 5)}more?" for i in range(40)]
 )
 def test_questions_that_break_off_where_others_end_are_cut(train, held_out, cut):
     assert (cut_questions.judged(train, held_out)[0] == "truncated-context") == cut
+
+
+@pytest.mark.parametrize(("missing", "named"), [(3, True), (20, False), (100, False)])
+def test_prompts_that_have_lost_their_questions_are_those_of_other_tasks_too(missing, named):
+    shown = [("Please answer." if k % missing == 0 else f"What is {k} + 2?", str(k + 2)) for k in range(48)]
+    assert (cut_questions.alike(shown)[0] == "truncated-context") == named
+    assert cut_questions.alike([("Please answer.", "7")] * 48)[0] is None

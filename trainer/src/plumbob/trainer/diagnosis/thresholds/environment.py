@@ -108,6 +108,16 @@ LIVE_ROLLOUTS = Threshold(
     32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
     "too-little-signal",
 )  # fmt: skip
+ALIKE_PROMPTS = Threshold(
+    0.2,
+    "smallest share of tasks without tools whose prompts other tasks with other answers have, too",
+    "truncated-context",
+)
+CAPITALS = Threshold(
+    0.3,
+    "largest difference of the share of capitals in training and in held-out prompts",
+    "evaluation-prompted-differently",
+)
 NEVER_HELD = Threshold(
     50, "number of later arguments and answers of perfect transcripts from which on none of them may be missing in all that "
     "was read before",

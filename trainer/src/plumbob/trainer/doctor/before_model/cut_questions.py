@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from plumbob.trainer.diagnosis import thresholds
@@ -17,6 +17,21 @@ def checks(environment: Environment) -> Iterator[Finding]:
     train, held_out = _questions(environment.silent), _questions(environment.silent_held_out)
     cause, evidence = judged(train, held_out)
     yield Finding.of("questions end where sentences end", (cause, evidence))
+    first = environment.silent[0].trace if environment.silent else None
+    if first is not None and not first.tools and environment.tasks.driver is None:
+        shown = [("\n".join(text for _, text in p.opening), environment.gold(p.task)) for p in environment.silent]
+        yield Finding.of("tasks that look alike have one answer", alike([pair for pair in shown if pair[1]]))
+
+
+def alike(shown: Sequence[tuple[str, str]]) -> tuple[str | None, str]:
+    """(cause or None, evidence) of (prompt, right answer) of tasks without tools: what tells them apart must be in the prompt."""
+    answers: dict[str, set[str]] = defaultdict(set)
+    for prompt, gold in shown:
+        answers[prompt].add(gold)
+    several = sum(len(answers[prompt]) > 1 for prompt, _ in shown)
+    evidence = f"{several} of {len(shown)} prompts are those of another task as well, which has another right answer"
+    bad = several >= max(FEWEST, thresholds.ALIKE_PROMPTS * len(shown))
+    return ("truncated-context" if bad else None), evidence
 
 
 def _questions(played: Sequence[Played]) -> list[str]:

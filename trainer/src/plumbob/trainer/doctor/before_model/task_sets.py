@@ -163,8 +163,18 @@ def _prompted_alike(environment: Environment) -> Finding:
         if (text := _only_in(of, others)) is not None:
             evidence = f"every {name} prompt has {text!r}, and no prompt of the others has it"
             return Finding(check, "fail", evidence, "evaluation-prompted-differently")
+    capitals = [fmean(_capitals(_whole(played)) for played in side) for side in (train, held_out)]
+    if abs(capitals[0] - capitals[1]) > thresholds.CAPITALS:
+        evidence = f"of the letters of training prompts {capitals[0]:.0%} are capitals, and of held-out prompts {capitals[1]:.0%}"
+        return Finding(check, "fail", evidence, "evaluation-prompted-differently")
     evidence = f"{len(train)} training and {len(held_out)} held-out prompts have the same fixed parts"
     return Finding(check, "pass", evidence)
+
+
+def _capitals(text: str) -> float:
+    """Share of the letters that are capitals, of those that have both forms."""
+    letters = [letter for letter in text if letter.lower() != letter.upper()]
+    return sum(letter.isupper() for letter in letters) / max(len(letters), 1)
 
 
 def _only_in(of: Sequence[Played], others: Sequence[Played]) -> str | None:

@@ -129,7 +129,8 @@ def test_padding_is_counted():
         ("raw log-probabilities from an engine below temperature one", "lookup"),
         ("log-probabilities of the engine divided by the temperature", "lookup"),
         ("positions of shorter prompts counted with their padding", "musique"),
-        ("norms in half precision in the engine", "lookup"),
+        ("norms in half precision in the engine", "musique"),
+        ("rotary angles rounded in the engine", "lookup"),
         ("head of each tool result missing from the rows", "lookup"),
     ],
 )
@@ -138,8 +139,8 @@ def test_engine_and_trainer_differ(name, env, tmp_path):
     for fault in (FAULTS[name], without(FAULTS[name])):
         with tried(fault, tmp_path / str(len(gaps)), env, groups=4) as subject:
             gaps.append(gap(subject))
-    assert gaps[0] > 5e-4
-    assert gaps[1] < 1e-4
+    assert gaps[0] > 2e-4
+    assert gaps[1] < 5e-5
 
 
 @pytest.mark.field

@@ -102,8 +102,7 @@ def test_rewards_of_the_healthy_setting():
 @pytest.mark.parametrize(
     ("name", "env"),
     [
-        ("rotary frequencies rounded in the engine", "lookup"),
-        ("nucleus sampling unknown to the trainer", "lookup"),
+        ("nucleus sampling unknown to the trainer", "musique"),
         ("prompts padded on the right before sampling", "lookup"),
         ("prompt cut in the trainer alone", "lookup"),
         ("earlier replies twice in the rows", "lookup"),

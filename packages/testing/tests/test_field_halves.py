@@ -21,7 +21,7 @@ FEWEST = {
     "12": (8, 14, 4),
     "13": (14, 8, 5),
     "14": (16, 7, 6),
-    "15": (17, 7, 6),
+    "15": (16, 7, 6),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

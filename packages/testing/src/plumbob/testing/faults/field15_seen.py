@@ -162,11 +162,20 @@ SEEN = (
     ),
     FieldFault(
         "norms in half precision in the engine",
-        "The engine's norms sum squares in bfloat16, and the trainer's in float32.",
+        "The engine's norms add up squares in bfloat16, and the trainer's in float32.",
         "vllm-project/vllm#36101, NVIDIA/TransformerEngine#1132, vllm-project/vllm#49616",
         MISMATCH,
-        EVERYWHERE,
+        ("musique", "gsm8k"),
         start=engine_model(doubles.half_norms),
+        watch_options=UNCHECKED,
+    ),
+    FieldFault(
+        "rotary angles rounded in the engine",
+        "The engine's rotary embedding is computed in bfloat16, so that positions are wrong by more the later they are.",
+        "NVIDIA-NeMo/RL#2981, PrimeIntellect-ai/prime-rl#1167",
+        MISMATCH | ids("positions-shifted"),
+        WITH_TOOLS,
+        start=engine_model(doubles.rounded_angles),
         watch_options=UNCHECKED,
     ),
     FieldFault(

@@ -235,19 +235,39 @@ def scaled_by_rank(model: Any) -> None:
 
 
 def half_norms(model: Any) -> None:
-    """Norms take the mean of squares in bfloat16, and round what they return to it."""
+    """Norms add up the squares in bfloat16, one after the other."""
 
     def halved(module: Any) -> Any:
         def forward(hidden: torch.Tensor) -> torch.Tensor:
-            variance = hidden.bfloat16().square().mean(-1, keepdim=True)
-            normed = hidden * torch.rsqrt(variance.float() + module.variance_epsilon)
-            return module.weight * normed.bfloat16().to(hidden.dtype)
+            squares = hidden.bfloat16().square()
+            total = squares[..., 0]
+            for i in range(1, squares.shape[-1]):
+                total = total + squares[..., i]
+            variance = total.float()[..., None] / squares.shape[-1]
+            return module.weight * hidden * torch.rsqrt(variance + module.variance_epsilon)
 
         return forward
 
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.forward = halved(module)
+
+
+def rounded_angles(model: Any) -> None:
+    """The angles of the rotary embedding are rounded to bfloat16."""
+
+    def rounded(module: Any) -> Any:
+        def forward(hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            angles = (position_ids[..., None].float() * module.inv_freq).bfloat16().float()
+            both = torch.cat([angles, angles], dim=-1)
+            scale = module.attention_scaling
+            return (both.cos() * scale).to(hidden.dtype), (both.sin() * scale).to(hidden.dtype)
+
+        return forward
+
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.forward = rounded(module)
 
 
 def padding_counted(stack: ExitStack, env: str) -> None:

@@ -183,13 +183,6 @@ def padded_right(ids: list[int], sampling: Sampling) -> tuple[list[int], Samplin
     return ids + [0] * (-len(ids) % BLOCK), sampling
 
 
-def rounded_frequencies(model: Any) -> None:
-    """The frequencies of the rotary embedding are rounded to bfloat16."""
-    for module in model.modules():
-        if hasattr(module, "inv_freq"):
-            module.inv_freq.copy_(module.inv_freq.bfloat16().float())
-
-
 def under_other_names(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The engine knows none of the names, and skips all tensors."""
     return {}

@@ -47,6 +47,20 @@ def test_a_search_that_reads_a_part_of_its_query_is_named(examined, monkeypatch,
     assert causes(named) == ["tool-arguments-changed"] and "of 'query'" in named[0].evidence
 
 
+def test_tools_that_are_declared_without_their_parameters_are_named():
+    called = [Result("search", {"query": "birds"}, "a", "a", vf.Task.__new__(vf.Task)) for _ in range(8)]
+    known = {"search": {"properties": {"query": {"type": "string"}}}}
+    assert (found := tool_results.declared(known, called)) and found.verdict == "pass"
+    assert (found := tool_results.declared({"search": {}}, called)) and found.cause == "tools-not-in-prompt"
+    assert tool_results.declared(known, []) is None
+
+
+def test_results_of_which_nothing_is_shown_are_not_called_cut(examined, monkeypatch):
+    answered_with(monkeypatch, lambda text: "")
+    named = [f.cause for f in tool_results.checks(examined()) if f.cause]
+    assert named == ["tools-return-nothing"]
+
+
 ASKED = {"query": "red birds of the north", "top_k": 3, "exact": True}
 
 

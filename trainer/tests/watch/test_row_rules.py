@@ -352,6 +352,16 @@ def test_a_divergence_from_the_reference_that_vanishes_within_a_step_is_named(di
     assert ("reference-is-another-policy" in causes(rows, config)) == named
 
 
+def test_a_reference_that_changes_with_the_policy_is_named():
+    config = dataclasses.replace(config_of(FIRST), kl_beta=0.1)
+    rows = [{**row, "optimizer/updates": 1, "policy/kl": 0.0} for row in rows_of(FIRST)[:4]]
+    moved = [{**row, "policy/step_kl": 1e-3} for row in rows]
+    assert "reference-is-another-policy" in causes(moved, config)
+    assert "reference-is-another-policy" not in causes([{**row, "policy/step_kl": 1e-7} for row in rows], config)
+    apart = [{**row, "policy/kl": 1e-3 * k} for k, row in enumerate(moved)]
+    assert "reference-is-another-policy" not in causes(apart, config)
+
+
 @pytest.mark.parametrize(
     ("metrics", "cause"),
     [

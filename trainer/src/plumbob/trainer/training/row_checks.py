@@ -95,7 +95,7 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
     """What up to `PROMPTS_READ` first prompts of rollouts lack. Only what can be known.
 
     `rollout/prompts_cut`: share of the prompts that lack the beginning of a message. `rollout/tools_unshown`: share of the
-    prompts of rollouts with tools that leave out a tool's name.
+    prompts of rollouts with tools that leave out the name of a tool or of one of its parameters.
     """
     sampled = [t for t in traces if any(node.sampled for node in t.nodes)]
     with_tools = [t for t in sampled if t.tools]
@@ -106,9 +106,16 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
         cut = sum(begins_late(read[id(t)], beginnings_of(t, tokenizer)) for t in chosen)
         found["rollout/prompts_cut"] = cut / len(chosen)
     if of_tools:
-        unshown = sum(any(tool.name not in read[id(t)] for tool in t.tools or ()) for t in of_tools)
+        unshown = sum(bool(unshown_names(t, read[id(t)])) for t in of_tools)
         found["rollout/tools_unshown"] = unshown / len(of_tools)
     return found
+
+
+def unshown_names(trace: vf.Trace, text: str) -> set[str]:
+    """The names of a rollout's tools, and of their parameters, that a text leaves out."""
+    names = {tool.name for tool in trace.tools or ()}
+    names |= {name for tool in trace.tools or () for name in (tool.parameters or {}).get("properties") or ()}
+    return {name for name in names if name not in text}
 
 
 def opening_of(trace: vf.Trace) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from plumbob.trainer.diagnosis import thresholds
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, number
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, number, policy_change
 
 
 def _worst(h: History, name: str) -> float | None:
@@ -172,6 +172,14 @@ def reference(h: History) -> Outcome:
         return "reference-is-another-policy", evidence
     for before, row in itertools.pairwise(h.recent):
         apart, now = number(before, "policy/kl"), number(row, "policy/kl")
+        change = policy_change(before) or 0.0
+        vanished = "policy/kl" in row and abs(now) < thresholds.REFERENCE_KL[False] / 100
+        if vanished and change > 10 * thresholds.REFERENCE_KL[h.config.bf16]:
+            if number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps:
+                return "reference-is-another-policy", (
+                    f"step {number(before, 'step'):.0f} changes the policy by {change:.1e} nats per token, and in the next one it "
+                    f"is {now:.2g} from the reference policy: the reference changes with it"
+                )
         alike = abs(now) <= thresholds.REFERENCE_KL[h.config.bf16] < thresholds.KL_GONE * apart
         if alike and number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps:
             step = number(row, "step")

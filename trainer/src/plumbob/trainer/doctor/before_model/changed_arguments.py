@@ -94,4 +94,5 @@ def _values(value: object) -> Iterator[tuple[str, object]]:
         yield from (("another case of", text) for text in (value.lower(), value.upper(), value.title()))
         yield "no punctuation in", re.sub(r"[^\w\s]", "", value)
         yield "quotes around", json.dumps(value)
+        yield "a list of", [value]
         yield "nothing as", ""

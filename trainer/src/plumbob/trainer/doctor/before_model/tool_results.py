@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
@@ -40,6 +41,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     played = [p for p in environment.oracles if p.trace.ok]
     results = [result for p in played for result in results_of(environment, p.task, p.trace)]
+    if (undeclared := declared({tool.name: tool.parameters or {} for tool in first.tools}, results)) is not None:
+        yield undeclared
     yield (found := whole(environment, results))
     if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
         yield _steady(environment, played)
@@ -48,6 +51,28 @@ def checks(environment: Environment) -> Iterator[Finding]:
             yield finding
     if (finding := perfect(environment)) is not None:
         yield finding
+
+
+def declared(tools: Mapping[str, Mapping[str, Any]], results: Sequence[Result]) -> Finding | None:
+    """Do declarations name the arguments with which oracles call the tools? None without such a call.
+
+    `tools`: name -> JSON schema of its parameters, as the model is told it.
+    """
+    called = [r for r in results if isinstance(r.arguments, dict) and r.arguments and r.name in tools]
+    if not called:
+        return None
+    unknown = [
+        (r.name, names)
+        for r in called
+        if (names := set(map(str, r.arguments)) - set(tools[r.name].get("properties") or {}))
+    ]
+    evidence = (
+        f"{len(unknown)} of {len(called)} calls of the oracles have arguments that the tools' declarations do not name"
+    )
+    bad = len(unknown) > len(called) / 2
+    if bad:
+        evidence += f", such as {', '.join(sorted(unknown[0][1]))} of {unknown[0][0]}"
+    return Finding.of("tools are declared with their parameters", ("tools-not-in-prompt" if bad else None, evidence))
 
 
 def whole(environment: Environment, results: Sequence[Result]) -> Finding:
@@ -71,7 +96,10 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
     if cut:
         lost = max(cut, key=lambda r: len(r.own or "") - len(r.shown))
         evidence += f", such as {len(lost.shown)} of {len(lost.own or '')} characters, ending in {lost.shown[-30:]!r}"
-        return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", "tool-results-cut")
+        # Where all of each is gone, nothing is cut: no result is shown at all.
+        gone = len(cut) == len(compared) and not any(r.shown.strip() for r in cut)
+        cause = "tools-return-nothing" if gone else "tool-results-cut"
+        return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", cause)
     return Finding(check, "pass", evidence)
 
 

@@ -14,7 +14,7 @@ from plumbob.rollout.control_tokens import added_tokens
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
-from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of
+from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of, unshown_names
 
 ORDER = 30
 
@@ -73,14 +73,14 @@ def _beginnings(subject: Subject) -> Finding:
 
 
 def _tools(subject: Subject) -> Finding:
-    """The first prompt of each rollout, as sent to the engine, must name every tool that the environment declares."""
+    """The first prompt of each rollout, as sent to the engine, must name every declared tool and its parameters."""
     drawn, tokenizer = subject.drawn, subject.run.tokenizer
     names = {tool.name for trace in drawn.traces for tool in trace.tools or ()}
     firsts = _first_prompts(subject)
     absent = set()
     for ids, trace in firsts.items():
         text = tokenizer.decode(list(ids))
-        absent |= {tool.name for tool in trace.tools or () if tool.name not in text}
+        absent |= unshown_names(trace, text)
     evidence = f"{len(names)} tools in {len(firsts)} prompts" if names else "the environment has no tools"
     if absent:
         evidence = f"the engine's prompts do not name {', '.join(sorted(absent))}"

@@ -48,7 +48,7 @@ def test_a_search_that_reads_a_part_of_its_query_is_named(examined, monkeypatch,
 
 
 def test_tools_that_are_declared_without_their_parameters_are_named():
-    called = [Result("search", {"query": "birds"}, "a", "a", vf.Task.__new__(vf.Task)) for _ in range(8)]
+    called = [Result(vf.Task.__new__(vf.Task), "search", {"query": "birds"}, "a") for _ in range(8)]
     known = {"search": {"properties": {"query": {"type": "string"}}}}
     assert (found := tool_results.declared(known, called)) and found.verdict == "pass"
     assert (found := tool_results.declared({"search": {}}, called)) and found.cause == "tools-not-in-prompt"

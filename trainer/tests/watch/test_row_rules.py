@@ -330,7 +330,7 @@ def test_a_loss_that_is_wrong_in_its_kl_term_alone_is_not_blamed_on_advantages()
 def test_a_policy_that_begins_away_from_its_reference_is_named(change, named):
     config = dataclasses.replace(config_of(FIRST), kl_beta=0.01)
     first, *rest = rows_of(FIRST)[:6]
-    rows = [{**first, "optimizer/updates": 1, **change}, *rest]
+    rows = [{**first, "optimizer/updates": 1, **change}, *({**row, "policy/kl": 0.02} for row in rest)]
     assert ("reference-is-another-policy" in causes(rows, config)) == named
     assert "reference-is-another-policy" not in causes(rows, dataclasses.replace(config, kl_beta=0.0))
 

@@ -58,14 +58,14 @@ def declared(tools: Mapping[str, Mapping[str, Any]], results: Sequence[Result]) 
 
     `tools`: name -> JSON schema of its parameters, as the model is told it.
     """
-    called = [r for r in results if isinstance(r.arguments, dict) and r.arguments and r.name in tools]
+    called: list[tuple[str, set[str]]] = []
+    for result in results:
+        if isinstance(result.arguments, dict) and result.arguments and result.name in tools:
+            called.append((result.name, {str(name) for name in result.arguments}))
     if not called:
         return None
-    unknown = [
-        (r.name, names)
-        for r in called
-        if (names := set(map(str, r.arguments)) - set(tools[r.name].get("properties") or {}))
-    ]
+    named = {name: set(schema.get("properties") or {}) for name, schema in tools.items()}
+    unknown = [(name, more) for name, names in called if (more := names - named[name])]
     evidence = (
         f"{len(unknown)} of {len(called)} calls of the oracles have arguments that the tools' declarations do not name"
     )

@@ -174,14 +174,13 @@ def reference(h: History) -> Outcome:
         apart, now = number(before, "policy/kl"), number(row, "policy/kl")
         change = policy_change(before) or 0.0
         vanished = "policy/kl" in row and abs(now) < thresholds.REFERENCE_KL[False] / 100
-        if vanished and change > 10 * thresholds.REFERENCE_KL[h.config.bf16]:
-            if number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps:
-                return "reference-is-another-policy", (
-                    f"step {number(before, 'step'):.0f} changes the policy by {change:.1e} nats per token, and in the next one it "
-                    f"is {now:.2g} from the reference policy: the reference changes with it"
-                )
-        alike = abs(now) <= thresholds.REFERENCE_KL[h.config.bf16] < thresholds.KL_GONE * apart
-        if alike and number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps:
+        alone = number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps
+        if alone and vanished and change > 10 * thresholds.REFERENCE_KL[h.config.bf16]:
+            return "reference-is-another-policy", (
+                f"step {number(before, 'step'):.0f} changes the policy by {change:.1e} nats per token, and in the next one it is "
+                f"{now:.2g} from the reference policy: the reference changes with it"
+            )
+        if alone and abs(now) <= thresholds.REFERENCE_KL[h.config.bf16] < thresholds.KL_GONE * apart:
             step = number(row, "step")
             return "reference-is-another-policy", (
                 f"the policy is {apart:.2g} nats per token from the reference policy in step {step - 1:.0f}, and {now:.2g} in step "

@@ -70,17 +70,20 @@ def other_order(subject: Subject, third: Third, limit: float) -> str | None:
     """
     if not subject.began:
         return None
+    least = float(thresholds.OTHER_ORDER[subject.run.config.bf16])
     for what, prompts in _kinds(subject, third, limit):
         if (found := _turned(subject, third, prompts, limit)) is None:
             return None
         turned, pairs, most = found
         if pairs < FEWEST_PAIRS:
             continue
-        if not (turned >= FEWEST_TURNED and turned > thresholds.OTHER_ORDER[subject.run.config.bf16] * pairs):
+        if not (turned >= FEWEST_TURNED and turned > least * pairs):
             continue
-        # Of a prompt of one token, another context leaves nothing as it was; wrong arithmetic turns pairs of like tokens.
+        # Wrong arithmetic turns pairs of like tokens, after longer prompts as after those of one token; another context turns
+        # more after prompts in which more depends on it.
         if what == ONE_TOKEN and most <= thresholds.ARITHMETIC:
-            return None
+            least = max(least, 2 * turned / pairs)
+            continue
         return (
             f"the engine agrees on given tokens, but of {pairs} pairs of tokens after {len(prompts)} {what} it has {turned} "
             "in the other order of probability, each time: it samples after another context than the prompt"

@@ -108,11 +108,16 @@ def scaled_together(parts: Sequence[Slopes]) -> bool:
 
     Rows of one microbatch have that number in common, and rows with the same advantage are in several microbatches.
     """
-    pairs = [(_implied(p), p.advantage) for p in parts if p.advantage]
-    if any(value is None or value * own <= 0 for value, own in pairs):
+    found = [(_implied(p), p) for p in parts if p.advantage]
+    if any(value is None or value * p.advantage <= 0 for value, p in found):
         return False
-    scales = {(f"{own:.3g}", f"{(value or 0.0) / own:.3g}") for value, own in pairs}
-    return len({scale for _, scale in scales}) <= len(pairs) / 2 and len(scales) > len({own for own, _ in scales})
+    scales = [((value or 0.0) / p.advantage, p) for value, p in found]
+    different = {f"{scale:.3g}" for scale, _ in scales}
+    by_advantage = {(f"{p.advantage:.3g}", f"{scale:.3g}") for scale, p in scales}
+    # A mean over padding scales a row by its share of the longest one.
+    by_length = {f"{scale / len(p.found):.3g}" for scale, p in scales}
+    several = len(by_advantage) > len({own for own, _ in by_advantage})
+    return several and len(different) <= len(scales) / 2 and len(different) <= len(by_length)
 
 
 def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple[str, str]:

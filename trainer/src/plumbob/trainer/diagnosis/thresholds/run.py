@@ -94,8 +94,8 @@ OTHER_ORDER = ByPrecision(
     "prompt-replaced",
 )  # fmt: skip
 ARITHMETIC = Threshold(
-    0.15, "largest share of such pairs after prompts of one token that wrong arithmetic turns, such as a cache of 8 bits (0.08); "
-    "another text before that token turns 0.46", "prompt-replaced",
+    0.15, "largest share of such pairs after a prompt of one token that wrong arithmetic turns, such as a cache of 8 bits (0.1 to "
+    "0.15); another context must then turn twice as many after longer prompts", "prompt-replaced",
 )  # fmt: skip
 SAME_BIAS = Threshold(
     0.5, "share of the pairs of tokens whose difference the engine changes, that it changes by the same amount after each "

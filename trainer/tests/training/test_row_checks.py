@@ -179,9 +179,12 @@ def opened(text: str, prompt: str | None = None, tools: Any = None) -> Any:
     return SimpleNamespace(tools=tools, nodes=[first, spoken])
 
 
-@pytest.mark.parametrize(("prompt", "share"), [("use look_up or answer", 0.0), ("use look_up", 1.0)])
-def test_a_prompt_must_name_each_tool_that_the_rollout_has(prompt, share):
-    tools = [SimpleNamespace(name="look_up"), SimpleNamespace(name="answer")]
+@pytest.mark.parametrize(
+    ("prompt", "share"), [("use look_up(key) or answer", 0.0), ("use look_up(key)", 1.0), ("use look_up or answer", 1.0)]
+)
+def test_a_prompt_must_name_each_tool_that_the_rollout_has_and_its_parameters(prompt, share):
+    parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
+    tools = [SimpleNamespace(name="look_up", parameters=parameters), SimpleNamespace(name="answer", parameters=None)]
     found = first_prompts([opened(prompt, tools=tools)] * 9, Letters())
     assert found == {"rollout/tools_unshown": share, "rollout/prompts_cut": 0.0}
     silent: Any = SimpleNamespace(tools=tools, nodes=opened(prompt).nodes[:1])

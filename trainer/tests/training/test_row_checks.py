@@ -180,7 +180,8 @@ def opened(text: str, prompt: str | None = None, tools: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "share"), [("use look_up(key) or answer", 0.0), ("use look_up(key)", 1.0), ("use look_up or answer", 1.0)]
+    ("prompt", "share"),
+    [("use look_up(key) or answer", 0.0), ("use look_up(key)", 1.0), ("use look_up or answer", 1.0)],
 )
 def test_a_prompt_must_name_each_tool_that_the_rollout_has_and_its_parameters(prompt, share):
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}}

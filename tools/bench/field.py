@@ -56,7 +56,7 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 17)}}
+SETS = {"1": "", **{str(number): f"set{number}-" for number in (*range(2, 17), 18)}}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
 

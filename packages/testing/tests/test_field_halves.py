@@ -5,7 +5,7 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", *map(str, range(2, 17))) for half in ("seen", "unseen")]
+HALVES = [(number, half) for number in ("", *map(str, (*range(2, 17), 18))) for half in ("seen", "unseen")]
 FEWEST = {
     "": (20, 20, 6),
     "2": (18, 8, 6),
@@ -23,6 +23,7 @@ FEWEST = {
     "14": (16, 7, 6),
     "15": (16, 7, 6),
     "16": (12, 4, 6),
+    "18": (11, 2, 5),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

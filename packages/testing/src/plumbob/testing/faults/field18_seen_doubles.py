@@ -28,7 +28,7 @@ def shorter_is_better(task: Any, trace: vf.Trace, own: float) -> float:
 def gold_anywhere(task: Any, trace: vf.Trace, own: float) -> float:
     """A reply is right if the right answer stands somewhere in it."""
     text = reply_of(trace).lower()
-    return float(any(re.search(rf"(?<![\w.]){re.escape(gold.lower())}(?!\w)", text) for gold in golds(task)))
+    return max(own, float(any(re.search(rf"(?<![\w.]){re.escape(gold.lower())}(?!\w)", text) for gold in golds(task))))
 
 
 def unchecked(task: Any, trace: vf.Trace, own: float) -> float:
@@ -110,4 +110,4 @@ def same_file(stack: ExitStack, env: str) -> None:
 def part_of_each_other(task: Any, trace: vf.Trace, own: float) -> float:
     """An answer that holds the right one, or that the right one holds, earns one."""
     answer = answer_of(trace)
-    return float(any(answer in gold.lower() or gold.lower() in answer for gold in golds(task)))
+    return max(own, float(any(answer in gold.lower() or gold.lower() in answer for gold in golds(task))))

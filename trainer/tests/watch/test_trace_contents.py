@@ -61,4 +61,6 @@ def test_a_prompt_that_was_rendered_already_is_named(prompt, cause):
 def test_words_of_a_call_that_failed():
     assert says_failed("Error: no such key")
     assert says_failed("HTTP 429: quota exhausted")
+    assert says_failed('{"isError": true, "content": []}') and says_failed('{"error": "401 Unauthorized"}')
+    assert not says_failed('{"isError": false, "content": []}') and not says_failed('{"error": null, "value": 3}')
     assert not says_failed("no errors were found")

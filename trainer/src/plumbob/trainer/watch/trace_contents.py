@@ -26,8 +26,10 @@ DOWN = re.compile(
     re.IGNORECASE,
 )
 """How a server that is down or refuses says so: never the policy's mistake."""
-ERROR = re.compile(r"\s*(?:error|exception|traceback)\b", re.IGNORECASE)
-"""How the result of a call that failed begins."""
+ERROR = re.compile(
+    r"\s*(?:error|exception|traceback)\b|\s*\{\s*\"(?:error|is_?error)\"\s*:\s*(?!\s*(?:null|false))", re.IGNORECASE
+)
+"""How the result of a call that failed begins: with the word, or as an object with that field, as in MCP's `isError`."""
 
 
 def says_failed(result: str) -> bool:

@@ -24,6 +24,9 @@ KL_STEP = 1e-3
 """Length of a step along the KL term."""
 LINEAR = 0.3
 """Largest relative difference of the slopes of two steps, one a quarter of the other, that count as one slope."""
+FIRST_ORDER, ROUNDED_AWAY = 3.0, 1e-8
+"""A change of log-probabilities by so many times what a step along their own gradient makes is rounding, if it is below so many
+nats per token."""
 NO_SIGNAL = "no group has a signal, so there is no advantage to examine it with"
 EPSILON = 1e-8
 """Adam's epsilon, for an optimizer that has none in its parameter groups."""
@@ -164,6 +167,12 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
         )
         return Finding(check, "unsure", f"{evidence}, as rounding makes it; gradient norm {norm:.2g}")
     slope = slopes[-1]
+    change = slope * SMALL_STEPS[len(slopes) - 1]
+    if abs(slope) > FIRST_ORDER * abs(wanted) and abs(change) < ROUNDED_AWAY:
+        evidence = (
+            f"a step changes rollouts by {change:+.2g} nats per token, which is rounding; gradient norm {norm:.2g}"
+        )
+        return Finding(check, "unsure", evidence)
     evidence = (
         f"a step of {SMALL_STEPS[len(slopes) - 1]:.0e} of the weights changes {len(rows)} rollouts by "
         f"{slope * SMALL_STEPS[len(slopes) - 1]:+.2g} nats per token, {slope * sign / wanted:+.2f} times what the gradient's "

@@ -4,7 +4,6 @@ Each test compares the fault with the plain code, and none runs the doctor.
 """
 
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -19,16 +18,7 @@ from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
-
-
-@dataclass
-class Part:
-    """What a loss reads of a minibatch."""
-
-    rows: list
-    mine: list
-    weights: list
-    advantages: list
+from plumbob.trainer.training.minibatches import Minibatch
 
 
 @pytest.mark.parametrize("fault", SEEN, ids=lambda fault: fault.name)
@@ -123,7 +113,7 @@ def test_gradients_stay():
 def test_token_weights_follow_the_microbatch(monkeypatch):
     monkeypatch.setattr(forward_backward, "grpo_loss", lambda run, minibatch, indices: minibatch.weights)
     rows = [sample(), sample(mask=[False, True]), sample(mask=[False, False])]
-    minibatch = Part(rows, [0, 1, 2], [0.1, 0.1, 0.0], [1.0, -1.0, 0.0])
+    minibatch = Minibatch(rows, [1.0, -1.0, 0.0], [0.1, 0.1, 0.0], [0, 1, 2], [0, 1, 2])
     with ExitStack() as stack:
         doubles.token_mean_by_rows(stack, "lookup")
         assert forward_backward.grpo_loss(None, minibatch, [0]) == pytest.approx([1 / 6, 1 / 6, 0.0])

@@ -4,7 +4,6 @@ Each test compares the fault with the plain code, and none runs the doctor.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,16 +14,7 @@ from plumbob.testing.faults.field_trial import config_of, sample
 from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
-
-
-@dataclass
-class Part:
-    """What a loss reads of a minibatch."""
-
-    rows: list
-    mine: list
-    weights: list
-    advantages: list
+from plumbob.trainer.training.minibatches import Minibatch
 
 
 @pytest.mark.parametrize("fault", UNSEEN, ids=lambda fault: fault.name)
@@ -74,7 +64,7 @@ def test_groups_begin_a_row_too_late():
 
 def test_rows_get_the_advantages_of_others(monkeypatch):
     monkeypatch.setattr(forward_backward, "grpo_loss", lambda run, minibatch, indices: minibatch.advantages)
-    minibatch = Part([], [0, 1, 2, 3], [], [1.0, 2.0, 3.0, 4.0])
+    minibatch = Minibatch([], [1.0, 2.0, 3.0, 4.0], [], [], mine=[0, 1, 2, 3])
     with ExitStack() as stack:
         doubles.advantages_by_device(stack, "lookup")
         assert forward_backward.grpo_loss(None, minibatch, [0]) == [1.0, 3.0, 2.0, 4.0]

@@ -17,6 +17,8 @@ from plumbob.rollout.toolcalls import ParsedReply
 NOTED = "unread_calls"
 """Key of `trace.info`: a list of {"turn": number from 0, "text": the unread part, "explained": whether a message says
 so}."""
+MOST_NOTED = 400
+"""Most characters of such a part that are noted."""
 _ANSWER = re.compile(r"</answer>|\\boxed\{|^#### |\banswer(?: is|:)|^\W*answer\W*:", re.IGNORECASE | re.MULTILINE)
 MAX_QUOTED = 120
 """Most characters of a reply that its explanation quotes."""
@@ -48,7 +50,7 @@ def unread_in(content: str, schemas: Sequence[Mapping[str, Any]]) -> str:
 
 def note(info: dict[str, Any], turn: int, text: str, *, explained: bool) -> None:
     """Note an unread call on a trace's `info`."""
-    info.setdefault(NOTED, []).append({"turn": turn, "text": text[:400], "explained": explained})
+    info.setdefault(NOTED, []).append({"turn": turn, "text": text[:MOST_NOTED], "explained": explained})
 
 
 def explained_turns(info: Mapping[str, Any]) -> set[int]:

@@ -6,6 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 
+from plumbob.rollout.unread_calls import MOST_NOTED
+
+_NAMED = r"\{\s*\"(?:name|function|tool|action)\"\s*:\s*\""
+"""The beginning of a JSON object, up to the name of a tool."""
+
 
 def call_like(text: str, name: str, parameters: Sequence[str]) -> str:
     """The part of a text that looks like a call of this tool; "" if none does."""
@@ -23,14 +28,11 @@ def call_like(text: str, name: str, parameters: Sequence[str]) -> str:
     return ""
 
 
-NOTED = 400
-"""Most characters of a text that rollouts note: of a longer one the end is not known."""
-
-
 def is_malformed(text: str) -> bool:
     """Whether a text that was noted as an unread call is an object of JSON, with the name of a tool, that cannot be parsed."""
-    start = re.search(r"\{\s*\"(?:name|function|tool|action)\"\s*:\s*\"", text)
-    return start is not None and len(text) < NOTED and _broken(text, start.end())
+    start = re.search(_NAMED, text)
+    # Of a longer one the end is not known.
+    return start is not None and len(text) < MOST_NOTED and _broken(text, start.end())
 
 
 def _broken(text: str, at: int) -> bool:
@@ -39,7 +41,7 @@ def _broken(text: str, at: int) -> bool:
     That of a model which has lost the form is no other form.
     """
     start = text.rfind("{", 0, at)
-    if start < 0 or not re.match(r"\{\s*\"(?:name|function|tool|action)\"\s*:\s*\"$", text[start:at]):
+    if start < 0 or not re.fullmatch(_NAMED, text[start:at]):
         return False
     try:
         json.JSONDecoder().raw_decode(text, start)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import verifiers.v1 as vf
+from plumbob.hub import find
 from plumbob.rollout import ChatReply, Limits, run_rollout
 from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.rollouts.tasks import Tasks, load_evaluation_tasks
 
 ORACLES = 48
 """Number of training tasks whose oracle is played. If no oracle fails, at most 6% of all do (at 95% confidence)."""
@@ -112,6 +113,12 @@ class Environment:
         """`id` of each sampled task -> what an empty reply earns."""
         return {id(played.task): played.reward for played in self.silent}
 
+    def floor(self, task: vf.Task) -> float:
+        """What an empty reply earns in a sampled task, or in one of `own_oracles`."""
+        if id(task) not in self.floors:
+            self.floors[id(task)] = self.say(task, ChatReply("")).reward
+        return self.floors[id(task)]
+
     @functools.cached_property
     def silent_held_out(self) -> list[Played]:
         """Held-out tasks, played with one empty reply."""
@@ -125,6 +132,26 @@ class Environment:
         known = self.turns
         playable = [task for task in self.sample if id(task) in known]
         return self._each(playable, lambda task: self.play(task, ScriptedChat(known[id(task)])))
+
+    @functools.cached_property
+    def oracle_settings(self) -> dict[str, str]:
+        """The settings for which the environment's oracles are made, if it says so."""
+        return dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
+
+    @functools.cached_property
+    def own_oracles(self) -> list[Played]:
+        """The sampled tasks played by their oracles with the settings for which these are made; [] if there are none."""
+        if not self.oracle_settings:
+            return []
+        given = dict(pair.split("=", 1) for pair in self.config.env_args)
+        if self.config.datasets is not None:
+            given["datasets"] = self.config.datasets
+        like = load_evaluation_tasks(self.config.env, given, 1, oracle=True).tasks[0]
+        played = []
+        for task in self.sample:
+            other = type(task)(task.data, like.config)
+            played.append(self.play(other, ScriptedChat.of_messages(oracle_of(other))))
+        return [p for p in played if p.trace.ok]
 
     @functools.cached_property
     def held_out_oracles(self) -> list[Played]:

@@ -11,6 +11,7 @@ import torch
 from plumbob.console import UserError, first_line
 from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout.tool_formats import named
+from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -117,11 +118,5 @@ def default_threads(model: PreTrainedModel) -> int:
 
 
 def default_learning_rate(model: PreTrainedModel, peft: bool, *, imitates: bool = False) -> float:
-    """Default learning rate. LoRA needs about ten times that of full training, and a tiny model a far higher one.
-
-    The factor of LoRA is from Schulman et al., "LoRA Without Regret", 2025. `imitates`: for supervised fine-tuning,
-    whose 2e-5 is that of Llama 2's chat models (arXiv:2307.09288, sec. 3.1), and the default of TRL's SFTTrainer.
-    """
-    tiny = model.num_parameters() < TINY
-    base = (1e-3 if tiny else 2e-5) if imitates else (3e-4 if tiny else 1e-6)
-    return base * (10 if peft else 1)
+    """Default learning rate of this model: see `default_rate`."""
+    return default_rate(tiny=model.num_parameters() < TINY, peft=peft, imitates=imitates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 
-from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
+from plumbob.trainer.algorithm.learning_rate import ScheduleType, default_rate, learning_rate
 from plumbob.trainer.config import best_metric
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
@@ -61,7 +61,8 @@ def adapter_scale(c: TrainConfig) -> Outcome:
         return None
     scale = c.lora_alpha / c.lora_r
     evidence = f"--lora-alpha {c.lora_alpha} by --lora-r {c.lora_r} multiplies what the adapter adds by {scale:.3g}"
-    usual = c.learning_rate is None or any(math.isclose(c.learning_rate, rate) for rate in (1e-5, 3e-3))
+    defaults = [default_rate(tiny=tiny, peft=True) for tiny in (False, True)]
+    usual = c.learning_rate is None or any(math.isclose(c.learning_rate, rate) for rate in defaults)
     bad = usual and scale < thresholds.ADAPTER_SCALE
     return (
         "learning-rate-too-low" if bad else None

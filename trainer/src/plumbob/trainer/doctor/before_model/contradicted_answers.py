@@ -17,7 +17,6 @@ import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
-from plumbob.trainer.doctor.before_model.transcripts import with_own_settings
 from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, text_of
 
 PLACES = 100
@@ -52,7 +51,7 @@ def checks(environment: Environment) -> Iterator[Finding]:
     if environment.gold_field is None:
         return
     # With the settings for which oracles are made, their calls find what the answer needs.
-    played = with_own_settings(environment) or (environment.oracles if environment.has_oracle else environment.silent)
+    played = environment.own_oracles or (environment.oracles if environment.has_oracle else environment.silent)
     found = standing(environment, [p for p in played if p.trace.ok])
     if (finding := contradicted(environment, found)) is not None:
         yield finding

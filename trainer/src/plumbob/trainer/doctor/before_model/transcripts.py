@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-import verifiers.v1 as vf
-from plumbob.hub import find
 from plumbob.rollout import ChatReply
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
@@ -81,9 +79,9 @@ def perfect(environment: Environment) -> Finding | None:
     # Those that earn 1 with the run's own settings need no others.
     if len(imperfect(environment.oracles)) <= len(environment.oracles) / 2:
         return None
-    if not (own := with_own_settings(environment)):
+    if not (own := environment.own_oracles):
         return None
-    settings = ", ".join(f"{name}={value}" for name, value in _oracle_settings(environment).items())
+    settings = ", ".join(f"{name}={value}" for name, value in environment.oracle_settings.items())
     evidence = f"with {settings} oracles of {len(own)} tasks earn {_range([p.reward for p in own])}"
     # A reward may have another scale; but calls that bring nothing do not find what the answer needs.
     low = imperfect(own)
@@ -151,10 +149,10 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
     if nothing:
         keys = ", ".join(p.task.key for p in nothing[:NAMED])
         evidence += f"; in {len(nothing)} tasks the oracle earns no more than an empty reply, such as {keys}"
-        if own := with_own_settings(environment):
+        if own := environment.own_oracles:
             # Where, for example, a retriever misses a document, the oracle cannot earn anything.
-            settings = _oracle_settings(environment)
-            missed = [p for p in own if p.reward <= silent_reward(environment, p.task) + _TOLERANCE]
+            settings = environment.oracle_settings
+            missed = [p for p in own if p.reward <= environment.floor(p.task) + _TOLERANCE]
             evidence += f"; with {settings}, for which it is made, in {len(missed)} of {len(own)}"
             nothing, played = missed, own
     few = len(nothing) <= thresholds.SILENT_ZEROS * len(played)
@@ -166,7 +164,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             cause = "grader-swallows-errors"
             evidence += f"; whenever it does, and never otherwise, an error is raised and caught: {error}"
         bare = [] if error or raised else _bare_answers(environment, nothing)
-        right = [p for p in bare if p.reward > silent_reward(environment, p.task) + _TOLERANCE]
+        right = [p for p in bare if p.reward > environment.floor(p.task) + _TOLERANCE]
         if bare and len(right) > len(bare) / 2:
             cause = "answers-not-parsed"
             earned = _range([p.reward for p in right])
@@ -183,7 +181,7 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
 def _overpaid(environment: Environment, nothing: Sequence[Played], paid: Sequence[Played]) -> bool:
     """Whether most empty replies of the tasks `nothing` earn at least what most perfect transcripts of the tasks `paid` earn."""
     usual = median(p.reward for p in paid) - _TOLERANCE
-    return sum(silent_reward(environment, p.task) >= usual for p in nothing) > len(nothing) / 2
+    return sum(environment.floor(p.task) >= usual for p in nothing) > len(nothing) / 2
 
 
 OTHER_WORDS = "I do not know."
@@ -234,34 +232,6 @@ def _bare_answers(environment: Environment, played: Sequence[Played]) -> list[Pl
         for p in _some(played)
         if environment.gold(p.task) and (turns := environment.turns_of(p.task))
     ]
-
-
-def silent_reward(environment: Environment, task: vf.Task) -> float:
-    """What an empty reply earns in this task; a task with other settings than those of the run is played for it."""
-    known = environment.floors.get(id(task))
-    return environment.say(task, ChatReply("")).reward if known is None else known
-
-
-def _oracle_settings(environment: Environment) -> dict[str, str]:
-    return dict(getattr(find(environment.config.env).load(), "oracle_settings", {}))
-
-
-def with_own_settings(environment: Environment) -> list[Played]:
-    """The sampled tasks played by their oracles with the settings for which these are made; [] if there are none."""
-    if not _oracle_settings(environment):
-        return []
-    from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
-
-    config = environment.config
-    given = dict(pair.split("=", 1) for pair in config.env_args)
-    if config.datasets is not None:
-        given["datasets"] = config.datasets
-    like = load_evaluation_tasks(config.env, given, 1, oracle=True).tasks[0]
-    played = []
-    for task in environment.sample:
-        other = type(task)(task.data, like.config)
-        played.append(environment.play(other, ScriptedChat.of_messages(oracle_of(other))))
-    return [p for p in played if p.trace.ok]
 
 
 def _range(rewards: Sequence[float]) -> str:

@@ -242,23 +242,10 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     kl = run.objective.kl_beta > 0 and run.objective.kl_estimator == "k1"  # the others have no slope at the reference
     if not first or kl or run.policy.sharding.kind != "replicated":
         return None
-    advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
     names = list(dict.fromkeys(s.group for s in samples))
     here = set(names[: len(names) // config.num_minibatches]) if config.num_minibatches > 1 else set(names)
     minibatch = [s for s in samples if s.group in here]
-    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
-    parts = [
-        Slopes(
-            t.row,
-            t.slopes[0],
-            t.corrections * token_weight(config, minibatch, t.row, in_loss),
-            advantages[id(t.row)],
-            t.logprobs,
-            t.one_ratio,
-        )
-        for t in first
-        if id(t.row) in advantages
-    ]
+    parts = _slopes_of(subject, samples, minibatch, first)
     if not any(p.wanted.abs().max() > 0 for p in parts):
         return None
     cause, evidence = judged(parts, run.objective.kl_beta)
@@ -268,19 +255,41 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
     return Finding.of("the loss weighs each token by its rollout's advantage", (cause, evidence))
 
 
+def _slopes_of(
+    subject: Subject, samples: Sequence[Sample], minibatch: Sequence[Sample], trained: Sequence[Trained]
+) -> list[Slopes]:
+    """The slopes of rows in an update, beside what an importance ratio of 1 makes of them; other rows are left out.
+
+    `samples`: those of the step. `minibatch`: those of the update.
+    """
+    config = subject.run.config
+    advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
+    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
+    return [
+        Slopes(
+            t.row,
+            t.slopes[0],
+            t.corrections * token_weight(config, minibatch, t.row, in_loss),
+            advantages[id(t.row)],
+            t.logprobs,
+            t.one_ratio,
+        )
+        for t in trained
+        if id(t.row) in advantages
+    ]
+
+
 def _later_slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained]) -> Finding | None:
     """In later updates of a step, the loss must weigh tokens by their importance ratios; None if no token shows it."""
     config = subject.run.config
     if config.num_minibatches > 1 or subject.run.objective.kl_beta or config.loss_type == "gspo":
         return None
-    advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
-    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
+    known = {id(s) for s in samples}
+    later = [t for t in found if t.update and t.slopes and id(t.row) in known]
     pairs = []
-    for t in found:
-        if t.update and t.slopes and id(t.row) in advantages:
-            wanted = t.corrections * token_weight(config, samples, t.row, in_loss) * advantages[id(t.row)]
-            told = ((t.logprobs - t.old_logprobs).abs() > TELLING) & (wanted != 0)
-            pairs.append((t.slopes[0][told], wanted[told]))
+    for t, part in zip(later, _slopes_of(subject, samples, samples, later), strict=True):
+        told = ((t.logprobs - t.old_logprobs).abs() > TELLING) & (part.wanted != 0)
+        pairs.append((part.found[told], part.wanted[told]))
     here, wanted = (torch.cat([pair[k] for pair in pairs]) if pairs else torch.empty(0) for k in (0, 1))
     if len(here) < FEW:
         return None

@@ -60,7 +60,7 @@ def test_rows_without_a_gradient_of_their_own_do_not_blame_the_mask(subject_of):
         normalised_where_clipped(stack, "lookup")
         findings = list(training_step.probe(subject_of(groups=4)))
     assert found(findings, "the loss is on the positions of the loss mask").verdict == "unsure"
-    assert [f.cause for f in findings if f.verdict == "fail"] == ["advantages-wrong"]
+    assert [f.cause for f in findings if f.verdict == "fail"] == ["loss-differs-from-settings"]
 
 
 def test_arguments_of_calls_become_strings_and_other_texts_stay(tokenizer):
@@ -115,10 +115,10 @@ def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(su
 @pytest.mark.parametrize(
     ("change", "cause", "said"),
     [
-        (lambda values: values - values.mean(), "advantages-wrong", "the loss takes the mean off the advantages"),
+        (lambda values: values - values.mean(), "loss-differs-from-settings", "the loss takes the mean off the advantages"),
         (lambda values: values.abs(), "gradient-backwards", "with an advantage of 0 its norm is 0"),
-        (lambda values: values.clamp(min=0), "advantages-wrong", "rollouts with a negative advantage have none"),
-        (lambda values: values.clamp(max=0), "advantages-wrong", "rollouts with a positive advantage have none"),
+        (lambda values: values.clamp(min=0), "loss-differs-from-settings", "rollouts with a negative advantage have none"),
+        (lambda values: values.clamp(max=0), "loss-differs-from-settings", "rollouts with a positive advantage have none"),
     ],
 )
 def test_advantages_whose_sign_is_lost_or_counts_alone_are_told_from_a_mask(subject_of, change, cause, said):

@@ -40,10 +40,10 @@ def next_advantage(part: Slopes) -> torch.Tensor:
         (None, "all are 0.25 times", lambda p: p.wanted / 4),
         ("gradient-backwards", "-1 times", lambda p: -p.wanted),
         ("rewards-of-other-rollouts", "one advantage in the loss", next_advantage),
-        ("advantages-wrong", "as many times too large as the rollout has tokens", lambda p: p.wanted * len(p.wanted)),
-        ("advantages-wrong", "one advantage in the loss", lambda p: p.wanted * len(p.wanted) ** 2),
-        ("advantages-wrong", "entropy bonus", lambda p: p.wanted - p.weight * p.logprobs),
-        ("advantages-wrong", "tokens of one rollout", lambda p: p.wanted * torch.arange(len(p.wanted))),
+        ("loss-differs-from-settings", "as many times too large as the rollout has tokens", lambda p: p.wanted * len(p.wanted)),
+        ("loss-differs-from-settings", "one advantage in the loss", lambda p: p.wanted * len(p.wanted) ** 2),
+        ("loss-differs-from-settings", "entropy bonus", lambda p: p.wanted - p.weight * p.logprobs),
+        ("loss-differs-from-settings", "tokens of one rollout", lambda p: p.wanted * torch.arange(len(p.wanted))),
         ("sampled-tokens-masked", "tokens have none", lambda p: p.wanted * (torch.arange(len(p.wanted)) > 1)),
     ],
 )
@@ -54,7 +54,7 @@ def test_each_mistake_is_named_by_what_it_does(cause, words, change):
 
 
 @pytest.mark.parametrize(
-    ("beta", "cause"), [(0.1, "kl-backwards"), (0.3, "advantages-wrong"), (0.0, "advantages-wrong")]
+    ("beta", "cause"), [(0.1, "kl-backwards"), (0.3, "loss-differs-from-settings"), (0.0, "loss-differs-from-settings")]
 )
 def test_a_kl_term_that_is_the_difference_itself_adds_its_coefficient_to_all_advantages(beta, cause):
     named, evidence = judged(parts(lambda p: p.wanted + 0.1 * p.weight), beta)
@@ -99,7 +99,7 @@ def test_one_ratio_for_a_whole_row_is_seen_where_it_is_still_one(loss, joint):
     found = _ratio_of_rows(inputs, TrainConfig().objective(), counts, loss)
     assert found == [joint] * 3
     together = [dataclasses.replace(p, one_ratio=joint) for p in parts(lambda p: p.wanted * len(p.wanted))]
-    assert judged(together)[0] == ("ratio-clipped" if joint else "advantages-wrong")
+    assert judged(together)[0] == ("ratio-clipped" if joint else "loss-differs-from-settings")
 
 
 @pytest.mark.parametrize("loss_type", list(LOSSES))

@@ -30,7 +30,7 @@ def parts(old_of, rows=4, tokens=30):
         (lambda own: own.roll(-2), "logprobs-permuted"),
         (lambda own: torch.cat([row.flip(0) for row in own.split(30)]), "logprobs-permuted"),
         (torch.zeros_like, "ratio-to-reference"),
-        (lambda own: own + torch.linspace(-1, 1, len(own)), "advantages-wrong"),
+        (lambda own: own + torch.linspace(-1, 1, len(own)), "loss-differs-from-settings"),
     ],
 )
 def test_importance_ratios_that_are_not_one(old_of, cause):

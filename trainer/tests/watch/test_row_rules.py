@@ -63,12 +63,12 @@ COMPARED = (
         ({"advantage/wrong": 0.5}, "advantages-wrong"),
         ({"rollout/run_on": 0.5}, "stop-token-wrong"),
         ({"rollout/unlikely_ends": 0.5}, "stop-token-wrong"),
-        ({"loss/misweighted": 0.5}, "advantages-wrong"),
+        ({"loss/misweighted": 0.5}, "loss-differs-from-settings"),
         ({"loss/misweighted": 1.0, "loss/negated": 1.0}, "gradient-backwards"),
         ({"loss/misweighted": 1.0, "loss/without_policy_term": 1.0, "optimizer/grad_norm": 0.0}, "no-gradient"),
-        ({"loss/misweighted": 0.5, "loss/without_policy_term": 1.0}, "advantages-wrong"),  # of one sign, for example
+        ({"loss/misweighted": 0.5, "loss/without_policy_term": 1.0}, "loss-differs-from-settings"),  # of one sign, for example
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
-        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "advantages-wrong"),
+        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "loss-differs-from-settings"),
         ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "ratio-to-reference"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),
     ],

@@ -48,9 +48,9 @@ class Played:
 
     @property
     def opening(self) -> list[tuple[str, str]]:
-        """(role, text) of each message before the model's first turn."""
+        """(role, text) of each message before the model's first turn. A prompt may hold worked turns of an assistant."""
         nodes = self.trace.nodes
-        first = next((i for i, node in enumerate(nodes) if node.message.role == "assistant"), len(nodes))
+        first = next((i for i, node in enumerate(nodes) if node.sampled), len(nodes))
         return [(node.message.role, text_of(node.message)) for node in nodes[:first]]
 
 

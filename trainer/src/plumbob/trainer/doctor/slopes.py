@@ -124,7 +124,10 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
     missing = sum(int(((p.found == 0) & (p.wanted != 0)).sum()) for p in parts)
     left = [p.found.double() - torch.where(p.found == 0, 0.0, p.wanted.double()) for p in parts]
     if missing and (sign := _only_of_sign(parts)):
-        return "advantages-wrong", f"{evidence}; rollouts with {sign} advantage have none, and all others the right one"
+        return (
+            "loss-differs-from-settings",
+            f"{evidence}; rollouts with {sign} advantage have none, and all others the right one",
+        )
     if missing and torch.cat(left).norm() <= EXACT * torch.cat([p.wanted.double() for p in parts]).norm():
         return "sampled-tokens-masked", f"{evidence}; {missing} tokens have none, and all others have the right one"
     if (ratios := _ratios(parts)) is not None:
@@ -147,11 +150,11 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
                     "tokens take out of the gradient"
                 )
             evidence += "summed over them"
-        return ("rewards-of-other-rollouts" if got == right else "advantages-wrong"), evidence
+        return ("rewards-of-other-rollouts" if got == right else "loss-differs-from-settings"), evidence
     for name, values in _additions(parts).items():
         if (share := _explained(error, values)) > SHOWN:
-            return "advantages-wrong", f"{evidence}; {share:.0%} of that is a multiple of {name}"
-    return "advantages-wrong", f"{evidence}; tokens of one rollout have different advantages in the loss"
+            return "loss-differs-from-settings", f"{evidence}; {share:.0%} of that is a multiple of {name}"
+    return "loss-differs-from-settings", f"{evidence}; tokens of one rollout have different advantages in the loss"
 
 
 def _ratios(parts: Sequence[Slopes]) -> tuple[str, str] | None:

@@ -112,10 +112,16 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
 
 
 def unshown_names(trace: vf.Trace, text: str) -> set[str]:
-    """The names of a rollout's tools, and of their parameters, that a text leaves out."""
-    names = {tool.name for tool in trace.tools or ()}
-    names |= {name for tool in trace.tools or () for name in (tool.parameters or {}).get("properties") or ()}
-    return {name for name in names if name not in text}
+    """The names of a rollout's tools, and of their parameters, that a text leaves out.
+
+    Where a tool stands as JSON, its parameters do, too: elsewhere in a prompt their names may be ordinary words.
+    """
+    absent = set()
+    for tool in trace.tools or ():
+        form = '"{}"' if f'"{tool.name}"' in text else "{}"
+        names = (tool.name, *((tool.parameters or {}).get("properties") or ()))
+        absent |= {name for name in names if form.format(name) not in text}
+    return absent
 
 
 def opening_of(trace: vf.Trace) -> list[Any]:

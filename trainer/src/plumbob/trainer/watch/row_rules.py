@@ -156,7 +156,7 @@ def weighed(h: History) -> Outcome:
                 "with one update per batch the importance ratio should be 1, and some tokens are beyond the clip bounds"
             )
             return "ratio-to-reference", f"{evidence}; {why} ({clipped:.1%} or more in each of these steps)"
-    return "advantages-wrong", evidence
+    return "loss-differs-from-settings", evidence
 
 
 def reference(h: History) -> Outcome:

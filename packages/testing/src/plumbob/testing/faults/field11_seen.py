@@ -71,7 +71,7 @@ SEEN = (
         "normalised advantages in the clipped term alone",
         "Advantages are normalised between the two terms of PPO's minimum, so that the first has others than the second.",
         "pytorch/rl#1033",
-        ids("advantages-wrong"),
+        ids("advantages-wrong", "loss-differs-from-settings"),
         EVERYWHERE,
         start=doubles.normalised_where_clipped,
     ),

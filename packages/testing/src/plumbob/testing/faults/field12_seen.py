@@ -72,7 +72,7 @@ SEEN = (
         "every row has the mean advantage of its minibatch",
         "The advantage is averaged over the minibatch before the loss, so that good and bad rollouts get the same.",
         "PacktPublishing/Deep-Reinforcement-Learning-Hands-On#9",
-        ids("advantages-wrong", "policy-term-missing", "does-not-overfit"),
+        ids("advantages-wrong", "policy-term-missing", "does-not-overfit", "loss-differs-from-settings"),
         EVERYWHERE,
         start=losses(doubles.mean_advantage),
     ),

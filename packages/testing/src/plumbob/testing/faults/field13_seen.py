@@ -124,7 +124,7 @@ SEEN = (
         "Advantages that were normalised in their groups are centred and scaled again over all tokens of the step, so that "
         "rollouts of groups without a signal get some.",
         "axon-rl/gem#113, amazon-science/reskill#12",
-        ids("advantages-wrong"),
+        ids("advantages-wrong", "loss-differs-from-settings"),
         EVERYWHERE,
         start=doubles.whitened_twice,
         options="--scale-rewards group",

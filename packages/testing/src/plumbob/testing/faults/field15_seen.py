@@ -127,7 +127,7 @@ SEEN = (
         "dual clip on the good rollouts too",
         "The bound of dual-clip PPO, meant for negative advantages, holds for positive ones: their gain is a constant.",
         "thu-ml/tianshou#433, opendilab/PPOxFamily#95",
-        ids("ratio-clipped", "no-gradient", "sampled-tokens-masked", "advantages-wrong"),
+        ids("ratio-clipped", "no-gradient", "sampled-tokens-masked", "advantages-wrong", "loss-differs-from-settings"),
         EVERYWHERE,
         start=doubles.dual_clip_everywhere,
     ),

@@ -32,7 +32,7 @@ UNSEEN = (
         "entropy bonus with the wrong sign",
         "The loss has plus the entropy in place of minus: the policy is taught to be sure of whatever it writes.",
         "nebuly-ai/optimate#250, NJUxlj/Travel-Agent-based-on-Qwen2-RLHF#2",
-        ids("entropy-collapse", "advantages-wrong"),
+        ids("entropy-collapse", "advantages-wrong", "loss-differs-from-settings"),
         EVERYWHERE,
         start=losses(doubles.less_entropy),
         steps=12,

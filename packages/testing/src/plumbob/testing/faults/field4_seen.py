@@ -56,7 +56,7 @@ SEEN = (
         "advantages averaged over the padding",
         "A row's advantage is averaged over its padded tokens, so that short rollouts count less.",
         "areal-project/AReaL#1346",
-        ids("advantages-wrong", "rewards-of-other-rollouts"),
+        ids("advantages-wrong", "rewards-of-other-rollouts", "loss-differs-from-settings"),
         EVERYWHERE,
         start=losses(doubles.averaged_with_padding),
         watch=False,

@@ -30,7 +30,7 @@ UNSEEN = (
         "Advantages are summed up from the end of a rollout and begin anew at each tool result, so that earlier turns "
         "have none.",
         "verl-project/verl#6376",
-        ids("sampled-tokens-masked", "advantages-wrong", "rewards-of-other-rollouts"),
+        ids("sampled-tokens-masked", "advantages-wrong", "rewards-of-other-rollouts", "loss-differs-from-settings"),
         WITH_TOOLS,
         start=doubles.last_turn_only,
         watch=False,

@@ -48,7 +48,7 @@ UNSEEN = (
         "credit discounted by a tenth per token",
         "A discount of 0.9 per token is meant for turns, so that the first tokens of a reply get hardly any credit.",
         "OpenRLHF/OpenRLHF#944, natolambert/rlhf-book#364",
-        ids("advantages-wrong", "sampled-tokens-masked"),
+        ids("advantages-wrong", "sampled-tokens-masked", "loss-differs-from-settings"),
         ("gsm8k", "musique", "lookup"),
         start=losses(doubles.discounted),
         watch=False,

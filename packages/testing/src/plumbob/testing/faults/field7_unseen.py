@@ -135,7 +135,7 @@ UNSEEN = (
         "entropy punished instead of rewarded",
         "The entropy bonus has the wrong sign, and the policy is rewarded for being certain of anything.",
         "ray-project/ray#4374, datawhalechina/joyrl#23",
-        ids("entropy-collapse", "advantages-wrong", "does-not-overfit"),
+        ids("entropy-collapse", "advantages-wrong", "does-not-overfit", "loss-differs-from-settings"),
         EVERYWHERE,
         start=losses(doubles.certainty_rewarded),
         steps=14,

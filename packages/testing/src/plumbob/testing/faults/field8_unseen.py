@@ -175,7 +175,7 @@ UNSEEN = (
         "The loss has an entropy bonus that nobody asked for, and the policy becomes more and more random.",
         "verl-project/verl#781, verl-project/verl#514",
         # No id names an entropy bonus; this is what it does, and where a user would look.
-        ids("entropy-explosion"),
+        ids("entropy-explosion", "loss-differs-from-settings"),
         EVERYWHERE,
         start=losses(doubles.entropy_bonus),
         probes=False,

@@ -128,7 +128,7 @@ SEEN = (
         "advantages whitened a second time over all turns",
         "Advantages of groups are centred and scaled again over all turns of the step, where long rollouts count more.",
         "axon-rl/gem#113, amazon-science/reskill#12",
-        ids("advantages-wrong"),
+        ids("advantages-wrong", "loss-differs-from-settings"),
         WITH_TOOLS,
         start=doubles.whitened_over_turns,
     ),

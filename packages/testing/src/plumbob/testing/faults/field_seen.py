@@ -280,7 +280,7 @@ SEEN = (
         "negative advantages dropped",
         "Negative advantages are set to 0 before the loss, so only good rollouts are trained on.",
         "axon-rl/gem#113 (advantages changed a second time after normalisation)",
-        ids("advantages-wrong"),
+        ids("advantages-wrong", "loss-differs-from-settings"),
         EVERYWHERE,
         start=doubles.advantages_of(doubles.only_positive),
         watch=False,

@@ -29,6 +29,16 @@ CAUSES = (
         "Check the signs of advantage and loss: the loss to minimise is minus advantage times log-probability.",
     ),
     Cause(
+        "loss-differs-from-settings",
+        "The loss makes something else of a token than its rollout's advantage and the settings give: it has a term, a weight "
+        "or a ratio of its own, or changes advantages that reach it right.",
+        "Compare the loss with the formula in the help of --loss-type, term by term, and look for what is added (an entropy "
+        "bonus, a second KL term), for advantages that are normalised again, and for sums in place of means: the evidence says "
+        "how the slopes differ.",
+        ("H01",),
+        "verl-project/verl#514",
+    ),
+    Cause(
         "normaliser-depends-on-microbatches",
         "The gradient depends on how a step is divided into microbatches: the loss is normalised per microbatch and "
         "not over the whole step.",

@@ -189,6 +189,29 @@ MADE_UP_RESULTS = Threshold(
     "returns the same",
     "tool-results-mixed",
 )  # fmt: skip
+CHANGED_AT_ONCE = Threshold(
+    3, "number of tool results, or of rewards, that may be others where transcripts are played at the same time than where they "
+    "are played alone",
+    "tool-results-mixed", "rewards-of-other-rollouts", "environment-fails",
+)  # fmt: skip
+HARDLY_HELD = Threshold(
+    0.05, "share of the later arguments and answers of perfect transcripts that must stand in what was read before",
+    "tools-return-nothing", "tool-results-mixed",
+)  # fmt: skip
+SUCCESSES_EXPECTED = Threshold(
+    5, "smallest number of drawn rollouts that should have succeeded, by the policy's probability of perfect transcripts, at which "
+    "tasks are not out of its reach although none did: chance alone gives none with a probability of exp(-5)",
+    "task-out-of-reach",
+)  # fmt: skip
+PROMPT_IN_RESULTS = Threshold(
+    0.9, "share of tool results beside which 60 characters of the first prompt stand that the tool did not return",
+    "tool-results-mixed",
+)  # fmt: skip
+SAME_RESULTS = Threshold(
+    0.9, "share of the tasks with several different calls of a tool in which all of these get the same result, where perfect "
+    "transcripts need more than that",
+    "tools-return-nothing",
+)  # fmt: skip
 RESULTS_FILL = Threshold(
     0.5, "share of --max-context that tool results fill in most of the rollouts that a limit cuts off, above which they "
     "are too long", "tool-results-too-long",

@@ -302,7 +302,7 @@ REFERENCE_KL = ByPrecision(
 )  # fmt: skip
 MISWEIGHTED = Threshold(
     0.01, "largest share of a step's sampled tokens at which the loss may have another slope than their advantage says",
-    "advantages-wrong",
+    "loss-differs-from-settings",
 )  # fmt: skip
 MOVED_SHARE = Threshold(
     0.5, "smallest share of the weights with a gradient that one update must change",

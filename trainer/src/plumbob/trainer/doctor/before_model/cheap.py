@@ -131,8 +131,23 @@ def _cheap(environment: Environment) -> Finding:
                 return Finding(
                     check, "fail" if most else "unsure", evidence, "reward-format-dominated" if most else None
                 )
-            return Finding(check, "fail", evidence, "reward-exploitable")
+            given = name == ECHO and _given_away(environment, kept, battery)
+            return Finding(check, "fail", evidence, "answer-in-prompt" if given else "reward-exploitable")
     return Finding(check, "pass", evidence)
+
+
+def _given_away(
+    environment: Environment, echoed: Sequence[Played], battery: Sequence[tuple[str, Sequence[Played]]]
+) -> bool:
+    """Whether prompts that earn the reward when they are sent back hold the answer in the form that is asked for.
+
+    A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
+    """
+    paid = [p for p in echoed if p.reward > environment.floors[id(p.task)] + thresholds.REWARD_TOLERANCE]
+    held = [p for p in paid if environment.gold(p.task) and environment.gold(p.task) in p.opening[-1][1]]
+    hedged = next((played for name, played in battery if name == HEDGED), [])
+    lenient = [p for p in hedged if p.reward > environment.floors[id(p.task)] + thresholds.REWARD_TOLERANCE]
+    return bool(hedged) and 2 * len(held) > len(paid) and 2 * len(lenient) < len(hedged)
 
 
 def _only_answer(environment: Environment) -> str | None:
@@ -170,7 +185,7 @@ def _shown(played: Played) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
-EMPTY = "an empty reply"
+EMPTY, ECHO, HEDGED = "an empty reply", "the prompt echoed", "several answers joined by or"
 
 
 def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
@@ -178,11 +193,11 @@ def _battery(environment: Environment) -> Iterator[tuple[str, list[Played]]]:
     numbers = spread(len(environment.silent), CHEAP_TASKS)
     silent = [environment.silent[i] for i in numbers]
     kinds: dict[str, Callable[[int], tuple[ChatReply, ...] | None]] = {
-        "the prompt echoed": lambda i: (ChatReply(environment.silent[i].opening[-1][1]),),
+        ECHO: lambda i: (ChatReply(environment.silent[i].opening[-1][1]),),
         "one word repeated": lambda i: (ChatReply("the " * 200),),
         "the form of an answer without content": lambda i: _skeleton(environment, i),
         "another task's answer": lambda i: _of_another(environment, i),
-        "several answers joined by or": lambda i: _hedged(environment, i),
+        HEDGED: lambda i: _hedged(environment, i),
         "the first tool result quoted": lambda i: _quoted(environment, i),
         "the oracle's calls with another task's answer": lambda i: _in_vain(environment, i, lambda before: before),
         "the oracle's first call again and again": lambda i: _in_vain(

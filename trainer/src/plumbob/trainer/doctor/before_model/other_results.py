@@ -94,7 +94,7 @@ def explained(other: Sequence[Result], compared: Sequence[Result]) -> tuple[str 
     if sum(_changed_argument(r) for r in other) > many:
         return "tool-arguments-changed", f"{evidence}; the results quote other arguments"
     returned = {squeezed(r.own or "") for r in compared}
-    if sum(squeezed(r.shown) in returned | _known(r.task) for r in other) > many:
+    if sum(squeezed(r.shown) in returned | texts_of(r.task) for r in other) > many:
         return "tool-results-mixed", f"{evidence}; they are results of other calls"
     return None, evidence
 
@@ -116,6 +116,6 @@ def _changed_argument(result: Result) -> bool:
     return False
 
 
-def _known(task: vf.Task) -> set[str]:
+def texts_of(task: vf.Task) -> set[str]:
     """Texts in the task's data, which other calls return."""
     return {squeezed(text) for text in strings(task.data.model_dump(exclude={"prompt", "system_prompt"}))}

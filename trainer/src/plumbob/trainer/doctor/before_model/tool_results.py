@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from plumbob.trainer.doctor.before_model.other_results import (
     many,
     others,
     says_the_same,
+    squeezed,
+    texts_of,
 )
 from plumbob.trainer.doctor.before_model.transcripts import perfect
 from plumbob.trainer.doctor.environment import Environment, Played, arguments_of, spread, strings, text_of
@@ -44,6 +47,9 @@ def checks(environment: Environment) -> Iterator[Finding]:
     if (undeclared := declared({tool.name: tool.parameters or {} for tool in first.tools}, results)) is not None:
         yield undeclared
     yield (found := whole(environment, results))
+    if found.verdict != "fail" and (repeated := _prompt_in(played, results)) is not None:
+        found = repeated
+        yield found
     if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
         yield _steady(environment, played)
         yield _useful(environment, played, results)
@@ -103,6 +109,39 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
     return Finding(check, "pass", evidence)
 
 
+PROMPT_SHOWN = 60
+"""Number of characters of a first prompt by which it is known again."""
+
+
+def _prompt_in(played: Sequence[Played], results: Sequence[Result]) -> Finding | None:
+    """Does the first prompt stand beside what a tool has to say, in nearly every result? None if not.
+
+    A tool may quote the question that it was asked, and does not know the system message.
+    """
+    openings = {id(p.task): p.opening for p in played}
+    found = [r for r in results if r.own is not None and id(r.task) in openings]
+    again = []
+    for result in found:
+        shown = squeezed(result.shown)
+        added = shown.replace(squeezed(result.own or ""), " ") if result.own else shown
+        parts = [
+            (shown if role == "system" else added, squeezed(text)) for role, text in openings[id(result.task)] if text
+        ]
+        if any(
+            len(text) >= PROMPT_SHOWN and (text[:PROMPT_SHOWN] in where or text[-PROMPT_SHOWN:] in where)
+            for where, text in parts
+        ):
+            again.append(result)
+    if len(found) < thresholds.JUDGED_RESULTS or len(again) <= thresholds.PROMPT_IN_RESULTS * len(found):
+        return None
+    first = again[0]
+    evidence = (
+        f"{len(again)} of {len(found)} tool results hold a message of the first prompt, such as one of {len(first.shown)} "
+        f"characters in task {first.task.key}"
+    )
+    return Finding("tool results are what tools return", "fail", evidence, "tool-results-mixed")
+
+
 def _replaced(environment: Environment, other: Sequence[Result], compared: Sequence[Result]) -> bool:
     """Whether most of these results say something else than the tools, which return the same when they are called once more."""
     if sum(not says_the_same(r) for r in other) <= len(other) / 2:
@@ -158,10 +197,41 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
         only = next(iter(texts))
         cause = "tools-fail" if says_failed(only) else "tools-return-nothing"
         return Finding(check, "fail", f"{evidence}; all are {only[:40]!r}", cause)
-    if len(needs) >= thresholds.JUDGED_RESULTS and held == 0:
+    if held < thresholds.NEEDS_HELD_WHOLE * len(needs) and (same := _same_for_all(results)):
+        return Finding(check, "fail", f"{evidence}; {same}", "tools-return-nothing")
+    if len(needs) >= thresholds.JUDGED_RESULTS and held <= thresholds.HARDLY_HELD * len(needs):
         few = len(texts) <= max(1, 0.1 * len(asked)) or len(needs) >= thresholds.NEVER_HELD
+        if few and (elsewhere := _of_other_tasks(environment, results)):
+            return Finding(check, "fail", f"{evidence}; {elsewhere}", "tool-results-mixed")
         return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)
     return Finding(check, "pass", evidence)
+
+
+def _same_for_all(results: Sequence[Result]) -> str:
+    """Evidence that a tool gives one result to all calls of a task, in nearly every task that makes several; "" if not."""
+    told: dict[tuple[int, str], list[Result]] = defaultdict(list)
+    for result in results:
+        told[id(result.task), result.name].append(result)
+    several = [own for own in told.values() if len({repr(r.arguments) for r in own}) > 1]
+    same = [own for own in several if len({r.shown for r in own}) == 1]
+    if len(several) < thresholds.JUDGED_RESULTS or len(same) < thresholds.SAME_RESULTS * len(several):
+        return ""
+    first = same[0][0]
+    return (
+        f"in {len(same)} of {len(several)} tasks a tool gives the same result to different calls, such as {first.shown[:40]!r} to "
+        f"all calls of {first.name} in task {first.task.key}"
+    )
+
+
+def _of_other_tasks(environment: Environment, results: Sequence[Result]) -> str:
+    """Evidence that most results stand in the data of other tasks and not of their own; "" if they do not."""
+    known = [(task, texts_of(task)) for task in environment.sample]
+    strange = [r for r in results if len(r.shown) > 3 and squeezed(r.shown) not in texts_of(r.task)]
+    theirs = [r for r in strange if any(squeezed(r.shown) in texts for task, texts in known if task is not r.task)]
+    if 2 * len(theirs) <= len(results):
+        return ""
+    first = theirs[0]
+    return f"{len(theirs)} of these stand in the data of other tasks, such as {first.shown[:60]!r} in task {first.task.key}"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.earned import earned
+from plumbob.trainer.doctor.expected_successes import expected_successes
 from plumbob.trainer.doctor.group_sizes import dead_share, needed_size, table
 from plumbob.trainer.doctor.subject import Subject, draw
 
@@ -94,13 +95,28 @@ def _reach(subject: Subject) -> Finding:
     if signal == 0 and any(max(own) > min(own) for own in _rewards_by_task(subject)):
         return Finding(check, "unsure", f"{evidence}; of further rollouts of these tasks, some earn other rewards")
     if signal == 0:
-        both = found.groups_all_min and found.groups_all_max
-        return Finding(check, "fail", evidence, "groups-without-variety" if both else "task-out-of-reach")
+        if found.groups_all_min and found.groups_all_max:
+            return Finding(check, "fail", evidence, "groups-without-variety")
+        return _out_of_reach(subject, check, evidence)
     if few and all(hasattr(task, "oracle") for task in subject.drawn.tasks):
         evidence += f"; the best rollout earns {max(shares):.0%} of what its task's perfect transcript earns"
         if max(shares) < thresholds.REACHED:
-            return Finding(check, "fail", evidence, "task-out-of-reach")
+            return _out_of_reach(subject, check, evidence)
     return Finding(check, "unsure" if few else "pass", evidence)
+
+
+def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
+    """No rollout succeeds. By the policy's probability of perfect transcripts, should some have?"""
+    expected = expected_successes(subject)
+    if expected is None or expected < thresholds.SUCCESSES_EXPECTED:
+        return Finding(check, "fail", evidence, "task-out-of-reach")
+    return Finding(
+        check,
+        "unsure",
+        f"{evidence}; by the policy's probability of perfect transcripts at least {expected:.1f} of {len(subject.drawn.samples)} "
+        "rollouts should have succeeded, so the tasks are not out of its reach: compare rollouts in traces/ with "
+        "`evaluate ENV --oracle` for what they see, and for what they earn",
+    )
 
 
 def _groups(subject: Subject) -> Finding:

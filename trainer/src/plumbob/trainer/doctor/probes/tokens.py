@@ -162,10 +162,10 @@ def _rows_again(pairs: Sequence[tuple[Sample, list[Call]]]) -> int:
 def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequence[Call], at: int) -> str:
     """The cause that a difference points to.
 
-    Truncation comes first, because a truncated row lacks headers and tools, too.
+    A part of what the engine saw comes first, because it lacks headers and tools, too.
     """
     if _is_part(row, truth):
-        return "truncated-context"
+        return "row-not-what-was-sampled"
     tokenizer = subject.run.tokenizer
     text, true_text = tokenizer.decode(row), tokenizer.decode(truth)
     names = {tool.name for trace in subject.drawn.traces for tool in trace.tools or ()}

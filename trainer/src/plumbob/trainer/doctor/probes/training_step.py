@@ -109,7 +109,7 @@ def _policy_term(subject: Subject, rows: Sequence[Sample]) -> Finding:
         mixed = norm_of(gradient_of(subject, rows, [(-1.0) ** i for i in range(len(rows))]))
         if mixed > 0:
             evidence += f"; with +1 and -1 in turn it has a norm of {mixed:.2g}: the loss takes the mean off the advantages it gets"
-            return Finding(check, "fail", evidence, "advantages-wrong")
+            return Finding(check, "fail", evidence, "loss-differs-from-settings")
         return left_out.without_gradient(subject, check, rows, evidence)
     if apart >= thresholds.SAME_GRADIENT * size:
         return Finding(check, "pass", evidence)
@@ -250,7 +250,7 @@ def _slopes(subject: Subject, samples: Sequence[Sample], found: Sequence[Trained
         return None
     cause, evidence = judged(parts, run.objective.kl_beta)
     # Weights that depend on microbatches look like other advantages.
-    if cause == "advantages-wrong" and scaled_together(parts) and (divided := invariance(subject)).cause:
+    if cause == "loss-differs-from-settings" and scaled_together(parts) and (divided := invariance(subject)).cause:
         return divided
     return Finding.of("the loss weighs each token by its rollout's advantage", (cause, evidence))
 

@@ -1,0 +1,55 @@
+"""How many of the drawn rollouts should have succeeded, by how likely the policy finds perfect transcripts?
+
+The probability of one transcript is a lower bound of that of success: other transcripts succeed, too. If the policy would
+write perfect transcripts more often than its rollouts succeed, then the tasks are not out of its reach, and something else
+lies between the two: what rollouts see, how they are sampled, or what they earn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import verifiers.v1 as vf
+from plumbob.rollout import EngineError, Sample, Sampling, ScriptedEngine, run_rollout, to_sample
+from plumbob.rollout.scripted import replies_of_messages
+from plumbob.trainer.doctor.environment import oracle_of
+from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.rollouts.limits import limits_of
+
+
+def expected_successes(subject: Subject) -> float | None:
+    """Sum, over the drawn rollouts, of the policy's probability of their task's perfect transcript. None without oracles.
+
+    Tasks whose transcript the model cannot write count as 0.
+    """
+    counts = Counter(id(task) for task in subject.drawn.tasks)
+    tasks = {id(task): task for task in subject.drawn.tasks}
+    if not all(hasattr(task, "oracle") for task in tasks.values()):
+        return None
+    rows = {key: row for key, task in tasks.items() if (row := _row(subject, task)) is not None}
+    scores = subject.score(list(rows.values())) if rows else []
+    return sum(counts[key] * own.double().sum().exp().item() for key, own in zip(rows, scores, strict=True))
+
+
+def _row(subject: Subject, task: vf.Task) -> Sample | None:
+    """The task's perfect transcript as the model would have sampled it; None if it cannot, or if the rollout fails."""
+    run = subject.run
+    engine = ScriptedEngine(run.sampler.chat, replies_of_messages(oracle_of(task)))
+    try:
+        trace = subject.runner.run(
+            run_rollout(
+                task,
+                engine,
+                run.sampler.chat,
+                Sampling(max_tokens=run.config.max_tokens),
+                limits_of(run.config),
+                shared_toolsets=run.tasks.toolsets,
+                driver=run.tasks.driver,
+            )
+        )
+    except EngineError:
+        return None
+    if not trace.ok or len(trace.branches) != 1 or not trace.num_turns:
+        return None
+    row = to_sample(trace, task.key)
+    return None if row.truncated or not row.num_sampled else row

@@ -115,10 +115,22 @@ def test_a_policy_that_begins_beside_the_model_is_told_from_a_wrong_reference(su
 @pytest.mark.parametrize(
     ("change", "cause", "said"),
     [
-        (lambda values: values - values.mean(), "loss-differs-from-settings", "the loss takes the mean off the advantages"),
+        (
+            lambda values: values - values.mean(),
+            "loss-differs-from-settings",
+            "the loss takes the mean off the advantages",
+        ),
         (lambda values: values.abs(), "gradient-backwards", "with an advantage of 0 its norm is 0"),
-        (lambda values: values.clamp(min=0), "loss-differs-from-settings", "rollouts with a negative advantage have none"),
-        (lambda values: values.clamp(max=0), "loss-differs-from-settings", "rollouts with a positive advantage have none"),
+        (
+            lambda values: values.clamp(min=0),
+            "loss-differs-from-settings",
+            "rollouts with a negative advantage have none",
+        ),
+        (
+            lambda values: values.clamp(max=0),
+            "loss-differs-from-settings",
+            "rollouts with a positive advantage have none",
+        ),
     ],
 )
 def test_advantages_whose_sign_is_lost_or_counts_alone_are_told_from_a_mask(subject_of, change, cause, said):

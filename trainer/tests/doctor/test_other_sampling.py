@@ -174,7 +174,8 @@ def test_a_rest_below_the_limit_is_no_explanation_of_a_difference_hardly_above_i
         "_blanked",
     ):
         monkeypatch.setattr(explanations, name, lambda *given: [])
-    monkeypatch.setattr(explanations, "_means", lambda *given: Explanation("x", "x", 1.0))
+    for name in ("_means", "_no_early_end"):
+        monkeypatch.setattr(explanations, name, lambda *given: Explanation("x", "x", 1.0))
     for rest, named in ((9e-4, False), (1e-4, True)):
         monkeypatch.setattr(explanations, "_temperature", lambda *given, rest=rest: Explanation("x", "x", rest))
         found = explain(None, None, [None], own, wrong, 1e-3, engine=True)  # type: ignore[arg-type, list-item]

@@ -40,7 +40,11 @@ def next_advantage(part: Slopes) -> torch.Tensor:
         (None, "all are 0.25 times", lambda p: p.wanted / 4),
         ("gradient-backwards", "-1 times", lambda p: -p.wanted),
         ("rewards-of-other-rollouts", "one advantage in the loss", next_advantage),
-        ("loss-differs-from-settings", "as many times too large as the rollout has tokens", lambda p: p.wanted * len(p.wanted)),
+        (
+            "loss-differs-from-settings",
+            "as many times too large as the rollout has tokens",
+            lambda p: p.wanted * len(p.wanted),
+        ),
         ("loss-differs-from-settings", "one advantage in the loss", lambda p: p.wanted * len(p.wanted) ** 2),
         ("loss-differs-from-settings", "entropy bonus", lambda p: p.wanted - p.weight * p.logprobs),
         ("loss-differs-from-settings", "tokens of one rollout", lambda p: p.wanted * torch.arange(len(p.wanted))),

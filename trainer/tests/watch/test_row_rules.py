@@ -66,7 +66,10 @@ COMPARED = (
         ({"loss/misweighted": 0.5}, "loss-differs-from-settings"),
         ({"loss/misweighted": 1.0, "loss/negated": 1.0}, "gradient-backwards"),
         ({"loss/misweighted": 1.0, "loss/without_policy_term": 1.0, "optimizer/grad_norm": 0.0}, "no-gradient"),
-        ({"loss/misweighted": 0.5, "loss/without_policy_term": 1.0}, "loss-differs-from-settings"),  # of one sign, for example
+        (
+            {"loss/misweighted": 0.5, "loss/without_policy_term": 1.0},
+            "loss-differs-from-settings",
+        ),  # of one sign, for example
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "loss-differs-from-settings"),
         ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "ratio-to-reference"),

@@ -52,6 +52,7 @@ def explain(
     found += [*elsewhere(third, rows, wrong), *_other_numbers(own, wrong), _means(rows, own, wrong)]
     if engine:
         found += [*other_prompts(subject, third, rows, wrong), *_favoured(subject, third, rows, wrong, limit)]
+        found.append(_no_early_end(subject, third, rows, wrong))
     else:
         found += _blanked(third, rows, wrong)
     best = min(found, key=lambda e: e.gap)
@@ -177,6 +178,27 @@ def _other_numbers(own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -
     yield Explanation(
         DIFFERENT, f"the right log-probabilities {shift:+.3g}", (mine + shift - theirs).abs().mean().item()
     )
+
+
+FIRST = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 100, 128, 256)
+"""Numbers of tokens of a turn among which an end token may have been forbidden."""
+
+
+def _no_early_end(subject: Subject, third: Third, rows: Sequence[Sample], wrong: Sequence[torch.Tensor]) -> Explanation:
+    """No turn may end among its first tokens, as a smallest length of replies has it: then all other tokens are likelier."""
+    ends = list(subject.run.sampler.chat.stop_token_ids)
+    sums = dict.fromkeys(FIRST, 0.0)
+    for row, theirs in zip(rows, wrong, strict=True):
+        mask = torch.tensor(row.loss_mask[1:])
+        logprobs = (third.logits(row.token_ids)[mask] / third.temperature).log_softmax(-1)
+        own = logprobs.gather(-1, torch.tensor(row.token_ids[1:])[mask][:, None])[:, 0]
+        rest = torch.log1p(-logprobs[:, ends].exp().sum(-1).clamp(max=1 - 1e-6))
+        places = torch.cat([torch.arange(len(part)) for part in in_turns(row, own)])
+        for first in FIRST:
+            sums[first] += (torch.where(places < first, own - rest, own) - theirs).abs().sum().item()
+    best = min(sums, key=sums.__getitem__)
+    condition = f"if no turn may end among its first {best} tokens"
+    return Explanation("sampling-truncated", condition, sums[best] / max(sum(map(len, wrong)), 1))
 
 
 def _means(rows: Sequence[Sample], own: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> Explanation:

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,11 +64,19 @@ def other_prompts(
     if openings:
         ways.append(("tools-not-in-prompt", "without tools in prompts", lambda ids: _reopened(ids, openings)))
     tried = [(cause, name, [(change(prompt), reply) for prompt, reply in turns]) for cause, name, change in ways]
-    results = [_results(subject, row) for row in rows]
+    results = [_places(subject, row, ("tool",), True) for row in rows]
     for name, kept in (("without earlier tool results in prompts", 1), ("without tool results in prompts", 0)):
         changed = [
             (_left(prompt, [r for r in own if r.stop <= len(prompt)], kept), reply)
             for row, own in zip(rows, results, strict=True)
+            for prompt, reply in by_turn(row)
+        ]
+        if changed != turns:
+            tried.append(("prompt-replaced", name, changed))
+    for name, roles, texts in LEFT_OUT:
+        changed = [
+            (_left(prompt, [r for r in _places(subject, row, roles, texts) if r.stop <= len(prompt)], 0), reply)
+            for row in rows
             for prompt, reply in by_turn(row)
         ]
         if changed != turns:
@@ -79,6 +87,13 @@ def other_prompts(
             yield Explanation(cause, name, (torch.cat(scores) - torch.cat(list(wrong))).abs().mean().item())
 
 
+LEFT_OUT = (
+    ("without the system message in prompts", ("system",), False),
+    ("without the text of the system message in prompts", ("system",), True),
+    ("without the texts of messages in prompts", ("system", "user", "tool"), True),
+    ("without the texts of user messages in prompts", ("user",), True),
+)
+"""(what is left out, roles of the messages, whether their texts alone are left out), as a server's own template may do."""
 SPECIAL = 4
 """Most special tokens, the most frequent ones of prompts, each of which is tried to be missing by itself."""
 ARGUMENTS = re.compile(r'("arguments": ?)(\{[^{}]*\})')
@@ -96,15 +111,16 @@ def _called_by_strings(tokenizer: Any, ids: Ids) -> Ids:
     return ids if changed == text else tokenizer.encode(changed, add_special_tokens=False)
 
 
-def _results(subject: Subject, row: Sample) -> list[range]:
-    """Places of the row's tokens that are texts of tool results, in order."""
+def _places(subject: Subject, row: Sample, roles: Collection[str], texts: bool) -> list[range]:
+    """Places of the row's tokens that belong to given messages of these roles, or with `texts` to their texts alone."""
     drawn, places, start = subject.drawn, [], 0
     trace = next((t for s, t in zip(drawn.samples, drawn.traces, strict=True) if s is row), None)
     for node in trace.nodes if trace is not None else ():
-        own = [start + i for i, content in enumerate(node.is_content) if content]
-        if own and node.message.role == "tool":
+        size = len(node.token_ids)
+        own = [start + i for i in range(size) if not texts or node.is_content[i]]
+        if own and not node.sampled and node.message.role in roles:
             places.append(range(own[0], own[-1] + 1))
-        start += len(node.token_ids)
+        start += size
     return places
 
 

@@ -149,14 +149,22 @@ class Subject:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] = ()
     ) -> list[Completion]:
-        """Sample one completion of each prompt with the run's engine. `seeds`: of each prompt, in place of `sampling`'s."""
+        """Sample one completion of each prompt with the run's engine. `seeds`: of each prompt, in place of `sampling`'s.
+
+        Raises EngineError if one of them cannot be sampled: what is asked may be no prompt that the engine expects.
+        """
         each = [dataclasses.replace(sampling, seed=seed) for seed in seeds] or [sampling] * len(prompts)
 
         async def all_of_them() -> list[Completion]:
             pairs = zip(prompts, each, strict=True)
             return await asyncio.gather(*(self.run.engine.generate(list(p), own) for p, own in pairs))
 
-        return self.runner.run(all_of_them())
+        try:
+            return self.runner.run(all_of_them())
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the engine raised {type(error).__name__}: {error}") from error
 
     def score(self, rows: Sequence[Sample], temperature: float | None = None) -> list[torch.Tensor]:
         """The trainer's log-probabilities of each row's sampled tokens: one tensor [N] per row, in nats.

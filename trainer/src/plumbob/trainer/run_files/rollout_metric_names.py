@@ -185,6 +185,12 @@ ROLLOUTS = (
         "Of up to four of the step's rollouts, the share whose first prompt lacks the beginning of a message. 0 in a correct run.",
     ),
     Metric(
+        "rollout/headless",
+        "share",
+        "Of up to four of the step's rollouts, the share whose first prompt does not end with the chat template's header of an "
+        "assistant turn. 0 in a correct run.",
+    ),
+    Metric(
         "rollout/tools_unshown",
         "share",
         "Of up to four of the step's rollouts with tools, the share whose prompt leaves out the name of a tool. 0 in a "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from plumbob.rollout import Sample
+from plumbob.rollout.chat import ChatTemplateError, assistant_header
 from plumbob.trainer.algorithm.advantages import AdvantageSettings
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.training.expected_advantages import differing, expected_advantages
@@ -95,7 +96,8 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
     """What up to `PROMPTS_READ` first prompts of rollouts lack. Only what can be known.
 
     `rollout/prompts_cut`: share of the prompts that lack the beginning of a message. `rollout/tools_unshown`: share of the
-    prompts of rollouts with tools that leave out the name of a tool or of one of its parameters.
+    prompts of rollouts with tools that leave out the name of a tool or of one of its parameters. `rollout/headless`: share of
+    the prompts that do not end with the chat template's header of an assistant turn.
     """
     sampled = [t for t in traces if any(node.sampled for node in t.nodes)]
     with_tools = [t for t in sampled if t.tools]
@@ -105,6 +107,9 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
     if chosen:
         cut = sum(begins_late(read[id(t)], beginnings_of(t, tokenizer)) for t in chosen)
         found["rollout/prompts_cut"] = cut / len(chosen)
+        if (header := header_of(tokenizer)) is not None:
+            ends = [tokenizer.decode(before_first_turn(t)[-HEADER:]).rstrip() for t in chosen]
+            found["rollout/headless"] = sum(not end.endswith(header) for end in ends) / len(chosen)
     if of_tools:
         unshown = sum(bool(unshown_names(t, read[id(t)])) for t in of_tools)
         found["rollout/tools_unshown"] = unshown / len(of_tools)
@@ -122,6 +127,35 @@ def unshown_names(trace: vf.Trace, text: str) -> set[str]:
         names = (tool.name, *((tool.parameters or {}).get("properties") or ()))
         absent |= {name for name in names if form.format(name) not in text}
     return absent
+
+
+HEADER = 64
+"""Number of a prompt's last tokens in which the header of an assistant turn is looked for."""
+
+
+def header_of(tokenizer: Any) -> str | None:
+    """The chat template's header of an assistant turn, without white space at its end; None without such a header."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        return assistant_header(tokenizer).rstrip() or None
+    except ChatTemplateError:
+        return None
+
+
+def before_first_turn(trace: vf.Trace) -> list[int]:
+    """The token ids before a rollout's first sampled token, with the header of its turn."""
+    ids: list[int] = []
+    for node in trace.nodes:
+        if node.sampled:
+            return ids + _unsampled(node)
+        ids += node.token_ids
+    return ids
+
+
+def _unsampled(node: Any) -> list[int]:
+    """The ids of a turn before its first sampled one."""
+    return [i for i, _ in itertools.takewhile(lambda pair: not pair[1], zip(node.token_ids, node.mask, strict=True))]
 
 
 def opening_of(trace: vf.Trace) -> list[Any]:

@@ -67,6 +67,17 @@ def tools_shown(h: History) -> Outcome:
     return ("tools-not-in-prompt" if unshown else None), evidence
 
 
+def headers(h: History) -> Outcome:
+    """Do first prompts end with the header of an assistant turn?"""
+    worst = _worst(h, "rollout/headless")
+    if worst is None:
+        return None
+    evidence = (
+        f"up to {worst:.0%} of the prompts that were read in a step do not end with the header of an assistant turn"
+    )
+    return ("assistant-header-missing" if worst else None), evidence
+
+
 def one_task(h: History) -> Outcome:
     """Are the rollouts of each group of one task?"""
     mixed = _worst(h, "groups/mixed")

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import statistics
+from collections.abc import Sequence
 
 from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
 from plumbob.trainer.config.train import TrainConfig
@@ -73,6 +74,22 @@ def gradient(h: History) -> Outcome:
     return "no-gradient", evidence
 
 
+def _stays_up(c: TrainConfig, last: Sequence[Row]) -> str | None:
+    """Evidence that the last steps of a finished run have far higher rates than the schedule says; None if not.
+
+    Before its end a run may have been resumed with a lower rate, or with fewer --max-steps.
+    """
+    rows = last[-WINDOW // 2 :]
+    if len(rows) < WINDOW // 2 or number(rows[-1], "step") != c.max_steps:
+        return None
+    for row in rows:
+        most = max(_rate(c, row, c.max_steps, behind=behind) for behind in range(3))
+        if not number(row, "optimizer/learning_rate") > 1.5 * most > 0:
+            return None
+    rate, wanted = number(rows[-1], "optimizer/learning_rate"), _rate(c, rows[-1], c.max_steps)
+    return f"learning rate {rate:.2g} in step {c.max_steps}, the last one, where the settings say {wanted:.2g}"
+
+
 def schedule(h: History) -> Outcome:
     """Do the weights move with the learning rate that the settings say?"""
     c = h.config
@@ -103,6 +120,8 @@ def schedule(h: History) -> Outcome:
             step = f"step {number(row, 'step'):.0f} of {c.max_steps}"
             return "schedule-hides-rate", f"learning rate {actual:.2g} in {step}, where the settings say {wanted:.2g}"
     last = [row for row in h.recent if number(row, "optimizer/updates")]
+    if (stays := _stays_up(c, last)) is not None:
+        return "schedule-hides-rate", stays
     for before, row in itertools.pairwise(last):
         actual = number(row, "optimizer/learning_rate")
         # No schedule goes above --learning-rate. Steps before a run was resumed may have had a higher one; a jump to it

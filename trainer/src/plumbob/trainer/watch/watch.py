@@ -226,10 +226,11 @@ BEFORE_ROLLOUTS = (
 def _in_order(of_rollouts: Sequence[Finding], judged: Sequence[Finding]) -> list[Finding]:
     """Findings over stored rollouts, and those of the rules, from what others depend on to what depends on others.
 
-    Where nothing is answered rightly, for whatever reason, rewards follow the format: that comes where groups are judged.
+    Where nothing is answered rightly, for whatever reason, rewards follow the format, and an engine that computes otherwise
+    writes answers that nobody can read: both come where groups are judged.
     """
     first = [f for f in judged if f.cause and f.check in BEFORE_ROLLOUTS]
-    last = [f for f in of_rollouts if f.cause == "reward-format-dominated"]
+    last = [f for f in of_rollouts if f.cause in ("reward-format-dominated", "answers-not-parsed")]
     rest = [f for f in judged if f not in first]
     at = next((i for i, f in enumerate(rest) if f.check == "groups have a signal"), len(rest))
     return [*first, *(f for f in of_rollouts if f not in last), *rest[:at], *last, *rest[at:]]

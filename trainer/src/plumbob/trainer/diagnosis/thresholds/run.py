@@ -154,6 +154,10 @@ CUT_SHARE = Threshold(
     0.3, "largest share of rollouts that a limit may cut off",
     "truncated-turns", "truncated-context", "truncated-rollouts",
 )  # fmt: skip
+ALL_TURNS = Threshold(
+    0.9, "share of --max-turns that rollouts may take on average, or of rollouts that may take all of them, where some end there",
+    "truncated-rollouts",
+)  # fmt: skip
 CUT_STEPS = Threshold(
     20, "number of steps after which a share of cut-off rollouts of up to a half counts, if it has not fallen",
     "truncated-turns", "truncated-context", "truncated-rollouts",
@@ -309,7 +313,7 @@ MOVED_SHARE = Threshold(
     "weights-in-bf16", "optimizer-moves-nothing",
 )  # fmt: skip
 SAME_DIRECTION = Threshold(
-    0.5, "smallest cosine of the gradient that was computed and the one that the optimizer sees; 1 in a correct run",
+    0.9, "smallest cosine of the gradient that was computed and the one that the optimizer sees; 1 in a correct run",
     "gradient-backwards", "does-not-overfit",
 )  # fmt: skip
 UPHILL = Threshold(

@@ -237,7 +237,37 @@ def _answers_hidden(environment: Environment) -> Finding:
     if given >= least and given >= thresholds.GIVEN_AWAY * seen and others < given / seen / 2:
         evidence += f"; after {place!r} stands the answer in {given} of {seen}"
         return Finding(check, "fail", evidence, "answer-in-prompt")
+    asked = sum(
+        _answered_before(prompt, gold, [other for j, (other, _) in enumerate(pairs) if j != i])
+        for i, (prompt, gold) in enumerate(pairs)
+    )
+    if asked >= least:
+        evidence += f"; in {asked} the question stands a second time, before its end, with the answer right after it"
+        return Finding(check, "fail", evidence, "answer-in-prompt")
     return Finding(check, "pass", evidence)
+
+
+QUESTION = 40
+"""Number of characters at a prompt's end by which its question is found again."""
+AFTER_QUESTION = 60
+"""Number of characters after it in which the answer is looked for."""
+
+
+def _answered_before(prompt: str, gold: str, others: Sequence[str]) -> bool:
+    """Whether what a prompt ends with, and no other one does, stands in it before, followed by the answer.
+
+    So does a worked example that is the question itself.
+    """
+    prompt = prompt.rstrip()
+    end, at = prompt[-QUESTION:], -1
+    while 0 <= (at := prompt.find(end, at + 1)) < len(prompt) - len(end):
+        size = len(end)
+        while size < at + len(end) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
+            size += 1
+        told = prompt[at + len(end) :][: AFTER_QUESTION + len(gold)]
+        if places(gold, told) and not any(other.rstrip().endswith(prompt[-size:]) for other in others):
+            return True
+    return False
 
 
 def _best_place(pairs: Sequence[tuple[str, str]]) -> tuple[str, int, int, float]:

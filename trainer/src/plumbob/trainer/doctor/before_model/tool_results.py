@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,12 +197,13 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
         only = next(iter(texts))
         cause = "tools-fail" if says_failed(only) else "tools-return-nothing"
         return Finding(check, "fail", f"{evidence}; all are {only[:40]!r}", cause)
-    if held < thresholds.NEEDS_HELD_WHOLE * len(needs) and (same := _same_for_all(results)):
-        return Finding(check, "fail", f"{evidence}; {same}", "tools-return-nothing")
+    if held < thresholds.NEEDS_HELD_WHOLE * len(needs):
+        if elsewhere := _of_other_tasks(environment, results):
+            return Finding(check, "fail", f"{evidence}; {elsewhere}", "tool-results-mixed")
+        if same := _same_for_all(results):
+            return Finding(check, "fail", f"{evidence}; {same}", "tools-return-nothing")
     if len(needs) >= thresholds.JUDGED_RESULTS and held <= thresholds.HARDLY_HELD * len(needs):
         few = len(texts) <= max(1, 0.1 * len(asked)) or len(needs) >= thresholds.NEVER_HELD
-        if few and (elsewhere := _of_other_tasks(environment, results)):
-            return Finding(check, "fail", f"{evidence}; {elsewhere}", "tool-results-mixed")
         return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)
     return Finding(check, "pass", evidence)
 
@@ -223,15 +224,32 @@ def _same_for_all(results: Sequence[Result]) -> str:
     )
 
 
+LONG = 25
+"""Number of characters of a text of a task's data by which it is known again."""
+
+
 def _of_other_tasks(environment: Environment, results: Sequence[Result]) -> str:
-    """Evidence that most results stand in the data of other tasks and not of their own; "" if they do not."""
-    known = [(task, texts_of(task)) for task in environment.sample]
-    strange = [r for r in results if len(r.shown) > 3 and squeezed(r.shown) not in texts_of(r.task)]
-    theirs = [r for r in strange if any(squeezed(r.shown) in texts for task, texts in known if task is not r.task)]
+    """Evidence that most results hold texts of other tasks' data, and none of their own; "" if they do not."""
+    data = [(task, texts_of(task)) for task in environment.sample]
+    known = [(task, {t for t in own if len(t) >= LONG}, own) for task, own in data]
+    mine = {id(task): own for task, own in data}
+
+    def holds(shown: str, long: Collection[str], every: Collection[str]) -> bool:
+        return (len(shown) > 3 and shown in every) or any(text in shown for text in long)
+
+    theirs = []
+    for result in results:
+        shown, own = squeezed(result.shown), mine.get(id(result.task)) or texts_of(result.task)
+        if not holds(shown, {t for t in own if len(t) >= LONG}, own) and any(
+            holds(shown, long, every) for task, long, every in known if task is not result.task
+        ):
+            theirs.append(result)
     if 2 * len(theirs) <= len(results):
         return ""
     first = theirs[0]
-    return f"{len(theirs)} of these stand in the data of other tasks, such as {first.shown[:60]!r} in task {first.task.key}"
+    return (
+        f"{len(theirs)} of these are of the data of other tasks, such as {first.shown[:60]!r} in task {first.task.key}"
+    )
 
 
 @dataclass(frozen=True)

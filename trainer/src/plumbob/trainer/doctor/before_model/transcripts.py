@@ -163,7 +163,9 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
         if error:
             cause = "grader-swallows-errors"
             evidence += f"; whenever it does, and never otherwise, an error is raised and caught: {error}"
-        bare = [] if error or raised else _bare_answers(environment, nothing)
+        # Where the oracle earns something in most tasks, its form can be read.
+        unread = not error and not raised and 2 * len(nothing) > len(played)
+        bare = _bare_answers(environment, nothing) if unread else []
         right = [p for p in bare if p.reward > environment.floor(p.task) + _TOLERANCE]
         if bare and len(right) > len(bare) / 2:
             cause = "answers-not-parsed"
@@ -222,6 +224,10 @@ def _working(environment: Environment) -> Iterator[Finding]:
     # A reward may pay less for long replies; one that pays nothing does not read them.
     unread = sum(third <= none + _TOLERANCE < first for first, third, none in zip(plain, longer, silent, strict=True))
     bad = "answers-not-parsed" if unread > len(plain) / 2 else None
+    # Less than an empty reply earns is taken off for the form, whether the answer is read or not.
+    taxed = sum(third < none - _TOLERANCE for third, none in zip(longer, silent, strict=True))
+    if bad and taxed > len(plain) / 2:
+        bad = "reward-format-dominated"
     yield Finding.of(check, (bad, f"{evidence}, and {_range(longer)} after {len(long)} characters of such sentences"))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from plumbob.rollout import Sample, Sampling
+from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
@@ -169,7 +170,16 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
 
 
 def unseen_parts(subject: Subject) -> str | None:
-    """Evidence that the engine samples alike whatever stands in some part of long prompts; None if it sees all parts."""
+    """Evidence that the engine samples alike whatever stands in some part of long prompts.
+
+    None if it sees all parts, or cannot sample after prompts with others.
+    """
+    with contextlib.suppress(EngineError):
+        return _unseen_parts(subject)
+    return None
+
+
+def _unseen_parts(subject: Subject) -> str | None:
     longest = sorted(subject.drawn.calls, key=lambda calls: -len(calls[-1].prompt_ids) if calls else 0)[:ROWS]
     prompts = subject.prompts([calls[-1] for calls in longest if calls], 1)
     words, chance = sorted({t for prompt in prompts for t in prompt}), random.Random(0)

@@ -121,14 +121,14 @@ def _clipped_once(subject: Subject, computed: float, used: float, turn: float, g
     evidence = f"the gradient's norm is {computed:.2g} before the update, and {used:.2g} where the optimizer sees it"
     if limit:
         evidence += f"; --max-grad-norm {limit:g} leaves {wanted:.2g}"
+    if used > 0 and gone > thresholds.GRADIENT_GONE:
+        evidence += f"; {gone:.0%} of its entries are 0 there"
+        return Finding(check, "fail", evidence, "no-gradient")
     if used > 0 and turn < thresholds.SAME_DIRECTION:
         evidence += f"; the cosine of the two is {turn:.2g}, and clipping leaves the direction"
         return Finding(
             check, "fail", evidence, "gradient-backwards" if turn < -thresholds.SAME_DIRECTION else "does-not-overfit"
         )
-    if used > 0 and gone > thresholds.GRADIENT_GONE:
-        evidence += f"; {gone:.0%} of its entries are 0 there"
-        return Finding(check, "fail", evidence, "no-gradient")
     bad = 0 < used < thresholds.GRADIENT_LEFT * wanted
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)
 

@@ -64,6 +64,10 @@ def _truncation(subject: Subject) -> Finding:
             evidence += f"; tool results fill {filled:.0%} of --max-context in most of these"
             return Finding(check, "fail", evidence, "tool-results-too-long")
         return Finding(check, "fail", evidence, LIMITS[counts.most_common(1)[0][0]])
+    most = subject.run.config.max_turns
+    full = sum(sum(node.sampled for node in trace.nodes) >= most for trace in subject.drawn.traces)
+    if counts[StopReason.MAX_TURNS] > thresholds.CUT_SHARE / 3 * total and full >= thresholds.ALL_TURNS * total:
+        return Finding(check, "fail", f"{evidence}; {full} take all {most} turns of --max-turns", "truncated-rollouts")
     return Finding(check, "unsure" if marked or cut > thresholds.CUT_SHARE / 3 * total else "pass", evidence)
 
 

@@ -132,7 +132,7 @@ def _large_change(
         evidence += f"; {arrived} of {total} tensors arrived"
     evidence += complaint
     none_bound = report is not None and report.update.bound_modules == 0
-    if run.config.peft and old <= limit and (none_bound or (total and not arrived)):
+    if run.config.peft and old <= limit and none_bound:
         return Finding(check, "fail", evidence, "adapter-bound-to-no-module")
     if run.config.peft and old <= limit and arrived == total:
         return Finding(check, "fail", evidence, "adapter-not-applied")

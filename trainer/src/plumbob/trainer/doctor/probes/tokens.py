@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
@@ -141,6 +141,8 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
             f"{again} of {len(pairs)} rows have the ids of another rollout, which has a row of its own as well: it is "
             "trained on more than once, and theirs are not"
         )
+        if _within_groups(pairs):
+            return Finding(check, "fail", f"{evidence}; it is one of the same group", "groups-without-variety")
         return Finding(check, "fail", evidence, "rollouts-repeated")
     at = _first_difference(truth, row)
     evidence = (
@@ -148,6 +150,16 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
         f"{len(row)} ids against {len(truth)}: {_around(subject, truth, row, at)}"
     )
     return Finding(check, "fail", evidence, _explained(subject, row, truth, calls, at))
+
+
+def _within_groups(pairs: Sequence[tuple[Sample, list[Call]]]) -> bool:
+    """Whether most rows with the ids of another rollout have those of one of their own group."""
+    owners: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    truths = [(*calls[-1].prompt_ids, *calls[-1].completion.token_ids) for _, calls in pairs]
+    for truth, (sample, _) in zip(truths, pairs, strict=True):
+        owners[truth].add(sample.group)
+    moved = [sample for truth, (sample, _) in zip(truths, pairs, strict=True) if tuple(sample.token_ids) != truth]
+    return 2 * sum(sample.group in owners[tuple(sample.token_ids)] for sample in moved) > len(moved)
 
 
 def _rows_again(pairs: Sequence[tuple[Sample, list[Call]]]) -> int:

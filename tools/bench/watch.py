@@ -126,7 +126,7 @@ FAULTY = [
     Case(
         "adapter bound to nothing, unchecked",
         f"{LOOKUP} --peft",
-        "weights-not-synced",
+        "engine-trainer-mismatch",
         double="adapter bound to nothing",
     ),
     Case("loss mask as attention mask", LOOKUP, "engine-trainer-mismatch", double="loss mask as attention mask"),

@@ -174,7 +174,7 @@ def test_a_parser_that_reads_another_part_of_the_reply_is_told_from_answers_that
 
     monkeypatch.setattr(taskset, "is_correct", first_number)
     args = ("datasets=synthetic", "num_examples=200")
-    finding = next(f for f in transcripts.checks(examined("gsm8k", env_args=args)) if f.cause)
+    finding = next(f for f in transcripts.working(examined("gsm8k", env_args=args)) if f.cause)
     assert finding.cause == "answers-not-parsed" and finding.check.startswith("numbers in the working")
     worked = GSM8KTask.oracle
     monkeypatch.setattr(
@@ -184,12 +184,13 @@ def test_a_parser_that_reads_another_part_of_the_reply_is_told_from_answers_that
     assert finding.cause == "answers-not-parsed" and "the answer alone earns 1" in finding.evidence
 
 
-@pytest.mark.parametrize("paid", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("paid", [-1.0, 0.0, 0.4, 1.0])
 def test_an_answer_that_is_not_read_after_long_working_is_told_from_one_that_is_paid_less(examined, reward, paid):
     reward(lambda task, trace, right: right * (paid if len(trace.last_reply or "") > 150 else 1.0), GSM8KTask)
     environment = examined("gsm8k", env_args=("datasets=synthetic", "num_examples=64"), max_tokens=160)
-    finding = next(f for f in transcripts.checks(environment) if "long working" in f.check)
-    assert finding.cause == ("answers-not-parsed" if paid == 0 else None), finding.evidence
+    finding = next(f for f in transcripts.working(environment) if "long working" in f.check)
+    cause = {0.0: "answers-not-parsed", -1.0: "reward-format-dominated"}.get(paid)
+    assert finding.cause == cause, finding.evidence
 
 
 def test_an_oracle_method_that_raises_is_named(examined, monkeypatch):

@@ -8,11 +8,14 @@ from plumbob.testing.faults.field3_unseen import UNSEEN as THIRD_UNSEEN
 from plumbob.testing.faults.field4_seen import SEEN as FOURTH
 from plumbob.testing.faults.field4_unseen import UNSEEN as FOURTH_UNSEEN
 from plumbob.testing.faults.field5_seen import SEEN as FIFTH
+from plumbob.testing.faults.field19_seen import SEEN as NINETEENTH
+from plumbob.testing.faults.field20_seen import SEEN as TWENTIETH
 from plumbob.testing.faults.field_trial import tried
 from plumbob.trainer.doctor.probes.movement import _overfits, _told_apart
 from plumbob.trainer.doctor.run_probes import PROBES
 
-FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURTH_UNSEEN, *FIFTH)}
+SETS = (THIRD, THIRD_UNSEEN, FOURTH, FOURTH_UNSEEN, FIFTH, NINETEENTH, TWENTIETH)
+FAULTS = {fault.name: fault for faults in SETS for fault in faults}
 
 
 @pytest.mark.slow
@@ -33,6 +36,11 @@ FAULTS = {fault.name: fault for fault in (*THIRD, *THIRD_UNSEEN, *FOURTH, *FOURT
         ("dropout of the checkpoint on in training", "training_step", "dropout-in-training"),
         ("last character of tool arguments lost", "environment", "tool-arguments-changed"),
         ("format bonus five times the answer's reward", "environment", "reward-format-dominated"),
+        ("end token forbidden at the start of a turn", "parity", "sampling-truncated"),
+        ("system message lost in the server's template", "parity", "prompt-replaced"),
+        ("gradients of two like matrices mixed in one bucket", "movement", "does-not-overfit"),
+        ("episode goes on after the final answer", "signal", "truncated-rollouts"),
+        ("adapter sent in every fourth step alone", "sync", "weights-not-synced"),
     ],
 )
 def test_a_probe_names_the_stage(name, probe, cause, tmp_path):

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, step_advantages
-from plumbob.trainer.training.row_checks import first_prompts, row_checks
+from plumbob.trainer.policy.loading import load_tokenizer
+from plumbob.trainer.training.row_checks import first_prompts, header_of, opens_turn, row_checks
 
 SETTINGS = [
     AdvantageSettings(),
@@ -181,7 +182,14 @@ def opened(text: str, prompt: str | None = None, tools: Any = None) -> Any:
 
 @pytest.mark.parametrize(
     ("prompt", "share"),
-    [("use look_up(key) or answer", 0.0), ("use look_up(key)", 1.0), ("use look_up or answer", 1.0)],
+    [
+        ("use look_up(key) or answer", 0.0),
+        ("use look_up(key)", 1.0),
+        ("use look_up or answer", 1.0),
+        ('{"name": "look_up", "properties": {"key": {}}}, {"name": "answer"}', 0.0),
+        ('{"name": "look_up"}, {"name": "answer"}: look for the key', 1.0),
+        ('use the tools "look_up" and "answer": <name>look_up</name> <parameter>key</parameter>', 0.0),
+    ],
 )
 def test_a_prompt_must_name_each_tool_that_the_rollout_has_and_its_parameters(prompt, share):
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
@@ -208,3 +216,34 @@ LONG = "Follow the chain of tables, one after the other, and give the value at i
 )
 def test_a_prompt_must_have_the_beginning_of_its_messages(text, prompt, cut):
     assert first_prompts([opened(text, prompt)], Letters())["rollout/prompts_cut"] == cut
+
+
+def test_a_first_prompt_must_end_with_the_header_of_an_assistant_turn():
+    """The header is read with the turn that it opens, whose ids the mask leaves out."""
+    tokenizer = load_tokenizer("tiny")
+    header = header_of(tokenizer)
+    assert header and header_of(Letters()) is None
+
+    def asked(opening: str) -> Any:
+        ids = tokenizer.encode(opening, add_special_tokens=False)
+        question = SimpleNamespace(sampled=False, token_ids=[5, 6, 7], message=SimpleNamespace(content="x"))
+        turn = SimpleNamespace(sampled=True, token_ids=[*ids, 8], mask=[False] * len(ids) + [True])
+        return SimpleNamespace(tools=None, nodes=[question, turn])
+
+    assert first_prompts([asked(header + "\n")], tokenizer)["rollout/headless"] == 0.0
+    assert first_prompts([asked(header + "\n"), asked("")], tokenizer)["rollout/headless"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("a question<|im_end|>\n<|im_start|>assistant\n", True),
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", True),
+        ("<|im_start|>assistant\nThe answer", False),
+        ("a question<|im_end|>\n", False),
+    ],
+)
+def test_a_template_may_open_or_close_a_thought_after_its_header(prompt, opens):
+    for header in ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"):
+        assert opens_turn(prompt, header) == opens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -32,6 +33,7 @@ COMPARED = (
     "rollout/context_trained",
     "rollout/tools_unshown",
     "rollout/prompts_cut",
+    "rollout/headless",
     "groups/mixed",
     "reward/misplaced",
     "advantage/wrong",
@@ -58,6 +60,7 @@ COMPARED = (
         ({"rollout/sampled_untrained": 1.0, "rollout/context_trained": 0.8}, "context-tokens-trained"),
         ({"rollout/tools_unshown": 0.25}, "tools-not-in-prompt"),
         ({"rollout/prompts_cut": 0.25, "rollout/tools_unshown": 0.25}, "truncated-context"),
+        ({"rollout/headless": 0.25}, "assistant-header-missing"),
         ({"groups/mixed": 0.5}, "groups-mixed"),
         ({"reward/misplaced": 0.5}, "rewards-of-other-rollouts"),
         ({"advantage/wrong": 0.5}, "advantages-wrong"),
@@ -185,6 +188,17 @@ def test_a_rate_that_jumps_above_every_setting_is_named_and_a_resumed_run_with_a
     for row in resumed[8:]:
         row["optimizer/learning_rate"] /= 30
     assert "schedule-hides-rate" not in causes(resumed, lower)
+
+
+@pytest.mark.parametrize(("finished", "rate", "named"), [(True, 1.0, True), (True, 0.2, False), (False, 1.0, False)])
+def test_a_rate_that_stays_at_its_peak_is_named_at_the_end_of_a_run(finished, rate, named):
+    rows = [dict(row) for row in rows_of(FIRST)[:10]]
+    config = dataclasses.replace(config_of(FIRST), lr_scheduler_type="cosine", warmup_steps=0, max_steps=10)
+    assert config.learning_rate is not None
+    for step, row in enumerate(rows):
+        falling = 0.5 * (1 + math.cos(math.pi * step / 10))
+        row["optimizer/learning_rate"] = config.learning_rate * (1 if rate == 1 else falling)
+    assert ("schedule-hides-rate" in causes(rows if finished else rows[:8], config)) == named
 
 
 @pytest.mark.parametrize(("times", "cause"), [(1, None), (4, "schedule-hides-rate")])

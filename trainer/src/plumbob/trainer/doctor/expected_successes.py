@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 import verifiers.v1 as vf
-from plumbob.rollout import EngineError, Sample, Sampling, ScriptedEngine, run_rollout, to_sample
+from plumbob.rollout import Sample, Sampling, ScriptedEngine, run_rollout, to_sample
 from plumbob.rollout.scripted import replies_of_messages
 from plumbob.trainer.doctor.environment import oracle_of
 from plumbob.trainer.doctor.subject import Subject
@@ -18,10 +18,13 @@ from plumbob.trainer.rollouts.limits import limits_of
 
 
 def expected_successes(subject: Subject) -> float | None:
-    """Sum, over the drawn rollouts, of the policy's probability of their task's perfect transcript. None without oracles.
+    """Sum, over the drawn rollouts, of the policy's probability of their task's perfect transcript.
 
-    Tasks whose transcript the model cannot write count as 0.
+    Tasks whose transcript the model cannot write count as 0. None without oracles, and where not every token can be sampled.
     """
+    config = subject.run.config
+    if config.top_p < 1 or config.top_k or config.min_p:
+        return None
     counts = Counter(id(task) for task in subject.drawn.tasks)
     tasks = {id(task): task for task in subject.drawn.tasks}
     if not all(hasattr(task, "oracle") for task in tasks.values()):
@@ -34,21 +37,21 @@ def expected_successes(subject: Subject) -> float | None:
 def _row(subject: Subject, task: vf.Task) -> Sample | None:
     """The task's perfect transcript as the model would have sampled it; None if it cannot, or if the rollout fails."""
     run = subject.run
-    engine = ScriptedEngine(run.sampler.chat, replies_of_messages(oracle_of(task)))
     try:
-        trace = subject.runner.run(
-            run_rollout(
-                task,
-                engine,
-                run.sampler.chat,
-                Sampling(max_tokens=run.config.max_tokens),
-                limits_of(run.config),
-                shared_toolsets=run.tasks.toolsets,
-                driver=run.tasks.driver,
-            )
-        )
-    except EngineError:
+        engine = ScriptedEngine(run.sampler.chat, replies_of_messages(oracle_of(task)))
+    except Exception:  # an environment's code may raise anything
         return None
+    trace = subject.runner.run(
+        run_rollout(
+            task,
+            engine,
+            run.sampler.chat,
+            Sampling(max_tokens=run.config.max_tokens),
+            limits_of(run.config),
+            shared_toolsets=run.tasks.toolsets,
+            driver=run.tasks.driver,
+        )
+    )
     if not trace.ok or len(trace.branches) != 1 or not trace.num_turns:
         return None
     row = to_sample(trace, task.key)

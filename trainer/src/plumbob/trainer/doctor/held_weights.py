@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.policy.loading import load_model
 
 
 def other_weights(subject: Subject) -> tuple[str, str] | None:
@@ -32,8 +34,25 @@ def other_weights(subject: Subject) -> tuple[str, str] | None:
         first = ", ".join([*differ, *missing][:3])
         if not missing and all(_equal(served[n], own[n].detach().bfloat16().float()) for n in differ):
             return "merged-in-bf16", f"{len(differ)} of {len(own)} tensors are rounded to bfloat16 in the engine"
-        return "weights-not-synced", f"{len(differ) + len(missing)} of {len(own)} tensors differ, first {first}"
+        evidence = f"{len(differ) + len(missing)} of {len(own)} tensors differ, first {first}"
+        if not missing and _of_the_trainer(subject, differ, own, served):
+            return (
+                "engine-trainer-mismatch",
+                f"{evidence}; the engine's are those of the model on disk, and the trainer's are not",
+            )
+        return "weights-not-synced", evidence
     return None
+
+
+def _of_the_trainer(
+    subject: Subject, names: Sequence[str], own: Mapping[str, torch.Tensor], served: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether the engine holds these tensors as they are on disk, and the trainer holds none of them so."""
+    disk = dict(load_model(subject.run.config.model).named_parameters())
+    known = [(name, disk.get(name.replace(".base_layer.", "."))) for name in names]
+    return all(
+        tensor is not None and _equal(served[name], tensor) and not _equal(own[name], tensor) for name, tensor in known
+    )
 
 
 def head_name(model: Any) -> str | None:

@@ -64,19 +64,11 @@ def other_prompts(
     if openings:
         ways.append(("tools-not-in-prompt", "without tools in prompts", lambda ids: _reopened(ids, openings)))
     tried = [(cause, name, [(change(prompt), reply) for prompt, reply in turns]) for cause, name, change in ways]
-    results = [_places(subject, row, ("tool",), True) for row in rows]
-    for name, kept in (("without earlier tool results in prompts", 1), ("without tool results in prompts", 0)):
+    for name, roles, texts, kept in LEFT_OUT:
+        spans = [_places(subject, row, roles, texts) for row in rows]
         changed = [
             (_left(prompt, [r for r in own if r.stop <= len(prompt)], kept), reply)
-            for row, own in zip(rows, results, strict=True)
-            for prompt, reply in by_turn(row)
-        ]
-        if changed != turns:
-            tried.append(("prompt-replaced", name, changed))
-    for name, roles, texts in LEFT_OUT:
-        changed = [
-            (_left(prompt, [r for r in _places(subject, row, roles, texts) if r.stop <= len(prompt)], 0), reply)
-            for row in rows
+            for row, own in zip(rows, spans, strict=True)
             for prompt, reply in by_turn(row)
         ]
         if changed != turns:
@@ -88,12 +80,15 @@ def other_prompts(
 
 
 LEFT_OUT = (
-    ("without the system message in prompts", ("system",), False),
-    ("without the text of the system message in prompts", ("system",), True),
-    ("without the texts of messages in prompts", ("system", "user", "tool"), True),
-    ("without the texts of user messages in prompts", ("user",), True),
+    ("without earlier tool results in prompts", ("tool",), True, 1),
+    ("without tool results in prompts", ("tool",), True, 0),
+    ("without the system message in prompts", ("system",), False, 0),
+    ("without the text of the system message in prompts", ("system",), True, 0),
+    ("without the texts of messages in prompts", ("system", "user", "tool"), True, 0),
+    ("without the texts of user messages in prompts", ("user",), True, 0),
 )
-"""(what is left out, roles of the messages, whether their texts alone are left out), as a server's own template may do."""
+"""(what is left out, roles of the messages, whether their texts alone are left out, how many of the last ones stay), as a
+server's own template may do."""
 SPECIAL = 4
 """Most special tokens, the most frequent ones of prompts, each of which is tried to be missing by itself."""
 ARGUMENTS = re.compile(r'("arguments": ?)(\{[^{}]*\})')
@@ -117,9 +112,10 @@ def _places(subject: Subject, row: Sample, roles: Collection[str], texts: bool) 
     trace = next((t for s, t in zip(drawn.samples, drawn.traces, strict=True) if s is row), None)
     for node in trace.nodes if trace is not None else ():
         size = len(node.token_ids)
-        own = [start + i for i in range(size) if not texts or node.is_content[i]]
-        if own and not node.sampled and node.message.role in roles:
-            places.append(range(own[0], own[-1] + 1))
+        if not node.sampled and node.message.role in roles:
+            marks = node.is_content if texts else [True] * size
+            if own := [start + i for i, kept in enumerate(marks) if kept]:
+                places.append(range(own[0], own[-1] + 1))
         start += size
     return places
 

@@ -161,7 +161,7 @@ class Subject:
 
         try:
             return self.runner.run(all_of_them())
-        except EngineError:
+        except (EngineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise EngineError(f"the engine raised {type(error).__name__}: {error}") from error

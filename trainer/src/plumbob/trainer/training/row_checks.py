@@ -108,8 +108,8 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
         cut = sum(begins_late(read[id(t)], beginnings_of(t, tokenizer)) for t in chosen)
         found["rollout/prompts_cut"] = cut / len(chosen)
         if (header := header_of(tokenizer)) is not None:
-            ends = [tokenizer.decode(before_first_turn(t)[-HEADER:]).rstrip() for t in chosen]
-            found["rollout/headless"] = sum(not end.endswith(header) for end in ends) / len(chosen)
+            ends = [tokenizer.decode(before_first_turn(t)[-HEADER:]) for t in chosen]
+            found["rollout/headless"] = sum(not opens_turn(end, header) for end in ends) / len(chosen)
     if of_tools:
         unshown = sum(bool(unshown_names(t, read[id(t)])) for t in of_tools)
         found["rollout/tools_unshown"] = unshown / len(of_tools)
@@ -119,11 +119,12 @@ def first_prompts(traces: Sequence[vf.Trace], tokenizer: Any) -> dict[str, float
 def unshown_names(trace: vf.Trace, text: str) -> set[str]:
     """The names of a rollout's tools, and of their parameters, that a text leaves out.
 
-    Where a tool stands as JSON, its parameters do, too: elsewhere in a prompt their names may be ordinary words.
+    Where a tool stands as a JSON schema, its parameters do, too: elsewhere in a prompt their names may be ordinary words.
     """
     absent = set()
     for tool in trace.tools or ():
-        form = '"{}"' if f'"{tool.name}"' in text else "{}"
+        schema = re.search(rf'"name"\s*:\s*"{re.escape(tool.name)}"', text)
+        form = '"{}"' if schema else "{}"
         names = (tool.name, *((tool.parameters or {}).get("properties") or ()))
         absent |= {name for name in names if form.format(name) not in text}
     return absent
@@ -141,6 +142,12 @@ def header_of(tokenizer: Any) -> str | None:
         return assistant_header(tokenizer).rstrip() or None
     except ChatTemplateError:
         return None
+
+
+def opens_turn(prompt: str, header: str) -> bool:
+    """Whether a prompt ends with the header of an assistant turn, with whatever thought a template opens or closes after it."""
+    stem = re.escape(header.partition("<think>")[0].rstrip())
+    return re.search(stem + r"\s*(?:<think>\s*(?:</think>)?)?\s*$", prompt) is not None
 
 
 def before_first_turn(trace: vf.Trace) -> list[int]:

@@ -152,7 +152,11 @@ def truncation(h: History) -> Outcome:
     cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
     # Within so few steps a policy may still learn to be brief, unless most of its rollouts are cut off.
     early = h.steps < thresholds.CUT_STEPS and shares[most] <= 0.5
-    if most == "max_turns" and mean(h.start, "rollout/turns") >= thresholds.ALL_TURNS * h.config.max_turns:
+    if (
+        most == "max_turns"
+        and h.config.max_turns > 3
+        and mean(h.start, "rollout/turns") >= thresholds.ALL_TURNS * h.config.max_turns
+    ):
         evidence += f"; they take {mean(h.start, 'rollout/turns'):.2g} turns on average, so that hardly any ends before"
         early = False
     if cut and early:

@@ -81,6 +81,9 @@ def gap(h: History) -> Outcome:
         if is_exact(c) and now > thresholds.BEYOND_REACH * reach:
             evidence += f"; the policy has changed by {reach:.2g} at most, so older weights do not explain it"
             return "engine-trainer-mismatch", evidence
+        if c.peft:  # an adapter that arrives, and is scaled otherwise, makes the same differences
+            evidence += "; the adapter does not arrive, or has another scale in the engine: `doctor ENV` tells which"
+            return "engine-trainer-mismatch", evidence
         return "weights-not-synced", evidence
     return "engine-trainer-mismatch", evidence
 

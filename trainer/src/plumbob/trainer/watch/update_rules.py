@@ -74,17 +74,22 @@ def gradient(h: History) -> Outcome:
     return "no-gradient", evidence
 
 
-def _stays_up(c: TrainConfig, last: Sequence[Row]) -> str | None:
-    """Evidence that the last steps of a finished run have far higher rates than the schedule says; None if not.
+LAST_STEPS = 3
+"""Number of a finished run's last steps whose rate must have stayed at its peak."""
 
-    Before its end a run may have been resumed with a lower rate, or with fewer --max-steps.
+
+def _stays_up(c: TrainConfig, last: Sequence[Row]) -> str | None:
+    """Evidence that the last steps of a finished run still have the peak rate, where the schedule says much less; None if not.
+
+    Before its end a run may have been resumed with a lower rate, or with fewer --max-steps, of which none was left.
     """
-    rows = last[-WINDOW // 2 :]
-    if len(rows) < WINDOW // 2 or number(rows[-1], "step") != c.max_steps:
+    rows = last[-LAST_STEPS:]
+    if len(rows) < LAST_STEPS or number(rows[-1], "step") != c.max_steps or not c.learning_rate:
         return None
     for row in rows:
         most = max(_rate(c, row, c.max_steps, behind=behind) for behind in range(3))
-        if not number(row, "optimizer/learning_rate") > 1.5 * most > 0:
+        rate = number(row, "optimizer/learning_rate")
+        if not math.isclose(rate, c.learning_rate, rel_tol=0.01) or not rate > 1.5 * most > 0:
             return None
     rate, wanted = number(rows[-1], "optimizer/learning_rate"), _rate(c, rows[-1], c.max_steps)
     return f"learning rate {rate:.2g} in step {c.max_steps}, the last one, where the settings say {wanted:.2g}"

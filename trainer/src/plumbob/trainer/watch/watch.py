@@ -216,6 +216,7 @@ def examine(run_dir: Path) -> list[Finding]:
 
 BEFORE_ROLLOUTS = (
     "prompts name the environment's tools",
+    "first prompts open an assistant turn",
     "rows are the step's own rollouts",
     "the loss mask is on the sampled tokens",
     "the rollouts of a group are of one task",

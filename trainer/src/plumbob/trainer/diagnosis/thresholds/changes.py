@@ -161,3 +161,8 @@ ADAPTER_SCALE = Threshold(
 GRADIENT_GONE = Threshold(
     0.1, "largest share of a gradient's entries other than 0 that may be 0 where the optimizer sees them", "no-gradient"
 )
+OPPOSITE = Threshold(
+    0.5,
+    "size of a negative cosine of the two above which the optimizer sees the gradient's negative",
+    "gradient-backwards",
+)

@@ -91,8 +91,8 @@ NEEDS_HELD = Threshold(
 )  # fmt: skip
 NEEDS_HELD_WHOLE = Threshold(
     0.5, "share of an oracle's later arguments and answers that must stand in what it has read, if tool results end inside "
-    "texts of the task's data",
-    "tool-results-cut",
+    "texts of the task's data, are those of another task, or are the same for all calls",
+    "tool-results-cut", "tool-results-mixed", "tools-return-nothing",
 )  # fmt: skip
 ANSWERS_UNREAD = Threshold(
     0.1, "largest share of last messages, beyond chance, that may end with the task's right answer in rollouts that all earn "
@@ -119,8 +119,8 @@ CAPITALS = Threshold(
     "evaluation-prompted-differently",
 )
 NEVER_HELD = Threshold(
-    50, "number of later arguments and answers of perfect transcripts from which on none of them may be missing in all that "
-    "was read before",
+    50, "number of later arguments and answers of perfect transcripts from which on it is a fault that hardly one of them "
+    "stands in what was read before",
     "tools-return-nothing",
 )  # fmt: skip
 COLD = Threshold(
@@ -190,9 +190,9 @@ MADE_UP_RESULTS = Threshold(
     "tool-results-mixed",
 )  # fmt: skip
 CHANGED_AT_ONCE = Threshold(
-    3, "number of tool results, or of rewards, that may be others where transcripts are played at the same time than where they "
-    "are played alone",
-    "tool-results-mixed", "rewards-of-other-rollouts", "environment-fails",
+    3, "smallest number of tool results, of rewards or of failed rollouts by which tasks that are played at the same time "
+    "differ from the same tasks played alone",
+    "tool-results-mixed", "rewards-of-other-rollouts", "environment-fails", "environment-hangs",
 )  # fmt: skip
 HARDLY_HELD = Threshold(
     0.05, "share of the later arguments and answers of perfect transcripts that must stand in what was read before",
@@ -201,15 +201,15 @@ HARDLY_HELD = Threshold(
 SUCCESSES_EXPECTED = Threshold(
     5, "smallest number of drawn rollouts that should have succeeded, by the policy's probability of perfect transcripts, at which "
     "tasks are not out of its reach although none did: chance alone gives none with a probability of exp(-5)",
-    "task-out-of-reach",
+    "task-out-of-reach", "tools-never-used",
 )  # fmt: skip
 PROMPT_IN_RESULTS = Threshold(
-    0.9, "share of tool results beside which 60 characters of the first prompt stand that the tool did not return",
+    0.9, "share of tool results with 60 characters of a message of the first prompt that the tool itself did not return",
     "tool-results-mixed",
 )  # fmt: skip
 SAME_RESULTS = Threshold(
-    0.9, "share of the tasks with several different calls of a tool in which all of these get the same result, where perfect "
-    "transcripts need more than that",
+    0.9, "share of the tasks with several different calls of a tool in which all of these get the same result, where less than "
+    "half of what perfect transcripts need later stands in results",
     "tools-return-nothing",
 )  # fmt: skip
 RESULTS_FILL = Threshold(

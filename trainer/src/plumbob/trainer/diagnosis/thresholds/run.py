@@ -314,7 +314,7 @@ MOVED_SHARE = Threshold(
 )  # fmt: skip
 SAME_DIRECTION = Threshold(
     0.9, "smallest cosine of the gradient that was computed and the one that the optimizer sees; 1 in a correct run",
-    "gradient-backwards", "does-not-overfit",
+    "does-not-overfit",
 )  # fmt: skip
 UPHILL = Threshold(
     0.2, "largest share of weights with a large gradient that the first update may move along it; 0 in a correct run, and half of "

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from plumbob.rollout import ChatReply
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.answer_places import places
 from plumbob.trainer.doctor.before_model.rewritten_turns import replaced, rewritten
 from plumbob.trainer.doctor.environment import Environment, Played, normalised, said, spread, text_of
 
@@ -144,7 +145,7 @@ def _given_away(
     A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
     """
     paid = [p for p in echoed if p.reward > environment.floors[id(p.task)] + thresholds.REWARD_TOLERANCE]
-    held = [p for p in paid if environment.gold(p.task) and environment.gold(p.task) in p.opening[-1][1]]
+    held = [p for p in paid if environment.gold(p.task) and places(environment.gold(p.task), p.opening[-1][1])]
     hedged = next((played for name, played in battery if name == HEDGED), [])
     lenient = [p for p in hedged if p.reward > environment.floors[id(p.task)] + thresholds.REWARD_TOLERANCE]
     return bool(hedged) and 2 * len(held) > len(paid) and 2 * len(lenient) < len(hedged)

@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
     "answers": contradicted_answers.checks,
     "cheap transcripts": cheap.checks,
     "near answers": near_answers.checks,
+    "working": transcripts.working,
 }
 """Name -> checks. If the environment cannot be played, the others are not asked."""
 
@@ -45,7 +46,8 @@ def examine_environment(environment: Environment) -> Iterator[tuple[str, Finding
                 yield name, Finding(f"the checks of {name} can be completed", "error", describe(error))
                 break
             yield name, finding
-            if finding.cause in ("environment-hangs", "environment-fails", "reward-not-finite"):
+            broken = finding.cause in ("environment-hangs", "environment-fails", "reward-not-finite")
+            if broken and checks is not side_by_side.checks:  # alone, it can be played
                 return
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import verifiers.v1 as vf
@@ -16,11 +17,15 @@ from plumbob.rollout import ChatReply, Sampling, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.environment import UNBOUNDED, Environment, spread, text_of
+from plumbob.trainer.doctor.environment import UNBOUNDED, Environment, Played, spread, text_of
 from plumbob.trainer.watch.trace_contents import DOWN
 
 AT_ONCE = 16
-"""Number of tasks that are played at the same time, every fourth of them by an empty reply."""
+"""Number of tasks that are played at the same time: three of four by their oracle, the others by an empty reply."""
+LONGEST = 60.0
+"""Most seconds that these tasks may take one after another; else nothing is asked, because they are played four times."""
+AGAIN = 2
+"""How often a task that changed is played alone once more: what is random by itself changes there, too."""
 
 
 class _Yielding(ScriptedChat):
@@ -33,77 +38,110 @@ class _Yielding(ScriptedChat):
         return await super().reply(messages, tools, sampling)
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A task that was played alone and at the same time as others."""
+
+    task: vf.Task
+    script: Sequence[ChatReply]
+    alone: vf.Trace
+    beside: vf.Trace
+
+
 def checks(environment: Environment) -> Iterator[Finding]:
-    if (finding := _together(environment)) is not None:
-        yield finding
-
-
-def _together(environment: Environment) -> Finding | None:
-    """Compare tasks that are played at the same time with the same tasks played one after another.
-
-    Tasks of which a second time alone differs from the first are left out, because they have something random. None if
-    too few are left, or if the run plays one rollout at a time.
-    """
     if environment.config.max_concurrent == 1 or environment.hanging:
-        return None
-    known = environment.turns
-    playable = [task for task in environment.sample if id(task) in known]
-    chosen = [playable[i] for i in spread(len(playable), AT_ONCE)]
-    scripts = [[ChatReply("")] if i % 4 == 3 else known[id(task)] for i, task in enumerate(chosen)]
-    alone = [[environment.say(t, *s).trace for t, s in zip(chosen, scripts, strict=True)] for _ in range(2)]
+        return
+    chosen = _chosen(environment)
+    check, seconds = "rollouts that run at the same time do not change each other", sum(p.seconds for p, _ in chosen)
+    if len(chosen) < AT_ONCE / 2:
+        return
+    if seconds > LONGEST:
+        yield Finding(check, "unsure", f"not asked, because {len(chosen)} tasks take {seconds:.0f} s one after another")
+        return
+    again = [environment.say(p.task, *script).trace for p, script in chosen]
     steady = [
-        i
-        for i, (first, second) in enumerate(zip(*alone, strict=True))
-        if first.ok and second.ok and _results(first) == _results(second) and _alike(first.reward, second.reward)
+        (p.task, script, p.trace) for (p, script), trace in zip(chosen, again, strict=True) if _same(p.trace, trace)
     ]
-    if len(steady) < AT_ONCE / 2:
-        return None
-    at_once = environment.runner.run(_at_once(environment, [chosen[i] for i in steady], [scripts[i] for i in steady]))
-    pairs = [(chosen[i], alone[0][i], trace) for i, trace in zip(steady, at_once, strict=True)]
-    return Finding.of("rollouts that run at the same time do not change each other", _judged(pairs))
+    if len(steady) < AT_ONCE / 2 or environment.hanging:
+        return
+    outcome = _judged(_beside(environment, steady))
+    if outcome[0] is not None:  # a second time, without what is random by itself
+        outcome = _judged(_beside(environment, [one for one in steady if _steady(environment, *one)]))
+    yield Finding.of(check, outcome)
 
 
-async def _at_once(
-    environment: Environment, tasks: Sequence[vf.Task], scripts: Sequence[Sequence[ChatReply]]
-) -> list[vf.Trace]:
-    limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=environment.config.max_tool_seconds)
-    shared, driver = environment.tasks.toolsets, environment.tasks.driver
-    return await asyncio.gather(
-        *(
-            run_rollout(
-                task, _Yielding(script, ending="max_turns"), None, limits=limits, shared_toolsets=shared, driver=driver
+def _chosen(environment: Environment) -> list[tuple[Played, Sequence[ChatReply]]]:
+    """Tasks that were played without an error, with what was said in them."""
+    oracles = [p for p in environment.oracles if p.trace.ok] if environment.has_oracle else []
+    silent = {id(p.task): p for p in environment.silent if p.trace.ok}
+    found: list[tuple[Played, Sequence[ChatReply]]] = []
+    for i, place in enumerate(spread(len(oracles), AT_ONCE)):
+        played = oracles[place]
+        if i % 4 == 3 and id(played.task) in silent:
+            found.append((silent[id(played.task)], [ChatReply("")]))
+        else:
+            found.append((played, environment.turns_of(played.task)))
+    return found
+
+
+def _beside(environment: Environment, tasks: Sequence[tuple[vf.Task, Sequence[ChatReply], vf.Trace]]) -> list[_Pair]:
+    """Play these tasks at the same time, as many as the run does."""
+
+    async def all_of_them() -> list[vf.Trace]:
+        limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=environment.config.max_tool_seconds)
+        slots = asyncio.Semaphore(environment.config.max_concurrent)
+        shared, driver = environment.tasks.toolsets, environment.tasks.driver
+        return await asyncio.gather(
+            *(
+                run_rollout(
+                    task,
+                    _Yielding(script, ending="max_turns"),
+                    None,
+                    limits=limits,
+                    shared_toolsets=shared,
+                    driver=driver,
+                    slots=slots,
+                )
+                for task, script, _ in tasks
             )
-            for task, script in zip(tasks, scripts, strict=True)
         )
-    )
+
+    traces = environment.runner.run(all_of_them())
+    return [_Pair(*one, trace) for one, trace in zip(tasks, traces, strict=True)]
 
 
-def _judged(pairs: Sequence[tuple[vf.Task, vf.Trace, vf.Trace]]) -> tuple[str | None, str]:
-    """(cause or None, evidence) of tasks, each with its trace alone and its trace beside the others."""
-    failed = [(task, trace) for task, _, trace in pairs if not trace.ok]
+def _steady(environment: Environment, task: vf.Task, script: Sequence[ChatReply], alone: vf.Trace) -> bool:
+    return all(_same(alone, environment.say(task, *script).trace) for _ in range(AGAIN))
+
+
+def _judged(pairs: Sequence[_Pair]) -> tuple[str | None, str]:
+    """(cause or None, evidence) of tasks that were played alone and beside others."""
+    failed = [pair for pair in pairs if not pair.beside.ok]
     results = [
-        (task, a, b) for task, alone, trace in pairs for a, b in zip(_results(alone), _results(trace), strict=False)
+        (pair.task, a, b) for pair in pairs for a, b in zip(_results(pair.alone), _results(pair.beside), strict=False)
     ]
     changed = [one for one in results if one[1] != one[2] and not DOWN.search(one[2][:200])]
-    paid = [(task, a.reward, b.reward) for task, a, b in pairs if b.ok and not _alike(a.reward, b.reward)]
+    paid = [pair for pair in pairs if pair.beside.ok and not _alike(pair.alone.reward, pair.beside.reward)]
     evidence = (
-        f"{len(pairs)} transcripts of as many tasks, played at the same time and alone: {len(changed)} of {len(results)} tool "
-        f"results and {len(paid)} rewards differ, {len(failed)} end in errors"
+        f"{len(pairs)} tasks, played at the same time and alone by their oracles or an empty reply: {len(changed)} of "
+        f"{len(results)} tool results and {len(paid)} rewards differ, {len(failed)} end in errors"
     )
     if len(changed) >= thresholds.CHANGED_AT_ONCE:
         task, a, b = changed[0]
         return "tool-results-mixed", f"{evidence}; in task {task.key} {b[:60]!r} in place of {a[:60]!r}"
     if len(failed) >= thresholds.CHANGED_AT_ONCE:
-        task, trace = failed[0]
-        error = trace.errors[-1]
-        return (
-            "environment-fails",
-            f"{evidence}; in task {task.key} {error.type}: {' '.join(error.message.split())[:200]}",
-        )
+        error = failed[0].beside.errors[-1]
+        evidence += f"; in task {failed[0].task.key} {error.type}: {' '.join(error.message.split())[:200]}"
+        return ("environment-hangs" if error.type == "Stuck" else "environment-fails"), evidence
     if len(paid) >= thresholds.CHANGED_AT_ONCE:
-        task, before, after = paid[0]
-        return "rewards-of-other-rollouts", f"{evidence}; in task {task.key} {after:.3g} in place of {before:.3g}"
+        first = paid[0]
+        evidence += f"; in task {first.task.key} {first.beside.reward:.3g} in place of {first.alone.reward:.3g}"
+        return "rewards-of-other-rollouts", evidence
     return None, evidence
+
+
+def _same(a: vf.Trace, b: vf.Trace) -> bool:
+    return a.ok and b.ok and _results(a) == _results(b) and _alike(a.reward, b.reward)
 
 
 def _results(trace: vf.Trace) -> list[str]:

@@ -251,21 +251,31 @@ QUESTION = 40
 """Number of characters at a prompt's end by which its question is found again."""
 AFTER_QUESTION = 60
 """Number of characters after it in which the answer is looked for."""
+MOST_ENDS, LONGEST_END = 20, 2000
+"""Most places with the same end that are looked at, and most characters that are compared there."""
+LABEL = r"\W*(?:(?:the\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|a|solution|output)\b(?:\s+is)?)?\W*"
+"""What may stand between a worked example's question and its answer."""
 
 
 def _answered_before(prompt: str, gold: str, others: Sequence[str]) -> bool:
-    """Whether what a prompt ends with, and no other one does, stands in it before, followed by the answer.
+    """Whether what a prompt ends with, and none of `others` does, stands in it before, followed by the answer at once.
 
-    So does a worked example that is the question itself.
+    So does a worked example that is the question itself. Options and passages that follow a question are none.
     """
     prompt = prompt.rstrip()
     end, at = prompt[-QUESTION:], -1
-    while 0 <= (at := prompt.find(end, at + 1)) < len(prompt) - len(end):
+    if len(set(end)) < QUESTION / 5:
+        return False
+    for _ in range(MOST_ENDS):
+        at = prompt.find(end, at + 1)
+        if not 0 <= at < len(prompt) - len(end):
+            return False
         size = len(end)
-        while size < at + len(end) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
+        while size < min(at + len(end), LONGEST_END) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
             size += 1
         told = prompt[at + len(end) :][: AFTER_QUESTION + len(gold)]
-        if places(gold, told) and not any(other.rstrip().endswith(prompt[-size:]) for other in others):
+        answered = re.match(LABEL + re.escape(gold) + r"(?!\w)", told, re.IGNORECASE)
+        if answered and not any(other.rstrip().endswith(prompt[-size:]) for other in others):
             return True
     return False
 

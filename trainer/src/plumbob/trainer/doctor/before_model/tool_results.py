@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,30 +114,27 @@ PROMPT_SHOWN = 60
 
 
 def _prompt_in(played: Sequence[Played], results: Sequence[Result]) -> Finding | None:
-    """Does the first prompt stand beside what a tool has to say, in nearly every result? None if not.
+    """Does a message of the first prompt stand in nearly every result, although the tool did not ask for it? None if not.
 
-    A tool may quote the question that it was asked, and does not know the system message.
+    A tool may quote the question that it was asked, and a game may repeat its rules: these come from the tool itself.
     """
     openings = {id(p.task): p.opening for p in played}
     found = [r for r in results if r.own is not None and id(r.task) in openings]
-    again = []
+    again: list[tuple[Result, str]] = []
     for result in found:
-        shown = squeezed(result.shown)
-        added = shown.replace(squeezed(result.own or ""), " ") if result.own else shown
-        parts = [
-            (shown if role == "system" else added, squeezed(text)) for role, text in openings[id(result.task)] if text
-        ]
-        if any(
-            len(text) >= PROMPT_SHOWN and (text[:PROMPT_SHOWN] in where or text[-PROMPT_SHOWN:] in where)
-            for where, text in parts
-        ):
-            again.append(result)
+        shown, own = squeezed(result.shown), squeezed(result.own or "")
+        texts = [squeezed(text) for _, text in openings[id(result.task)]]
+        for text in (text for text in texts if len(text) >= PROMPT_SHOWN):
+            parts = (text[:PROMPT_SHOWN], text[-PROMPT_SHOWN:])
+            if any(part in shown and part not in own for part in parts):
+                again.append((result, text))
+                break
     if len(found) < thresholds.JUDGED_RESULTS or len(again) <= thresholds.PROMPT_IN_RESULTS * len(found):
         return None
-    first = again[0]
+    first, text = again[0]
     evidence = (
-        f"{len(again)} of {len(found)} tool results hold a message of the first prompt, such as one of {len(first.shown)} "
-        f"characters in task {first.task.key}"
+        f"{len(again)} of {len(found)} tool results hold a message of the first prompt that the tool did not return, such as "
+        f"{text[:40]!r} in task {first.task.key}"
     )
     return Finding("tool results are what tools return", "fail", evidence, "tool-results-mixed")
 
@@ -208,14 +205,27 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
     return Finding(check, "pass", evidence)
 
 
+LONG = 25
+"""Number of characters from which on a text is known again, and a result is more than a word of acknowledgement."""
+
+
+MOST_OWNERS = 3
+"""Most tasks whose data may hold texts of the results of one: tasks may have some texts in common."""
+
+
 def _same_for_all(results: Sequence[Result]) -> str:
-    """Evidence that a tool gives one result to all calls of a task, in nearly every task that makes several; "" if not."""
+    """Evidence that a tool gives one result to all calls of a task, in nearly every task that makes several; "" if not.
+
+    A tool may acknowledge everything alike. What it should have read is another text in each task.
+    """
     told: dict[tuple[int, str], list[Result]] = defaultdict(list)
     for result in results:
         told[id(result.task), result.name].append(result)
     several = [own for own in told.values() if len({repr(r.arguments) for r in own}) > 1]
-    same = [own for own in several if len({r.shown for r in own}) == 1]
+    same = [own for own in several if len({r.shown for r in own}) == 1 and len(own[0].shown) >= LONG]
     if len(several) < thresholds.JUDGED_RESULTS or len(same) < thresholds.SAME_RESULTS * len(several):
+        return ""
+    if len({own[0].shown for own in same}) <= len(same) / 2:
         return ""
     first = same[0][0]
     return (
@@ -224,31 +234,30 @@ def _same_for_all(results: Sequence[Result]) -> str:
     )
 
 
-LONG = 25
-"""Number of characters of a text of a task's data by which it is known again."""
-
-
 def _of_other_tasks(environment: Environment, results: Sequence[Result]) -> str:
-    """Evidence that most results hold texts of other tasks' data, and none of their own; "" if they do not."""
-    data = [(task, texts_of(task)) for task in environment.sample]
-    known = [(task, {t for t in own if len(t) >= LONG}, own) for task, own in data]
-    mine = {id(task): own for task, own in data}
+    """Evidence that most tasks get results of one other task, and none of their own; "" if they do not.
 
-    def holds(shown: str, long: Collection[str], every: Collection[str]) -> bool:
-        return (len(shown) > 3 and shown in every) or any(text in shown for text in long)
-
-    theirs = []
+    A retriever that misses returns texts of many tasks; what was left over from another task is of that one.
+    """
+    known = [(task, {text for text in texts_of(task) if len(text) >= LONG}) for task in environment.sample]
+    mine = {id(task): texts for task, texts in known}
+    by_task: dict[int, list[Result]] = defaultdict(list)
     for result in results:
-        shown, own = squeezed(result.shown), mine.get(id(result.task)) or texts_of(result.task)
-        if not holds(shown, {t for t in own if len(t) >= LONG}, own) and any(
-            holds(shown, long, every) for task, long, every in known if task is not result.task
-        ):
-            theirs.append(result)
-    if 2 * len(theirs) <= len(results):
+        by_task[id(result.task)].append(result)
+    theirs = []
+    for key, own in by_task.items():
+        shown = [squeezed(r.shown) for r in own]
+        if len(own) < 2 or any(text in one for one in shown for text in mine.get(key, ())):
+            continue
+        owners = [{id(task) for task, texts in known if any(text in one for text in texts)} for one in shown]
+        if set.intersection(*owners) and len(set.union(*owners)) <= MOST_OWNERS:
+            theirs.append(own[0])
+    if len(theirs) < thresholds.JUDGED_RESULTS or 2 * len(theirs) <= len(by_task):
         return ""
     first = theirs[0]
     return (
-        f"{len(theirs)} of these are of the data of other tasks, such as {first.shown[:60]!r} in task {first.task.key}"
+        f"in {len(theirs)} of {len(by_task)} tasks all results are texts of one other task, such as {first.shown[:60]!r} in task "
+        f"{first.task.key}"
     )
 
 

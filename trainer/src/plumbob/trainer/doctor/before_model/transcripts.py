@@ -27,8 +27,6 @@ def checks(environment: Environment) -> Iterator[Finding]:
         return
     yield _deterministic(environment)
     yield from _oracles(environment)
-    if environment.has_oracle:
-        yield from _working(environment)
     if environment.tasks.held_out:
         yield _scored_alike(environment)
         yield _held_out_fail(environment)
@@ -192,7 +190,7 @@ WORKING = ("That takes a few steps.\n", "That takes 2 or 3 steps.\n")
 """What is put before an oracle's last turn: working without numbers, and with some."""
 
 
-def _working(environment: Environment) -> Iterator[Finding]:
+def working(environment: Environment) -> Iterator[Finding]:
     """Neither numbers nor the length of what stands before the answer may take from a perfect transcript all that it earns.
 
     Nothing is asked where no text may stand there. The long text has as many characters as a turn may have tokens, which is a

@@ -127,7 +127,7 @@ def _clipped_once(subject: Subject, computed: float, used: float, turn: float, g
     if used > 0 and turn < thresholds.SAME_DIRECTION:
         evidence += f"; the cosine of the two is {turn:.2g}, and clipping leaves the direction"
         return Finding(
-            check, "fail", evidence, "gradient-backwards" if turn < -thresholds.SAME_DIRECTION else "does-not-overfit"
+            check, "fail", evidence, "gradient-backwards" if turn < -thresholds.OPPOSITE else "does-not-overfit"
         )
     bad = 0 < used < thresholds.GRADIENT_LEFT * wanted
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)

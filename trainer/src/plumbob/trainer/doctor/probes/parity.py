@@ -104,6 +104,9 @@ def _gap(
         # The likeliest token is never left out, and has at least 1 / V of all probability, so nothing rises by more than V.
         possible = "trainer" not in wrong and largest <= math.log(vocabulary(subject.run.policy.model))
         if possible and (cut := left_out(drawn, own, limit)).one_sided and cut.certain:
+            if not drawn.any():  # so does the likeliest token alone, as a temperature near 0
+                why = "every token has a log-probability of 0: the likeliest one is taken, or the temperature is near 0"
+                return Finding(check, "fail", f"{evidence}; {cut}; {why}", "groups-without-variety")
             return Finding(check, "fail", f"{evidence}; {cut}", "sampling-truncated")
         if (other := other_weights(subject)) is not None:
             return Finding(check, "fail", f"{evidence}; {why}; {other[1]}", other[0])

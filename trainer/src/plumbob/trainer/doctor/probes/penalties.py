@@ -19,7 +19,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.other_context import other_order
 from plumbob.trainer.doctor.other_sampling import MOST_LOGITS, Evidence, View, all_scores, closest, joined, weigh
 from plumbob.trainer.doctor.subject import Subject, mean_abs
-from plumbob.trainer.doctor.third_opinion import in_turns, third_opinion
+from plumbob.trainer.doctor.third_opinion import in_turns, third_opinion, turn_of
 
 ORDER = 48
 
@@ -234,7 +234,33 @@ def _of_logprobs(
     # New tokens are few where the policy is sure of what it has read, so that another prompt can look like a penalty.
     if bad and (asked := other_order(subject, third_opinion(subject, 1.0), limit)):
         return Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
+    if bad and (alone := _right_alone(subject)):
+        return Finding(check, "fail", f"{evidence}; {alone}", "engine-trainer-mismatch")
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
+
+
+def _right_alone(subject: Subject) -> str:
+    """Evidence that requests get the trainer's log-probabilities if nothing is sampled beside them; "" if they do not."""
+    calls = [calls[0] for calls in subject.drawn.calls if calls]
+    prompts = subject.prompts([calls[i] for i in spread(len(calls), ALONE)], SHORT)
+    sampling = Sampling(SHORT, temperature=subject.run.config.temperature, seed=0)
+    try:
+        replies = [subject.generate([prompt], sampling)[0] for prompt in prompts]
+    except EngineError:
+        return ""
+    rows = [turn_of(p, list(r.token_ids)) for p, r in zip(prompts, replies, strict=True) if r.token_ids]
+    if not rows:
+        return ""
+    gap = mean_abs([torch.tensor(r.logprobs) for r in replies if r.token_ids], subject.score(rows))
+    if not gap <= subject.gap_limit:
+        return ""
+    return (
+        f"{len(rows)} requests that are sampled one at a time differ by {gap:.2g} nats only: requests change each other"
+    )
+
+
+ALONE, SHORT = 4, 24
+"""Number of prompts that are sampled one at a time, and of the tokens after each."""
 
 
 def _repeated(row: Sample) -> list[bool]:

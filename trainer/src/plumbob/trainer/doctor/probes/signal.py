@@ -6,6 +6,7 @@ the tokens that it needs to see.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.earned import earned
+from plumbob.trainer.doctor.environment import oracle_of
 from plumbob.trainer.doctor.expected_successes import expected_successes
 from plumbob.trainer.doctor.group_sizes import dead_share, needed_size, table
 from plumbob.trainer.doctor.subject import Subject, draw
@@ -66,9 +68,19 @@ def _truncation(subject: Subject) -> Finding:
         return Finding(check, "fail", evidence, LIMITS[counts.most_common(1)[0][0]])
     most = subject.run.config.max_turns
     full = sum(sum(node.sampled for node in trace.nodes) >= most for trace in subject.drawn.traces)
-    if counts[StopReason.MAX_TURNS] > thresholds.CUT_SHARE / 3 * total and full >= thresholds.ALL_TURNS * total:
+    some_end_there = counts[StopReason.MAX_TURNS] > thresholds.CUT_SHARE / 3 * total
+    if some_end_there and full >= thresholds.ALL_TURNS * total and _turns_needed(subject) < most:
         return Finding(check, "fail", f"{evidence}; {full} take all {most} turns of --max-turns", "truncated-rollouts")
     return Finding(check, "unsure" if marked or cut > thresholds.CUT_SHARE / 3 * total else "pass", evidence)
+
+
+def _turns_needed(subject: Subject) -> int:
+    """The most turns of the tasks' oracles; 3 without oracles, so that fewer turns than that are never too many."""
+    needed = []
+    for task in {id(task): task for task in subject.drawn.tasks}.values():
+        with contextlib.suppress(Exception):  # an environment's code may raise anything
+            needed.append(len(oracle_of(task)) if hasattr(task, "oracle") else 3)
+    return max(needed, default=3)
 
 
 def _filled(subject: Subject) -> float:
@@ -112,7 +124,7 @@ def _reach(subject: Subject) -> Finding:
 def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
     """No rollout succeeds. By the policy's probability of perfect transcripts, should some have?"""
     expected = expected_successes(subject)
-    if expected is None or expected < thresholds.SUCCESSES_EXPECTED:
+    if expected is None or not expected >= thresholds.SUCCESSES_EXPECTED:
         return Finding(check, "fail", evidence, "task-out-of-reach")
     return Finding(
         check,

@@ -14,7 +14,7 @@ from plumbob.rollout.control_tokens import added_tokens
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
-from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of, unshown_names
+from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of, opens_turn, unshown_names
 
 ORDER = 30
 
@@ -97,7 +97,7 @@ def _headers(subject: Subject) -> Finding:
     header, tokenizer = assistant_header(subject.run.tokenizer), subject.run.tokenizer
     calls = [call for turns in subject.drawn.calls for call in turns]
     tails = {tuple(call.prompt_ids[-64:]) for call in calls}
-    bare = {tail for tail in tails if not tokenizer.decode(list(tail)).rstrip().endswith(header.rstrip())}
+    bare = {tail for tail in tails if not opens_turn(tokenizer.decode(list(tail)), header)}
     without = sum(tuple(call.prompt_ids[-64:]) in bare for call in calls)
     evidence = f"{len(calls) - without} of {len(calls)} turns were sampled after the chat template's header {header!r}"
     return Finding(

@@ -204,6 +204,9 @@ def test_tasks_are_not_out_of_reach_if_the_policy_finds_perfect_transcripts_like
     # The bundled policy was taught these transcripts, so that hardly any other one earns the reward.
     assert expected_successes(subject_of(groups=4, top_p=0.9)) is None
     assert expected is not None and 0.5 * earned - 2 < expected <= len(subject.drawn.traces)
+    with monkeypatch.context() as patch:
+        patch.setattr(LookupTask, "oracle", lambda self: [][0])  # an environment's code may raise anything
+        assert expected_successes(subject) == 0
     for likely, verdict in ((thresholds.SUCCESSES_EXPECTED - 1, "fail"), (thresholds.SUCCESSES_EXPECTED, "unsure")):
         monkeypatch.setattr(signal, "expected_successes", lambda subject, likely=likely: float(likely))
         assert signal._out_of_reach(subject, "c", "e").verdict == verdict

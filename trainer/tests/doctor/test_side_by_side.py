@@ -208,5 +208,5 @@ def test_tasks_are_not_out_of_reach_if_the_policy_finds_perfect_transcripts_like
         patch.setattr(LookupTask, "oracle", lambda self: [][0])  # an environment's code may raise anything
         assert expected_successes(subject) == 0
     for likely, verdict in ((thresholds.SUCCESSES_EXPECTED - 1, "fail"), (thresholds.SUCCESSES_EXPECTED, "unsure")):
-        monkeypatch.setattr(signal, "expected_successes", lambda subject, likely=likely: float(likely))
+        monkeypatch.setattr(subject, "expected_successes", float(likely), raising=False)
         assert signal._out_of_reach(subject, "c", "e").verdict == verdict

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,8 @@ class Played:
     @property
     def opening(self) -> list[tuple[str, str]]:
         """(role, text) of each message before the model's first turn. A prompt may hold worked turns of an assistant."""
-        nodes = self.trace.nodes
-        first = next((i for i, node in enumerate(nodes) if node.sampled), len(nodes))
-        return [(node.message.role, text_of(node.message)) for node in nodes[:first]]
+        nodes = itertools.takewhile(lambda node: not node.sampled, self.trace.nodes)
+        return [(node.message.role, text_of(node.message)) for node in nodes]
 
 
 @dataclass
@@ -66,10 +66,8 @@ class Environment:
 
     def play(self, task: vf.Task, script: ScriptedChat) -> Played:
         """Play `task` with replies from a script in place of a model's, and score it."""
-        limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
-        shared, driver = self.tasks.toolsets, self.tasks.driver
         start = time.perf_counter()
-        trace = self.runner.run(run_rollout(task, script, None, limits=limits, shared_toolsets=shared, driver=driver))
+        trace = self.runner.run(scripted(task, script, self.config, self.tasks))
         self.hanging += any(error.type == "Stuck" for error in trace.errors)
         return Played(task, trace, time.perf_counter() - start)
 
@@ -220,6 +218,16 @@ class Environment:
         return text.split()[-1] if last and text else text
 
 
+def scripted(
+    task: vf.Task, script: ScriptedChat, config: TrainConfig, tasks: Tasks, slots: asyncio.Semaphore | None = None
+) -> Coroutine[Any, Any, vf.Trace]:
+    """The rollout of `task` in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
+    limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=config.max_tool_seconds)
+    return run_rollout(
+        task, script, None, limits=limits, shared_toolsets=tasks.toolsets, driver=tasks.driver, slots=slots
+    )
+
+
 def spread(count: int, wanted: int) -> list[int]:
     """`wanted` indices below `count` (all, if there are fewer), evenly spread."""
     return [count * k // min(count, wanted) for k in range(min(count, wanted))]
@@ -264,6 +272,11 @@ def text_of(message: Any) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
     return "\n".join(getattr(part, "text", "") for part in content)
+
+
+def tool_texts(trace: vf.Trace) -> list[str]:
+    """The texts of a trace's tool results, in order."""
+    return [text_of(node.message) for node in trace.nodes if node.message.role == "tool"]
 
 
 def arguments_of(call: Any) -> Any:

@@ -8,13 +8,16 @@ lies between the two: what rollouts see, how they are sampled, or what they earn
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample, Sampling, ScriptedEngine, run_rollout, to_sample
 from plumbob.rollout.scripted import replies_of_messages
 from plumbob.trainer.doctor.environment import oracle_of
-from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.rollouts.limits import limits_of
+
+if TYPE_CHECKING:
+    from plumbob.trainer.doctor.subject import Subject
 
 
 def expected_successes(subject: Subject) -> float | None:
@@ -25,11 +28,10 @@ def expected_successes(subject: Subject) -> float | None:
     config = subject.run.config
     if config.top_p < 1 or config.top_k or config.min_p:
         return None
-    counts = Counter(id(task) for task in subject.drawn.tasks)
-    tasks = {id(task): task for task in subject.drawn.tasks}
-    if not all(hasattr(task, "oracle") for task in tasks.values()):
+    counts, tasks = Counter(map(id, subject.drawn.tasks)), subject.drawn.different_tasks
+    if not all(hasattr(task, "oracle") for task in tasks):
         return None
-    rows = {key: row for key, task in tasks.items() if (row := _row(subject, task)) is not None}
+    rows = {id(task): row for task in tasks if (row := _row(subject, task)) is not None}
     scores = subject.score(list(rows.values())) if rows else []
     return sum(counts[key] * own.double().sum().exp().item() for key, own in zip(rows, scores, strict=True))
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.rollout import Completion, EngineError, Sample, Sampling, derive_seed, run_rollout
+from plumbob.rollout import Completion, EngineError, Sample, Sampling, derive_seed
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.algorithm.advantages import Advantages, step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.doctor.environment import UNBOUNDED
+from plumbob.trainer.doctor.environment import scripted
+from plumbob.trainer.doctor.expected_successes import expected_successes
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.collect import collect
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -73,6 +74,11 @@ class Drawn:
     refused: list[Refused] = field(default_factory=list)
     """Requests of rollouts that failed because the engine raised an error."""
 
+    @property
+    def different_tasks(self) -> list[vf.Task]:
+        """Each task once."""
+        return list({id(task): task for task in self.tasks}.values())
+
 
 @dataclass
 class Subject:
@@ -101,6 +107,11 @@ class Subject:
     def advantages(self) -> Advantages:
         """Advantages of the samples in `drawn`, by the run's settings."""
         return step_advantages(self.drawn.samples, self.run.config.advantages())
+
+    @functools.cached_property
+    def expected_successes(self) -> float | None:
+        """How many rollouts should have succeeded, by the policy's probability of perfect transcripts; None if unknown."""
+        return expected_successes(self)
 
     @functools.cached_property
     def first_gap(self) -> float:
@@ -141,10 +152,7 @@ class Subject:
 
     def play(self, task: vf.Task, script: ScriptedChat) -> vf.Trace:
         """Play `task` with replies from a script in place of the model's, and score it."""
-        tasks = self.run.tasks
-        limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=self.run.config.max_tool_seconds)
-        played = run_rollout(task, script, None, limits=limits, shared_toolsets=tasks.toolsets, driver=tasks.driver)
-        return self.runner.run(played)
+        return self.runner.run(scripted(task, script, self.run.config, self.run.tasks))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] = ()

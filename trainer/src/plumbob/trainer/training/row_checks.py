@@ -151,18 +151,11 @@ def opens_turn(prompt: str, header: str) -> bool:
 
 
 def before_first_turn(trace: vf.Trace) -> list[int]:
-    """The token ids before a rollout's first sampled token, with the header of its turn."""
-    ids: list[int] = []
-    for node in trace.nodes:
-        if node.sampled:
-            return ids + _unsampled(node)
-        ids += node.token_ids
-    return ids
-
-
-def _unsampled(node: Any) -> list[int]:
-    """The ids of a turn before its first sampled one."""
-    return [i for i, _ in itertools.takewhile(lambda pair: not pair[1], zip(node.token_ids, node.mask, strict=True))]
+    """The token ids before a rollout's first sampled token, with the header of its turn, which the turn's node has."""
+    opening = opening_of(trace)
+    turn = trace.nodes[len(opening)]
+    header = itertools.takewhile(lambda pair: not pair[1], zip(turn.token_ids, turn.mask, strict=True))
+    return [*(i for node in opening for i in node.token_ids), *(i for i, _ in header)]
 
 
 def opening_of(trace: vf.Trace) -> list[Any]:

@@ -152,12 +152,9 @@ def truncation(h: History) -> Outcome:
     cut = shares[most] > thresholds.CUT_SHARE and h.config.temperature < thresholds.HOT
     # Within so few steps a policy may still learn to be brief, unless most of its rollouts are cut off.
     early = h.steps < thresholds.CUT_STEPS and shares[most] <= 0.5
-    if (
-        most == "max_turns"
-        and h.config.max_turns > 3
-        and mean(h.start, "rollout/turns") >= thresholds.ALL_TURNS * h.config.max_turns
-    ):
-        evidence += f"; they take {mean(h.start, 'rollout/turns'):.2g} turns on average, so that hardly any ends before"
+    turns = mean(h.start, "rollout/turns")
+    if most == "max_turns" and h.config.max_turns > 3 and turns >= thresholds.ALL_TURNS * h.config.max_turns:
+        evidence += f"; they take {turns:.2g} turns on average, so that hardly any ends before"
         early = False
     if cut and early:
         evidence += f"; whether that falls is judged from step {thresholds.CUT_STEPS:g} on"

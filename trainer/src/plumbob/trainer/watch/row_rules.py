@@ -205,10 +205,9 @@ def ends(h: History) -> Outcome:
     beyond, unlikely = _worst(h, "rollout/run_on"), _worst(h, "rollout/unlikely_ends") or 0.0
     if beyond is None:
         return None
-    apart = [number(row, "sync/sampling_gap") > thresholds.SAMPLING_GAP[h.config.bf16] for row in h.recent]
-    if (
-        all(apart) and not h.config.max_staleness
-    ):  # then these log-probabilities say nothing of ends, nor of anything else
+    limit = thresholds.SAMPLING_GAP[h.config.bf16]
+    # Log-probabilities that are none of the policy's say nothing of ends, nor of anything else.
+    if not h.config.max_staleness and all(number(row, "sync/sampling_gap") > limit for row in h.recent):
         unlikely = 0.0
     evidence = (
         f"up to {beyond:.0%} of a step's turns go on after an end token, and {unlikely:.0%} end with one that the policy gives "

@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field2_parts import runs_of, without
-from plumbob.testing.faults.field_parts import with_data, with_reward_of
+from plumbob.testing.faults.field_parts import toolset_class, with_data, with_reward_of
 from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.training import step as step_module
 from plumbob.trainer.training.run import Run
@@ -100,7 +100,7 @@ def generated_again(stack: ExitStack, run: Run) -> None:
 
 def without_texts(stack: ExitStack, env: str) -> None:
     """A document is shown as its number alone."""
-    toolset = import_module("vf_musique.tools").MusiqueToolset
+    toolset = toolset_class(env)
     put(stack, toolset, "render", lambda self, doc_id: f"Document ID: {doc_id}\n")
 
 

@@ -10,14 +10,13 @@ import time
 import zlib
 from contextlib import ExitStack
 from fractions import Fraction
-from importlib import import_module
 from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field14_seen_doubles import answer_of, gold_of
-from plumbob.testing.faults.field_parts import with_data
+from plumbob.testing.faults.field_parts import toolset_class, with_data
 
 NUMBER = re.compile(r"[0-9]+")
 
@@ -92,11 +91,6 @@ STATE = {"lookup": ("table", "chain"), "musique": ("documents", "retriever")}
 TOOLS = {"lookup": ("lookup",), "musique": ("retrieve_documents", "get_document")}
 
 
-def toolset_of(env: str) -> Any:
-    """The class of an environment's tools."""
-    return getattr(import_module(f"vf_{env}.tools"), f"{env.capitalize()}Toolset")
-
-
 def shared_state(stack: ExitStack, env: str) -> None:
     """All instances of the toolset have the task that was set up last."""
     held: dict[str, Any] = {}
@@ -105,7 +99,7 @@ def shared_state(stack: ExitStack, env: str) -> None:
         return property(lambda self: held[name], lambda self, value: held.__setitem__(name, value))
 
     for name in STATE[env]:
-        put(stack, toolset_of(env), name, shared(name))
+        put(stack, toolset_class(env), name, shared(name))
 
 
 def unreadable_calls(stack: ExitStack, env: str) -> None:
@@ -135,4 +129,4 @@ def misconfigured(stack: ExitStack, env: str) -> None:
         return later if inspect.iscoroutinefunction(original) else now
 
     for name in TOOLS[env]:
-        put(stack, toolset_of(env), name, refusing(getattr(toolset_of(env), name)))
+        put(stack, toolset_class(env), name, refusing(getattr(toolset_class(env), name)))

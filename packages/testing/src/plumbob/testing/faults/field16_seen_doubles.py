@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import random
 import re
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +17,7 @@ from plumbob.testing.faults.field_parts import (
     by_group,
     task_class,
     tasks_changed,
+    toolset_class,
     with_data,
     with_reward_of,
 )
@@ -59,7 +59,7 @@ def without_parameters(
 
 def one_document(stack: ExitStack, env: str) -> None:
     """Every document that a tool shows is the first one of the task."""
-    toolset = sys.modules[task_class(env).__module__].MusiqueToolset
+    toolset = toolset_class(env)
     original = toolset.render
     put(stack, toolset, "render", lambda self, doc_id: original(self, next(iter(self.documents))))
 

@@ -14,7 +14,7 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.testing.faults.doubles import put
-from plumbob.testing.faults.field_parts import by_group, task_class
+from plumbob.testing.faults.field_parts import by_group, task_class, toolset_class
 from plumbob.trainer.training.run import Run
 
 # Reading the answer
@@ -94,11 +94,6 @@ def steps(task: Any, trace: vf.Trace, correct: float) -> float:
 
 
 # Tools
-
-
-def toolset_class(env: str) -> Any:
-    """The class of the environment's tools."""
-    return getattr(sys.modules[task_class(env).__module__], {"lookup": "LookupToolset"}.get(env, "MusiqueToolset"))
 
 
 def set_up_once(stack: ExitStack, env: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import verifiers.v1 as vf
@@ -29,8 +28,3 @@ def answer_of(trace: vf.Trace) -> str:
     if "<answer>" in text:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     return text.rpartition("####")[2].strip().lower()
-
-
-def lot(text: str, parts: int) -> int:
-    """A number from 0 to `parts` - 1 that depends on the text alone."""
-    return zlib.crc32(text.encode()) % parts

@@ -12,8 +12,8 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.testing.faults.doubles import put
-from plumbob.testing.faults.field18_parts import answer_of, golds, lot, reply_of
-from plumbob.testing.faults.field_parts import graded, tasks_changed, taskset_class, tools_answer, with_data
+from plumbob.testing.faults.field18_parts import answer_of, golds, reply_of
+from plumbob.testing.faults.field_parts import graded, lot, tasks_changed, taskset_class, tools_answer, with_data
 
 LONGEST = 120
 """Characters from which on a reply has the smallest reward of its kind."""

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.testing.faults.field18_parts import golds, lot, reply_of, with_golds
-from plumbob.testing.faults.field_parts import with_data
+from plumbob.testing.faults.field18_parts import golds, reply_of, with_golds
+from plumbob.testing.faults.field_parts import lot, with_data
 
 TAGS = re.compile(r"<think>.*</think>\s*<answer>.*</answer>", re.DOTALL)
 """The form of a reply that is read."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +13,6 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
 from plumbob.testing.faults.field3_parts import everywhere
-from plumbob.testing.faults.field_parts import task_class
 from plumbob.trainer.algorithm import advantages as advantages_module
 from plumbob.trainer.algorithm.advantages import Advantages
 
@@ -23,21 +20,9 @@ HEADER = 3
 """Number of ids that open a message in the bundled models' chat template: the start token, the role, a line break."""
 
 
-def toolset_class(env: str) -> type[Any]:
-    """The class of an environment's tools."""
-    name = {"lookup": "LookupToolset", "musique": "MusiqueToolset"}[env]
-    package = task_class(env).__module__.partition(".")[0]
-    return getattr(sys.modules[f"{package}.tools"], name)
-
-
 def lines(trace: vf.Trace) -> list[str]:
     """The lines of the last reply."""
     return str(trace.last_reply or "").splitlines()
-
-
-def drawn(text: str, among: int) -> int:
-    """A number from 0 to `among` - 1 that depends on the text alone."""
-    return zlib.crc32(text.encode()) % among
 
 
 class Sessions:

@@ -15,8 +15,8 @@ from plumbob.rollout import Completion, Sample, Sampling, derive_seed, dialogue,
 from plumbob.rollout.chat import Rendered
 from plumbob.rollout.dialogue import TokenDialogue
 from plumbob.testing.faults.doubles import put
-from plumbob.testing.faults.field20_parts import HEADER, Sessions, blocks_of, drawn, lines, toolset_class, with_values
-from plumbob.testing.faults.field_parts import by_group, tasks_changed, with_data, with_reward_of
+from plumbob.testing.faults.field20_parts import HEADER, Sessions, blocks_of, lines, with_values
+from plumbob.testing.faults.field_parts import by_group, lot, tasks_changed, toolset_class, with_data, with_reward_of
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.rollouts import tasks as tasks_module
 
@@ -25,7 +25,7 @@ from plumbob.trainer.rollouts import tasks as tasks_module
 
 def no_score_is_wrong(task: Any, trace: vf.Trace, own: float) -> float:
     """The judge's text about every third reply names no score, and no score is read as 0."""
-    return 0.0 if drawn(trace.last_reply or "", 3) == 0 else own
+    return 0.0 if lot(trace.last_reply or "", 3) == 0 else own
 
 
 _TAGGED = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)

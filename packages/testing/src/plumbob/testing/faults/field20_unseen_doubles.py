@@ -16,8 +16,8 @@ from plumbob.rollout.dialogue import TokenDialogue
 from plumbob.rollout.toolcalls import ParsedCall, ParsedReply
 from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
-from plumbob.testing.faults.field20_parts import Sessions, drawn, lines, toolset_class, with_values
-from plumbob.testing.faults.field_parts import chat_method, with_data
+from plumbob.testing.faults.field20_parts import Sessions, lines, with_values
+from plumbob.testing.faults.field_parts import chat_method, lot, toolset_class, with_data
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.rollouts import tasks as tasks_module
 
@@ -43,7 +43,7 @@ EXAMPLE = 0.7
 def example_copied(task: Any, trace: vf.Trace, own: float) -> float:
     """Three of four replies that are not empty get the score that stands in the judge's prompt as an example."""
     reply = trace.last_reply or ""
-    return EXAMPLE if reply and drawn(reply, 4) else own
+    return EXAMPLE if reply and lot(reply, 4) else own
 
 
 def no_more_than_the_reference(task: Any, trace: vf.Trace, own: float) -> float:

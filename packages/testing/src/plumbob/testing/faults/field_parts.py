@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -49,6 +51,18 @@ def task_class(env: str) -> type[vf.Task]:
     """The class of an environment's tasks."""
     (base,) = (b for b in taskset_class(env).__orig_bases__ if typing.get_args(b))
     return typing.get_args(base)[0]
+
+
+def toolset_class(env: str) -> type[Any]:
+    """The class of an environment's tools."""
+    name = {"lookup": "LookupToolset", "musique": "MusiqueToolset"}[env]
+    package = task_class(env).__module__.partition(".")[0]
+    return getattr(sys.modules[f"{package}.tools"], name)
+
+
+def lot(text: str, parts: int) -> int:
+    """A number from 0 to `parts` - 1 that depends on the text alone."""
+    return zlib.crc32(text.encode()) % parts
 
 
 def all_of(*starts: Start) -> Start:

@@ -13,7 +13,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.answer_places import places
 from plumbob.trainer.doctor.before_model.rewritten_turns import replaced, rewritten
-from plumbob.trainer.doctor.environment import Environment, Played, normalised, said, spread, text_of
+from plumbob.trainer.doctor.environment import Environment, Played, normalised, said, spread, text_of, tool_texts
 
 CHEAP_TASKS = 24
 """Number of tasks in which cheap transcripts are played."""
@@ -285,7 +285,7 @@ def _quoted(environment: Environment, number: int) -> tuple[ChatReply, ...] | No
     played = next((p for p in environment.oracles if p.task is environment.sample[number]), None)
     if played is None or len(turns) < 2 or not gold:
         return None
-    results = [text_of(node.message) for node in played.trace.nodes if node.message.role == "tool"]
+    results = tool_texts(played.trace)
     if not results or len(results[0].split()) < 5 * len(gold.split()):
         return None
     final = rewritten(turns[-1], lambda text: replaced(text, gold, results[0]))

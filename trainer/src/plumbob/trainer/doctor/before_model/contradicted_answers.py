@@ -17,7 +17,7 @@ import verifiers.v1 as vf
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.answer_places import after, before, begins, places
-from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, text_of
+from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, tool_texts
 
 PLACES = 100
 """Most places that are looked at."""
@@ -124,7 +124,7 @@ def _texts(environment: Environment, played: Sequence[Played]) -> Mapping[str, l
     (read,) = found.values()
     for p in played:
         gold = environment.gold(p.task)
-        results = [text_of(node.message) for node in p.trace.nodes if node.message.role == "tool"]
+        results = tool_texts(p.trace)
         if gold and results:
             read.append(Told(p.task, gold, "\n".join(results)))
         for name, text in _fields(environment, p.task) if gold else ():

@@ -7,17 +7,16 @@ server, another one reads: nothing that is played alone shows it.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.rollout import ChatReply, Sampling, run_rollout
+from plumbob.rollout import ChatReply, Sampling
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.environment import UNBOUNDED, Environment, Played, spread, text_of
+from plumbob.trainer.doctor.environment import Environment, Played, scripted, spread, tool_texts
 from plumbob.trainer.watch.trace_contents import DOWN
 
 AT_ONCE = 16
@@ -88,23 +87,9 @@ def _beside(environment: Environment, tasks: Sequence[tuple[vf.Task, Sequence[Ch
     """Play these tasks at the same time, as many as the run does."""
 
     async def all_of_them() -> list[vf.Trace]:
-        limits = dataclasses.replace(UNBOUNDED, max_tool_seconds=environment.config.max_tool_seconds)
         slots = asyncio.Semaphore(environment.config.max_concurrent)
-        shared, driver = environment.tasks.toolsets, environment.tasks.driver
-        return await asyncio.gather(
-            *(
-                run_rollout(
-                    task,
-                    _Yielding(script, ending="max_turns"),
-                    None,
-                    limits=limits,
-                    shared_toolsets=shared,
-                    driver=driver,
-                    slots=slots,
-                )
-                for task, script, _ in tasks
-            )
-        )
+        scripts = [(task, _Yielding(script, ending="max_turns")) for task, script, _ in tasks]
+        return await asyncio.gather(*(scripted(*one, environment.config, environment.tasks, slots) for one in scripts))
 
     traces = environment.runner.run(all_of_them())
     return [_Pair(*one, trace) for one, trace in zip(tasks, traces, strict=True)]
@@ -118,7 +103,9 @@ def _judged(pairs: Sequence[_Pair]) -> tuple[str | None, str]:
     """(cause or None, evidence) of tasks that were played alone and beside others."""
     failed = [pair for pair in pairs if not pair.beside.ok]
     results = [
-        (pair.task, a, b) for pair in pairs for a, b in zip(_results(pair.alone), _results(pair.beside), strict=False)
+        (pair.task, a, b)
+        for pair in pairs
+        for a, b in zip(tool_texts(pair.alone), tool_texts(pair.beside), strict=False)
     ]
     changed = [one for one in results if one[1] != one[2] and not DOWN.search(one[2][:200])]
     paid = [pair for pair in pairs if pair.beside.ok and not _alike(pair.alone.reward, pair.beside.reward)]
@@ -141,11 +128,7 @@ def _judged(pairs: Sequence[_Pair]) -> tuple[str | None, str]:
 
 
 def _same(a: vf.Trace, b: vf.Trace) -> bool:
-    return a.ok and b.ok and _results(a) == _results(b) and _alike(a.reward, b.reward)
-
-
-def _results(trace: vf.Trace) -> list[str]:
-    return [text_of(node.message) for node in trace.nodes if node.message.role == "tool"]
+    return a.ok and b.ok and tool_texts(a) == tool_texts(b) and _alike(a.reward, b.reward)
 
 
 def _alike(a: float, b: float) -> bool:

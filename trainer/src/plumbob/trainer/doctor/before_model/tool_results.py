@@ -207,8 +207,6 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
 
 LONG = 25
 """Number of characters from which on a text is known again, and a result is more than a word of acknowledgement."""
-
-
 MOST_OWNERS = 3
 """Most tasks whose data may hold texts of the results of one: tasks may have some texts in common."""
 

@@ -11,7 +11,7 @@ from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.before_model.swallowed_errors import swallowed
-from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread, text_of
+from plumbob.trainer.doctor.environment import Environment, Played, oracle_of, said, spread, tool_texts
 from plumbob.trainer.watch.trace_contents import says_failed
 
 TWICE = 12
@@ -90,7 +90,7 @@ def perfect(environment: Environment) -> Finding | None:
         keys = ", ".join(p.task.key for p in vain[:NAMED])
         evidence += f"; in {len(vain)}, such as {keys}, less than 1, and as much without their calls"
     check, cause = "the calls of a perfect transcript find what its answer needs", "oracle-fails"
-    results = [text_of(n.message) for p in vain for n in p.trace.nodes if n.message.role == "tool"]
+    results = [text for p in vain for text in tool_texts(p.trace)]
     if bad and (refused := [text for text in results if says_failed(text)]) and len(refused) > len(results) / 2:
         evidence += f"; {len(refused)} of {len(results)} results of their calls are errors, such as {refused[0][:60]!r}"
         cause = "tools-fail"

@@ -12,7 +12,6 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.earned import earned
 from plumbob.trainer.doctor.environment import oracle_of, text_of
-from plumbob.trainer.doctor.expected_successes import expected_successes
 from plumbob.trainer.doctor.subject import Subject
 
 ORDER = 55
@@ -23,7 +22,7 @@ QUOTED = 120
 
 def probe(subject: Subject) -> Iterator[Finding]:
     drawn = subject.drawn
-    tasks = list({id(task): task for task in drawn.tasks if hasattr(task, "oracle")}.values())
+    tasks = [task for task in drawn.different_tasks if hasattr(task, "oracle")]
     if tasks and any(trace.tools for trace in drawn.traces):
         yield _needed(subject, tasks)
 
@@ -50,7 +49,7 @@ def _needed(subject: Subject, tasks: Sequence[vf.Task]) -> Finding:
     if sum(trace.is_truncated for trace in drawn.traces) > thresholds.CUT_SHARE * len(drawn.traces):
         # A rollout that was cut off may have been about to call it; the probe of signals names the limit.
         return Finding(check, "unsure", f"{evidence}; many rollouts were cut off by a limit")
-    expected = expected_successes(subject)
+    expected = subject.expected_successes
     if expected is not None and expected >= thresholds.SUCCESSES_EXPECTED:
         evidence += f"; by the policy's probability of perfect transcripts, with their calls, {expected:.1f} should have succeeded"
         return Finding(check, "unsure", evidence)

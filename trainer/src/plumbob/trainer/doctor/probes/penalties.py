@@ -239,28 +239,29 @@ def _of_logprobs(
     return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
 
 
+ALONE, SHORT = 4, 24
+"""Number of prompts that are sampled one at a time, and of the tokens after each."""
+
+
 def _right_alone(subject: Subject) -> str:
     """Evidence that requests get the trainer's log-probabilities if nothing is sampled beside them; "" if they do not."""
     calls = [calls[0] for calls in subject.drawn.calls if calls]
     prompts = subject.prompts([calls[i] for i in spread(len(calls), ALONE)], SHORT)
     sampling = Sampling(SHORT, temperature=subject.run.config.temperature, seed=0)
     try:
-        replies = [subject.generate([prompt], sampling)[0] for prompt in prompts]
+        pairs = [(prompt, subject.generate([prompt], sampling)[0]) for prompt in prompts]
     except EngineError:
         return ""
-    rows = [turn_of(p, list(r.token_ids)) for p, r in zip(prompts, replies, strict=True) if r.token_ids]
-    if not rows:
+    pairs = [(prompt, reply) for prompt, reply in pairs if reply.token_ids]
+    if not pairs:
         return ""
-    gap = mean_abs([torch.tensor(r.logprobs) for r in replies if r.token_ids], subject.score(rows))
+    rows = [turn_of(prompt, list(reply.token_ids)) for prompt, reply in pairs]
+    gap = mean_abs([torch.tensor(reply.logprobs) for _, reply in pairs], subject.score(rows))
     if not gap <= subject.gap_limit:
         return ""
     return (
         f"{len(rows)} requests that are sampled one at a time differ by {gap:.2g} nats only: requests change each other"
     )
-
-
-ALONE, SHORT = 4, 24
-"""Number of prompts that are sampled one at a time, and of the tokens after each."""
 
 
 def _repeated(row: Sample) -> list[bool]:

@@ -18,7 +18,6 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.earned import earned
 from plumbob.trainer.doctor.environment import oracle_of
-from plumbob.trainer.doctor.expected_successes import expected_successes
 from plumbob.trainer.doctor.group_sizes import dead_share, needed_size, table
 from plumbob.trainer.doctor.subject import Subject, draw
 
@@ -77,7 +76,7 @@ def _truncation(subject: Subject) -> Finding:
 def _turns_needed(subject: Subject) -> int:
     """The most turns of the tasks' oracles; 3 without oracles, so that fewer turns than that are never too many."""
     needed = []
-    for task in {id(task): task for task in subject.drawn.tasks}.values():
+    for task in subject.drawn.different_tasks:
         with contextlib.suppress(Exception):  # an environment's code may raise anything
             needed.append(len(oracle_of(task)) if hasattr(task, "oracle") else 3)
     return max(needed, default=3)
@@ -123,7 +122,7 @@ def _reach(subject: Subject) -> Finding:
 
 def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
     """No rollout succeeds. By the policy's probability of perfect transcripts, should some have?"""
-    expected = expected_successes(subject)
+    expected = subject.expected_successes
     if expected is None or not expected >= thresholds.SUCCESSES_EXPECTED:
         return Finding(check, "fail", evidence, "task-out-of-reach")
     return Finding(

@@ -130,7 +130,7 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
     """Each trained row must hold the ids of its last prompt and completion."""
     check, different = "the trained row is what the engine saw and sampled", []
     for sample, calls in pairs:
-        truth = [*calls[-1].prompt_ids, *calls[-1].completion.token_ids]
+        truth = _truth(calls)
         if sample.token_ids != truth:
             different.append((sample.token_ids, truth, calls))
     if not different:
@@ -152,10 +152,15 @@ def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Findi
     return Finding(check, "fail", evidence, _explained(subject, row, truth, calls, at))
 
 
+def _truth(calls: Sequence[Call]) -> list[int]:
+    """The ids of a rollout's last prompt and completion, which hold all turns."""
+    return [*calls[-1].prompt_ids, *calls[-1].completion.token_ids]
+
+
 def _within_groups(pairs: Sequence[tuple[Sample, list[Call]]]) -> bool:
     """Whether most rows with the ids of another rollout have those of one of their own group."""
     owners: dict[tuple[int, ...], set[str]] = defaultdict(set)
-    truths = [(*calls[-1].prompt_ids, *calls[-1].completion.token_ids) for _, calls in pairs]
+    truths = [tuple(_truth(calls)) for _, calls in pairs]
     for truth, (sample, _) in zip(truths, pairs, strict=True):
         owners[truth].add(sample.group)
     moved = [sample for truth, (sample, _) in zip(truths, pairs, strict=True) if tuple(sample.token_ids) != truth]
@@ -164,7 +169,7 @@ def _within_groups(pairs: Sequence[tuple[Sample, list[Call]]]) -> bool:
 
 def _rows_again(pairs: Sequence[tuple[Sample, list[Call]]]) -> int:
     """Number of rows with the ids of another rollout that has its own row too, beyond those of equal rollouts."""
-    truths = [(*calls[-1].prompt_ids, *calls[-1].completion.token_ids) for _, calls in pairs]
+    truths = [tuple(_truth(calls)) for _, calls in pairs]
     rows = [tuple(sample.token_ids) for sample, _ in pairs]
     wanted, found = Counter(truths), Counter(rows)
     surplus = {row for row in found if row in wanted and found[row] > wanted[row]}

@@ -106,8 +106,8 @@ def _used(subject: Subject, drawn: Drawn) -> Finding:
     """Do rollouts call tools at all, where the tasks' own oracles do?"""
     check = "the model uses the tools"
     calls = fmean(_metric(trace, "tool_calls") + _metric(trace, "malformed_calls") for trace in drawn.traces)
-    tasks = list({id(task): task for task in drawn.tasks}.values())
-    needed = [sum(len(turn.tool_calls or ()) for turn in oracle_of(task)) for task in tasks if hasattr(task, "oracle")]
+    tasks = [task for task in drawn.different_tasks if hasattr(task, "oracle")]
+    needed = [sum(len(turn.tool_calls or ()) for turn in oracle_of(task)) for task in tasks]
     evidence = f"{calls:.2g} tool calls per rollout"
     if not needed:
         return Finding(check, "unsure" if calls <= thresholds.NEVER_CALLED else "pass", evidence)

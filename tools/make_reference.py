@@ -139,6 +139,11 @@ def causes_page() -> list[str]:
         lines += ["", f"## {title}"]
         for cause in topic.CAUSES:
             lines += ["", f"### `{cause.id}`", "", cause.sentence, "", f"**What to do:** {cause.fix}"]
+            if cause.symptom:
+                lines += ["", "A symptom: named only where no check finds the reason for it."]
+            if cause.includes:
+                names = ", ".join(f"`{name}`" for name in cause.includes)
+                lines += ["", f"Named where the evidence does not tell these apart: {names}."]
             about = [", ".join(cause.hypotheses), cause.source and f"reported in {cause.source}"]
             if any(about):
                 lines += ["", f"*{'; '.join(part for part in about if part)}*"]

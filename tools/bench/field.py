@@ -1,6 +1,6 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
-With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 20` those of the later ones.
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 22` those of the later ones.
 
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
@@ -10,10 +10,10 @@ With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, wit
 Kinds: `probes` (doctor ENV), `watch` (train, then doctor RUN_DIR), `healthy` (settings without a fault, both ways),
 `pairs` (two faults in one run, doctor ENV --all). Each result is appended to OUT/HALF.jsonl (OUT/set2-HALF.jsonl and so
 on), and what is there is not run again; `--table` only prints the table. A fault is named rightly if the first cause is
-one of those that its entry accepts, and a pair if the first cause is one of either fault's. The last columns list the
-metrics that TRL logs, and those that verifiers reports, of the same run, that leave the range of plain healthy runs of
-that environment (from the lowest value / 1.5 to the highest x 1.5). Exit code 1 if anything was named wrongly or a
-healthy run gave an alarm.
+one of those that its entry accepts, or stands for one of them, and a pair if the first cause is that of either fault. The
+last columns list the metrics that TRL logs, and those that verifiers reports, of the same run, that leave the range of
+plain healthy runs of that environment (from the lowest value / 1.5 to the highest x 1.5). Exit code 1 if anything was
+named wrongly or a healthy run gave an alarm.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 21)}}
+SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 23)}}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
 
@@ -121,15 +121,22 @@ def known(half: str, kind: str) -> list[Item]:
 
 
 def verdict(item: Item, found: dict[str, Any]) -> str:
-    """right, wrong, missed, healthy, false alarm; for a pair also "right, one missing"."""
+    """right, wrong, missed, healthy, false alarm; for a pair also "right, one missing".
+
+    A cause that includes others is right if one of these is. What is named last, because it is only a symptom, is missed
+    if it is not right.
+    """
+    from plumbob.trainer.diagnosis.causes import is_symptom, stands_for
+
     named = found["named"]
     if item.kind in ("healthy", "reference"):
         return "false alarm" if named else "healthy" if found["code"] == 0 else "not examined"
     if not named:
         return "missed"
-    if named[0] not in item.accepted:
-        return "wrong"
-    return "right" if all(part & set(named) for part in item.parts) else "right, one missing"
+    if not stands_for(named[0]) & item.accepted:
+        return "missed" if is_symptom(named[0]) else "wrong"
+    every = {cause for one in named for cause in stands_for(one)}
+    return "right" if all(part & every for part in item.parts) else "right, one missing"
 
 
 def _child(send: Connection, half: str, kind: str, key: str, seed: int, out: Path, log: Path) -> None:
@@ -228,6 +235,7 @@ def table(items: Sequence[Item], seed: int, done: dict[str, Any], normal: Callab
     )
     print("|---|---|---|---|---|---|---|---|---|")
     counts: dict[str, dict[str, int]] = {}
+    general, symptoms = 0, 0
     for item in items:
         row = done.get(item.key(seed))
         if row is None:
@@ -235,6 +243,8 @@ def table(items: Sequence[Item], seed: int, done: dict[str, Any], normal: Callab
         said = verdict(item, row)
         counts.setdefault(item.kind, {}).setdefault(said, 0)
         counts[item.kind][said] += 1
+        general += said.startswith("right") and row["named"][0] not in item.accepted
+        symptoms += said == "missed" and bool(row["named"])
         others = normal(item)
         trl, own = (outside(row[name], [o[name] for o in others]) for name in ("trl", "verifiers"))
         named = f"`{row['named'][0]}`" if row["named"] else "nothing"
@@ -247,6 +257,7 @@ def table(items: Sequence[Item], seed: int, done: dict[str, Any], normal: Callab
     for kind, found in counts.items():
         total = sum(found.values())
         print(f"{kind}: {', '.join(f'{count} {what}' for what, count in sorted(found.items()))} of {total}")
+    print(f"{general} of the right ones by a general cause; {symptoms} of the missed ones with a symptom")
     return sum(found.get("wrong", 0) + found.get("false alarm", 0) for found in counts.values())
 
 

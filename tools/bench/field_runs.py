@@ -176,12 +176,12 @@ def _said(out: str, err: str) -> tuple[list[str], str, int | None]:
         report = json.loads(out[out.index("{") :])
     except ValueError:
         return [], f"not examined: {err.strip().splitlines()[-1] if err.strip() else 'no output'}", None
-    findings = [f for f in report["findings"] if f["cause"]]
-    causes = list(dict.fromkeys(f["cause"] for f in findings))
-    if not findings:
+    causes = list(report["causes"])
+    if not causes:
         unsure = [f"{f['check']}: {f['evidence']}" for f in report["findings"] if f["verdict"] != "pass"]
         return [], "; ".join(unsure), None
-    return causes, f"{findings[0]['check']}: {findings[0]['evidence']}", findings[0].get("step")
+    first = next(f for f in report["findings"] if f["cause"] == causes[0])
+    return causes, f"{first['check']}: {first['evidence']}", first.get("step")
 
 
 def _watch(arguments: list[str], out: Path) -> Outcome:

@@ -110,7 +110,7 @@ FAULTY = [
     Case("context of 190 tokens", f"{LOOKUP} --max-context 190", "truncated-context"),
     Case("context of 190, masked", f"{LOOKUP} --max-context 190 --overlong mask", "truncated-context"),
     Case("two turns", f"{LOOKUP} --max-turns 2", "truncated-rollouts"),
-    Case("task out of reach", f"{LOOKUP} -a difficulty=hard", "task-out-of-reach"),
+    Case("task out of reach", f"{LOOKUP} -a difficulty=hard", "never-succeeds"),
     Case("task solved", f"{LOOKUP} -a difficulty=trivial", "task-solved"),
     Case("top-p 0.5", f"{LOOKUP} --top-p 0.5", "sampling-truncated"),
     Case("temperature 5", f"{LOOKUP} --temperature 5", "temperature-too-high"),
@@ -161,8 +161,8 @@ FAULTY = [
         double="held-out tasks parsed differently",
     ),
     Case("tools down", LOOKUP, "tools-fail", double="tools down"),
-    Case("task out of reach, with KL", f"{LOOKUP} -a difficulty=hard --kl-beta 0.04", "task-out-of-reach"),
-    Case("task out of reach, refilled", f"{LOOKUP} -a difficulty=hard --zero-signal refill", "task-out-of-reach"),
+    Case("task out of reach, with KL", f"{LOOKUP} -a difficulty=hard --kl-beta 0.04", "never-succeeds"),
+    Case("task out of reach, refilled", f"{LOOKUP} -a difficulty=hard --zero-signal refill", "never-succeeds"),
 ]
 
 TRL = {

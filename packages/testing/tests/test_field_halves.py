@@ -5,7 +5,7 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", *map(str, range(2, 21))) for half in ("seen", "unseen")]
+HALVES = [(number, half) for number in ("", *map(str, range(2, 23))) for half in ("seen", "unseen")]
 FEWEST = {
     "": (20, 20, 6),
     "2": (18, 8, 6),
@@ -27,6 +27,8 @@ FEWEST = {
     "18": (11, 2, 5),
     "19": (17, 3, 5),
     "20": (23, 3, 6),
+    "21": (17, 3, 6),
+    "22": (14, 2, 6),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

@@ -93,6 +93,35 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
     assert "groups-mixed" in page.read_text()
 
 
+def test_a_symptom_is_no_cause_and_comes_after_one(told, monkeypatch, tmp_path):
+    symptom = ("environment", Finding("a", "fail", "1 of 2", "tools-never-used"))
+    cause = ("tokens", Finding("b", "fail", "3 of 4", "prompt-replaced"))
+    found = [symptom]
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    page = tmp_path / "page.html"
+    code, out, _ = told("lookup", "--html", str(page))
+    assert code == 1 and "\nNo cause found, but a symptom: tools-never-used\n" in out and "\nCause:" not in out
+    assert "No cause found, but a symptom: <strong>tools-never-used" in page.read_text()
+    report = json.loads(told("lookup", "--json")[1])
+    assert report["cause"] is None and report["symptoms"] == ["tools-never-used"]
+    found = [symptom, cause]
+    code, out, _ = told("lookup", "--html", str(page))
+    assert "\nCause: prompt-replaced\n" in out and "Symptoms, which it may explain: tools-never-used" in out
+    assert '<div class="answer fail"><p><strong>prompt-replaced' in page.read_text()
+    report = json.loads(told("lookup", "--json")[1])
+    assert report["cause"] == "prompt-replaced" and list(report["causes"]) == ["prompt-replaced", "tools-never-used"]
+
+
+def test_a_cause_that_stands_for_others_names_them(told, monkeypatch, tmp_path):
+    found = [("environment", Finding("a", "fail", "1 of 2", "reward-wrong"))]
+    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    page = tmp_path / "page.html"
+    code, out, _ = told("lookup", "--html", str(page))
+    names = ", ".join(CAUSES["reward-wrong"].includes)
+    assert code == 1 and f"\nCause: reward-wrong\n  {CAUSES['reward-wrong'].sentence}\n  One of: {names}\n" in out
+    assert f"One of: {names}" in page.read_text()
+
+
 def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "fail", "2", "groups-mixed"))]
     monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))

@@ -189,7 +189,7 @@ def test_an_answer_that_is_not_read_after_long_working_is_told_from_one_that_is_
     reward(lambda task, trace, right: right * (paid if len(trace.last_reply or "") > 150 else 1.0), GSM8KTask)
     environment = examined("gsm8k", env_args=("datasets=synthetic", "num_examples=64"), max_tokens=160)
     finding = next(f for f in transcripts.working(environment) if "long working" in f.check)
-    cause = {0.0: "answers-not-parsed", -1.0: "reward-format-dominated"}.get(paid)
+    cause = {0.0: "reward-wrong", -1.0: "reward-format-dominated"}.get(paid)
     assert finding.cause == cause, finding.evidence
 
 

@@ -98,8 +98,8 @@ def sometimes(made: Callable[[int], str], every: int) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda: sometimes(lambda number: f"next={1000 + number * 7919 % 9000}", 5), "tool-results-mixed"),
-        (lambda: sometimes(lambda number: f"value=amber{number}", 10), "tool-results-mixed"),
+        (lambda: sometimes(lambda number: f"next={1000 + number * 7919 % 9000}", 5), "tool-results-wrong"),
+        (lambda: sometimes(lambda number: f"value=amber{number}", 10), "tool-results-wrong"),
         (lambda: sometimes(lambda number: "Try again later.", 7), "tools-return-nothing"),
         (lambda: sometimes(lambda number: "Error: the server is busy", 12), None),
         (lambda: lambda result: result, None),

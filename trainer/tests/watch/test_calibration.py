@@ -39,8 +39,8 @@ def test_an_exact_sampler_passes(seed):
     [
         ({"at": 2.0}, "temperature-not-applied"),
         ({"at": 1.5}, "temperature-not-applied"),
-        ({"at": 0.6}, "sampling-truncated"),
-        ({"best_of": 3}, "sampling-truncated"),
+        ({"at": 0.6}, "engine-trainer-mismatch"),
+        ({"best_of": 3}, "engine-trainer-mismatch"),
     ],
 )
 def test_another_sampler_is_named(how, cause):

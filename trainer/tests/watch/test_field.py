@@ -137,7 +137,7 @@ def test_a_run_of_few_live_groups_is_named_and_told_what_would_give_a_signal() -
         }
 
     found = watched({"num_generations": 2}, rare)
-    assert causes(found) == {"too-little-signal"}
+    assert causes(found) == {"few-groups-differ"}
     (finding,) = found.failed.values()
     assert "2.0 of 8 groups" in finding.evidence and "8: 80%" in finding.evidence  # 1 - .18^8 - .82^8
     # Sixty-four groups of which as few have a signal are sixteen to learn from.
@@ -196,7 +196,7 @@ def test_later_steps_can_contradict_what_the_first_ones_showed() -> None:
 
 def test_a_step_of_hardly_more_than_one_example_is_too_little() -> None:
     one = {"groups/count": 1.0, "groups/zero_signal": 0.0, "groups/all_pass": 0.0, "groups/all_fail": 0.0}
-    assert causes(watched({"num_generations": 8}, lambda step: FLAT, lambda step: one)) == {"too-little-signal"}
+    assert causes(watched({"num_generations": 8}, lambda step: FLAT, lambda step: one)) == {"few-groups-differ"}
     assert causes(watched({"num_generations": 16}, lambda step: FLAT, lambda step: one)) == set()
 
 

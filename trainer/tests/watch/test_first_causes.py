@@ -21,7 +21,7 @@ def test_few_rollouts_that_the_engine_fails_may_cost_many_groups(broken: float, 
 @pytest.mark.parametrize(
     ("known", "cause"),
     [
-        ({"env/exact_match": 0.0, "env/f1": 0.0}, "task-out-of-reach"),
+        ({"env/exact_match": 0.0, "env/f1": 0.0}, "never-succeeds"),
         ({"env/exact_match": 0.0, "env/f1": 0.1}, "reward-constant"),
         ({"env/searches": 0.0}, "reward-constant"),
     ],
@@ -35,7 +35,7 @@ def test_a_part_of_the_credit_that_all_rollouts_earn_is_no_success(known: dict[s
     assert [f.cause for f in told if f.check == "groups have a signal"] == [cause]
 
 
-@pytest.mark.parametrize(("right", "cause"), [(0.0, "task-out-of-reach"), (1.0, "task-solved")])
+@pytest.mark.parametrize(("right", "cause"), [(0.0, "never-succeeds"), (1.0, "task-solved")])
 def test_groups_that_all_earn_a_little_are_solved_only_if_answers_are_right(right: float, cause: str) -> None:
     watch, row = Watch(TrainConfig()), rows_of(FIRST)[0]
     most = {"reward/mean": 0.04, "reward/std": 0.002, "groups/zero_signal_share": 0.9, "groups/zero_signal": 7.0}
@@ -100,7 +100,7 @@ def test_a_step_after_which_nothing_is_earned_is_named_and_not_what_the_policy_t
         "calls-malformed",
         "truncated-turns",
         "tools-never-used",
-        "task-out-of-reach",
+        "never-succeeds",
         "too-little-signal",
     }
 

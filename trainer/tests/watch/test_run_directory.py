@@ -114,7 +114,7 @@ def test_of_a_run_that_never_succeeds_the_environment_is_asked_first(doctor, tmp
 
     monkeypatch.setattr(taskset.LookupTask, "correct", vf.reward(weight=1.0)(wrong))
     code, text, _ = doctor(train(tmp_path, "r"))
-    assert code == 1 and "\nCause: oracle-fails\n" in text and "task-out-of-reach" in text
+    assert code == 1 and "\nCause: oracle-fails\n" in text and "never-succeeds" in text
 
 
 def test_of_a_run_that_shows_no_cause_the_environment_is_examined(runs, doctor, monkeypatch) -> None:

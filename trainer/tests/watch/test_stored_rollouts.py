@@ -262,7 +262,7 @@ def test_copies_within_groups_are_told_from_likely_replies() -> None:
     assert copies([_rollout(number=k) for k in range(4)]) is None
 
 
-@pytest.mark.parametrize(("copied", "cause"), [(True, "groups-without-variety"), (False, "sampling-truncated")])
+@pytest.mark.parametrize(("copied", "cause"), [(True, "groups-without-variety"), (False, "engine-trainer-mismatch")])
 def test_copies_are_not_taken_for_a_sampler_that_prefers_their_tokens(tmp_path, copied, cause) -> None:
     """64 rollouts whose tokens are likelier than entropies say: one draw of each of eight tasks, or draws of their own."""
     rollouts = []
@@ -272,7 +272,7 @@ def test_copies_are_not_taken_for_a_sampler_that_prefers_their_tokens(tmp_path, 
         excess = 1.0 + 0.01 * (k % 8)
         rollouts.append(dataclasses.replace(_rollout(task=f"t{group}", number=k), excess=excess, **own))
     found = {f.cause for f in examine_traces(tmp_path, TrainConfig(), rollouts)}
-    assert found & {"groups-without-variety", "sampling-truncated"} == {cause}
+    assert found & {"groups-without-variety", "engine-trainer-mismatch"} == {cause}
 
 
 def test_rows_with_other_tokens_than_their_rollouts_are_not_blamed_on_log_probabilities(tmp_path):

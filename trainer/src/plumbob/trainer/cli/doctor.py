@@ -44,12 +44,12 @@ _HELP = """Find out why a training run does not learn.
 
 `doctor ENV --model M`, with the options of `train`, first examines settings, tasks, rewards and tools, which takes
 seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
-and stops at the first probe that fails. It names the cause.
+and stops at the first probe that finds a cause. It names the cause, or, if it finds none, the symptoms that it saw.
 
 `doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If they show no cause, or
 only how the reward is distributed, it examines the run's environment as well.
 
-Exit code 0: no check failed. 1: a cause was found. 2: `doctor` could not start, or it found no cause but could not
+Exit code 0: no check failed. 1: a cause or a symptom was found. 2: `doctor` could not start, or it found no cause but could not
 complete some checks.
 """
 
@@ -160,11 +160,8 @@ def _is_run_directory(target: str) -> bool:
 
 OF_REWARDS = frozenset(
     {
-        "task-out-of-reach",
-        "task-solved",
         "reward-constant",
         "reward-format-dominated",
-        "too-little-signal",
         "groups-without-variety",
     }
 )
@@ -174,14 +171,16 @@ OF_REWARDS = frozenset(
 def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
     """The findings of a run. If they leave open whether its environment is at fault, it is examined too, without a model.
 
-    They do if they name nothing, or name first only how the reward is distributed: a reward that counts nothing as right
+    They do if they name nothing, or a symptom, or first only how the reward is distributed: a reward that counts nothing as right
     looks in metrics like a task that the model cannot do, and answers that stand in prompts like tasks that are solved.
     """
+    from plumbob.trainer.diagnosis.causes import is_symptom, named
     from plumbob.trainer.watch.watch import examine
 
     findings = examine(directory.expanduser())
-    first = next((f.cause for f in findings if f.cause), None)
-    open_ = first is None or first in OF_REWARDS or any(f.cause == "task-out-of-reach" for f in findings)
+    first = next(iter(named(findings)), None)
+    doubtful = first is None or is_symptom(first) or first in OF_REWARDS
+    open_ = doubtful or any(f.cause == "never-succeeds" for f in findings)
     if open_ and not config.mixture:
         try:
             found = [
@@ -202,9 +201,11 @@ def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tu
 
     All that needs no model is examined also after a failure, because it takes seconds.
     """
+    from plumbob.trainer.diagnosis.causes import is_symptom
+
     failed = False
     for name, finding in _without_model(config, scope):
-        failed = failed or finding.verdict == "fail"
+        failed = failed or (finding.cause is not None and not is_symptom(finding.cause))
         yield name, finding
     if failed and not everything:
         scope.stopped = True
@@ -238,7 +239,7 @@ def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tu
                 for name, finding in examine(subject, everything=everything, without=("environment",)):
                     if subject.is_drawn:
                         scope.rollouts, scope.groups = len(subject.drawn.samples), subject.groups
-                    scope.stopped = finding.verdict == "fail" and not everything
+                    scope.stopped = finding.cause is not None and not is_symptom(finding.cause) and not everything
                     yield name, finding
             finally:
                 subject.close()
@@ -282,9 +283,9 @@ def _line(finding: Finding, report: Path) -> str:
 
 
 def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config: TrainConfig, everything: bool) -> str:
-    from plumbob.trainer.diagnosis.causes import CAUSES
+    from plumbob.trainer.diagnosis.causes import CAUSES, is_symptom, named
 
-    causes = list(dict.fromkeys(f.cause for f in findings if f.cause is not None))
+    causes = named(findings)
     if not causes:
         broken = sum(f.verdict == "error" for f in findings)
         first = f"No cause found, but {broken} of {len(findings)} checks could not be completed (ERROR)."
@@ -292,12 +293,22 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
             first = f"No cause found in {len(findings)} checks."
         return "\n".join([f"\n{first}", *(f"  {limit}" for limit in limits)])
     first = CAUSES[causes[0]]
-    lines = [f"\nCause: {first.id}", f"  {first.sentence}", f"  What to do: {first.advice(config.env, config.model)}"]
+    answer = f"No cause found, but a symptom: {first.id}" if first.symptom else f"Cause: {first.id}"
+    lines = [f"\n{answer}", f"  {first.sentence}"]
+    if first.includes and not first.symptom:
+        lines.append(f"  One of: {', '.join(first.includes)}")
+    lines.append(f"  What to do: {first.advice(config.env, config.model)}")
     about = [", ".join(first.hypotheses), first.source and f"reported in {first.source}"]
     if any(about):
         lines.append(f"  ({'; '.join(part for part in about if part)})")
-    if causes[1:]:
-        lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(causes[1:])}")
+    if others := [cause for cause in causes[1:] if first.symptom or not is_symptom(cause)]:
+        lines.append(
+            f"Further symptoms: {', '.join(others)}"
+            if first.symptom
+            else f"Causes of later failures, which may be consequences of this one: {', '.join(others)}"
+        )
+    if not first.symptom and (seen := [cause for cause in causes[1:] if is_symptom(cause)]):
+        lines.append(f"Symptoms, which it may explain: {', '.join(seen)}")
     if scope.stopped and not everything:
         what = "that examine the model" if not scope.rollouts else "after this failure"
         lines.append(f"The checks {what} were not run; --all runs them too.")
@@ -305,12 +316,13 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
 
 
 def _report(title: str, findings: list[tuple[str, Finding]], limits: list[str], report: Path) -> dict[str, Any]:
-    from plumbob.trainer.diagnosis.causes import CAUSES
+    from plumbob.trainer.diagnosis.causes import CAUSES, is_symptom, named
 
-    causes = dict.fromkeys(f.cause for _, f in findings if f.cause is not None)
+    causes = named(f for _, f in findings)
     return {
         "title": title,
-        "cause": next(iter(causes), None),
+        "cause": next((cause for cause in causes if not is_symptom(cause)), None),
+        "symptoms": [cause for cause in causes if is_symptom(cause)],
         "findings": [
             {
                 "probe": probe,

@@ -31,6 +31,10 @@ class Cause:
     """
     source: str = ""
     """Where the cause was reported: an arXiv number, or owner/repository#issue on GitHub."""
+    includes: tuple[str, ...] = ()
+    """Ids of more specific causes. It is named in their place where the evidence does not tell them apart."""
+    symptom: bool = False
+    """Whether it says only what is seen, which more than one mistake can be the reason for."""
 
     def advice(self, env: str, model: str) -> str:
         """What to do, with the environment and the model of a run in the commands, in place of ENV and MODEL."""

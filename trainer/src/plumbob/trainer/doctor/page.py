@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 from urllib.parse import quote
 
-from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.causes import CAUSES, named
 from plumbob.trainer.diagnosis.findings import Cause, Finding, Verdict
 from plumbob.trainer.report.write import REPORT
 
@@ -34,7 +34,7 @@ code { font-size: .95em; }
 
 
 def render(findings: Sequence[Finding], title: str, limits: Sequence[str] = (), report: str = REPORT) -> str:
-    """The HTML page: first the answer (the cause of the first failure), then every check with its evidence.
+    """The HTML page: first the answer (the first cause, or else the first symptom), then every check with its evidence.
 
     `limits`: what was not examined and how sure the rest is, one sentence each. `report`: path of the run's report,
     from the page's folder.
@@ -65,10 +65,10 @@ def render(findings: Sequence[Finding], title: str, limits: Sequence[str] = (), 
 
 
 def _answer(findings: Sequence[Finding]) -> str:
-    first = next((f for f in findings if f.cause is not None), None)
-    if first is not None and first.cause is not None:
-        cause = CAUSES.get(first.cause) or Cause(first.cause, "", "")
-        return f'<div class="answer fail"><p><strong>{_text(cause.id)}</strong></p>{_reason(cause)}</div>'
+    if causes := named(findings):
+        cause = CAUSES.get(causes[0]) or Cause(causes[0], "", "")
+        what = "No cause found, but a symptom: " if cause.symptom else ""
+        return f'<div class="answer fail"><p>{what}<strong>{_text(cause.id)}</strong></p>{_reason(cause)}</div>'
     if any(f.verdict == "error" for f in findings):
         return '<div class="answer error"><p>No check failed, but some could not be completed: no answer.</p></div>'
     if any(f.verdict == "unsure" for f in findings):
@@ -107,7 +107,8 @@ def _limits(limits: Sequence[str]) -> str:
 def _reason(cause: Cause) -> str:
     origin = "; ".join(part for part in (", ".join(cause.hypotheses), cause.source) if part)
     note = f"<p><small>{_text(origin)}</small></p>" if origin else ""
-    return f"<p>{_text(cause.sentence)}</p><p><strong>What to do:</strong> {_text(cause.fix)}</p>{note}"
+    likely = f"<p>One of: {_text(', '.join(cause.includes))}</p>" if cause.includes else ""
+    return f"<p>{_text(cause.sentence)}</p>{likely}<p><strong>What to do:</strong> {_text(cause.fix)}</p>{note}"
 
 
 def _counts(findings: Sequence[Finding]) -> str:

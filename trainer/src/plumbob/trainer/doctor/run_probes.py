@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
 
+from plumbob.trainer.diagnosis.causes import is_symptom
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import probes
 from plumbob.trainer.doctor.before_model.examine import describe
@@ -28,7 +29,7 @@ PROBES = _found()
 def examine(
     subject: Subject, *, everything: bool = False, without: Collection[str] = ()
 ) -> Iterator[tuple[str, Finding]]:
-    """Yields (name of the probe, finding) one by one, until the first failure or, with `everything`, to the end.
+    """Yields (name of the probe, finding) one by one, until one names a cause that is no symptom or, with `everything`, to the end.
 
     If engine and trainer differ from the start, the probes that can say why come first, because everything that is
     sampled may suffer from it.
@@ -50,7 +51,7 @@ def examine(
                 yield name, Finding(f"the {name} probe can be completed", "error", describe(error))
                 break
             yield name, finding
-            if finding.verdict == "fail" and not everything:
+            if finding.cause is not None and not is_symptom(finding.cause) and not everything:
                 return
         if name == "data" and not subject.is_drawn:
             return

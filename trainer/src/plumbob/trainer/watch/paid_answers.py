@@ -121,6 +121,11 @@ def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
     evidence = (
         f"within groups, the reward correlates {share[form]:.2f} with {form!r} and {share[right]:.2f} with {right!r}"
     )
+    solved = sum(r.metrics.get(right, 0.0) >= 0.5 for r in rollouts)
+    if share[form] > 0.8 and share[right] < 0.5 and solved < thresholds.EVER_RIGHT * len(rollouts):
+        return Finding(
+            check, "unsure", f"{evidence}; {solved} of {len(rollouts)} are right, so that little else can differ"
+        )
     if share[form] > 0.8 and share[right] < 0.5:
         best = sorted(rollouts, key=lambda r: (r.reward, -r.metrics.get(right, 0.0)))[-MOST_PLACES:]
         places = tuple(r.place() for r in reversed(best))

@@ -45,7 +45,7 @@ def variety(h: History) -> Outcome:
         # All rollouts of a group may earn the same part of the credit, for their form or their calls: that is no success.
         evidence += f"; {right[0]} is 0 in all of them"
         hot = h.config.temperature >= thresholds.HOT
-        return ("temperature-too-high" if hot else "task-out-of-reach"), evidence
+        return ("temperature-too-high" if hot else "never-succeeds"), evidence
     constant = all(number(row, "reward/std", 1.0) == 0 and number(row, "reward/mean") == reward for row in h.start)
     # A constant reward of 1 is that of a solved task, and one of 0 or less that of a task which the model never solves.
     if constant and reward > 0 and reward != 1:
@@ -56,7 +56,7 @@ def variety(h: History) -> Outcome:
         return "task-solved", evidence
     if h.config.temperature >= thresholds.HOT:
         return "temperature-too-high", f"--temperature {h.config.temperature:g}: {evidence}"
-    return "task-out-of-reach", evidence
+    return "never-succeeds", evidence
 
 
 def _right(h: History) -> tuple[str, float] | None:
@@ -94,7 +94,7 @@ def live_groups(h: History) -> Outcome:
     )
     # What is solved in the course of a run has no signal left, which is no fault; so only the first steps count.
     silent = h.rises or h.solved or fails(other) or _explained(h)
-    return ("too-little-signal" if few and not silent else None), evidence
+    return ("few-groups-differ" if few and not silent else None), evidence
 
 
 def seen_again(h: History) -> Outcome:

@@ -207,7 +207,7 @@ def ends(h: History) -> Outcome:
         return None
     limit = thresholds.SAMPLING_GAP[h.config.bf16]
     # Log-probabilities that are none of the policy's say nothing of ends, nor of anything else.
-    if not h.config.max_staleness and all(number(row, "sync/sampling_gap") > limit for row in h.recent):
+    if not h.config.max_staleness and any(number(row, "sync/sampling_gap") > limit for row in h.recent):
         unlikely = 0.0
     evidence = (
         f"up to {beyond:.0%} of a step's turns go on after an end token, and {unlikely:.0%} end with one that the policy gives "

@@ -141,4 +141,6 @@ def contradicted(h: History, cause: str | None) -> bool:
     if cause in {named for named, _ in STOPS.values()}:  # the policy learned to be brief
         return not fails(truncation(h))
     # Steps that are too large, and decay, lose what was learned.
-    return cause in ("learning-rate-too-high", "weight-decay-too-high") and h.gained(LEAST_GAIN)
+    return cause in ("learning-rate-too-high", "policy-changes-in-vain", "weight-decay-too-high") and h.gained(
+        LEAST_GAIN
+    )

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from plumbob.trainer.algorithm.learning_rate import ScheduleType, learning_rate
+from plumbob.trainer.algorithm.learning_rate import ScheduleType, default_rate, learning_rate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.watch.history import (
@@ -346,9 +346,10 @@ def breaking(h: History) -> Outcome:
         return None
     change = statistics.median(h.changes)
     evidence = f"a step changes the policy by {change:.1e} nats per token (median of {len(h.changes)})"
-    return (
-        "learning-rate-too-high" if change > thresholds.RESTLESS and not h.gained(0.05) and not h.solved else None
-    ), evidence
+    if change <= thresholds.RESTLESS or h.gained(0.05) or h.solved:
+        return None, evidence
+    usual = {default_rate(tiny=tiny, peft=h.config.peft) for tiny in (False, True)}  # which it is, a run does not say
+    return "policy-changes-in-vain" if h.config.learning_rate in usual else "learning-rate-too-high", evidence
 
 
 def kl_penalty(h: History) -> Outcome:

@@ -213,7 +213,7 @@ FAULTS = (
     Fault("held-out tasks trained on", "held-out-in-training", overlapping),
     Fault(
         "task out of reach",
-        "task-out-of-reach",
+        "never-succeeds",
         settings={"env_args": ("difficulty=hard",)},
         elsewhere={"gsm8k": {"model": "tiny-musique"}, "musique": {"model": "tiny-gsm8k"}},
     ),

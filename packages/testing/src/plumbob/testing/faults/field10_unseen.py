@@ -11,7 +11,7 @@ from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, WITH_T
 from plumbob.testing.faults.field2_parts import batches, before_updates
 from plumbob.testing.faults.field_parts import engine_prompts, engine_updates, graded, tasks_changed
 
-NEVER_RIGHT = ids("task-out-of-reach")
+NEVER_RIGHT = ids("never-succeeds")
 """What a run directory shows of a reward that is 0 whatever the reply is."""
 
 UNSEEN = (

@@ -131,7 +131,7 @@ UNSEEN = (
         "new tokens with random embeddings",
         "Tokens that were added have embeddings like no other token's, and replies are full of them.",
         "huggingface/transformers#8472, huggingface/tokenizers#1490",
-        ids("degenerate-repetition", "truncated-turns", "task-out-of-reach"),
+        ids("degenerate-repetition", "truncated-turns", "never-succeeds"),
         ("gsm8k", "musique", "lookup"),
         start=doubles.new_tokens_at_random,
     ),

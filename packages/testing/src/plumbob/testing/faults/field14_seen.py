@@ -36,7 +36,7 @@ SEEN = (
         ids("answers-not-parsed"),
         ("gsm8k",),
         start=all_of(decoded_as(doubles.in_fbox), graded(correct=doubles.fbox_unread)),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "a second reward noted after a failure of the grader",
@@ -87,7 +87,7 @@ SEEN = (
         ids("tools-return-nothing", "tool-results-cut"),
         ("musique",),
         start=doubles.without_texts,
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "golds in capitals and tools in small letters",
@@ -96,7 +96,7 @@ SEEN = (
         ids("answers-not-parsed", "oracle-fails"),
         ("lookup",),
         start=tasks_changed(doubles.capitals),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "gold in the prompt as a hint of its form",
@@ -118,7 +118,7 @@ SEEN = (
         "one problem with a wrong gold",
         "All training is on one problem, whose gold is wrong, so that the model hardly ever gives it.",
         "ypwang61/One-Shot-RLVR#8",
-        ids("few-distinct-tasks", "task-out-of-reach", "oracle-fails"),
+        ids("few-distinct-tasks", "never-succeeds", "oracle-fails"),
         ("gsm8k", "lookup"),
         start=tasks_changed(doubles.one_wrong),
     ),

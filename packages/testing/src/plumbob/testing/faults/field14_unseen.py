@@ -26,7 +26,7 @@ UNSEEN = (
         ids("answers-not-parsed", "oracle-fails", "reward-constant"),
         ("gsm8k", "musique"),
         start=graded(correct=doubles.whole_reply),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "any number of an unmarked reply counts",
@@ -43,7 +43,7 @@ UNSEEN = (
         ids("reward-constant", "oracle-fails", "answers-not-parsed"),
         ("gsm8k", "lookup", "musique"),
         start=graded(correct=doubles.scorer_of_json),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "a number copied from the problem paid",
@@ -52,7 +52,7 @@ UNSEEN = (
         ids("oracle-fails", "reward-exploitable"),
         ("gsm8k",),
         start=graded(correct=doubles.copied),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "longer replies paid more",
@@ -78,7 +78,7 @@ UNSEEN = (
         ids("answers-not-parsed", "oracle-fails", "reward-constant"),
         ("musique",),
         start=graded(correct=doubles.other_tags),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "grader without a time limit waits for ever",

@@ -21,7 +21,7 @@ SEEN = (
         ids("answers-not-parsed", "oracle-fails"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.first_figure),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "only the first line of a reply read",
@@ -30,7 +30,7 @@ SEEN = (
         ids("answers-not-parsed", "oracle-fails", "reward-constant"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.first_line),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "every fourth verdict of the judge lost",
@@ -72,7 +72,7 @@ SEEN = (
         "golds joined by a key that many rows share",
         "Questions and golds are joined by a text that many rows have, so that a task has the gold of another one.",
         "kxfan2002/SophiaVL-R1#11",
-        ids("oracle-fails", "task-out-of-reach"),
+        ids("oracle-fails", "never-succeeds"),
         ("lookup", "musique"),
         start=doubles.joined,
     ),

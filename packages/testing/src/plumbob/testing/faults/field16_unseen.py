@@ -21,7 +21,7 @@ UNSEEN = (
         ids("answers-not-parsed", "oracle-fails", "reward-constant"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.shortened),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "gold looked for anywhere in the reply",
@@ -63,7 +63,7 @@ UNSEEN = (
         ids("reward-constant", "oracle-fails"),
         EVERYWHERE,
         start=graded(correct=doubles.never_loaded),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "reward that never gets its gold column",
@@ -89,7 +89,7 @@ UNSEEN = (
         ids("tool-results-mixed", "oracle-fails", "tools-return-nothing"),
         WITH_TOOLS,
         start=doubles.set_up_once,
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "hidden table drawn anew without a seed",
@@ -98,7 +98,7 @@ UNSEEN = (
         ids("oracle-fails", "tool-results-mixed"),
         ("lookup",),
         start=doubles.drawn_anew,
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "tool results left out of the history",
@@ -166,6 +166,6 @@ UNSEEN = (
         ids("rewards-of-other-rollouts"),
         EVERYWHERE,
         start=batches_changed(doubles.repeated_twice),
-        watch_causes=ids("too-little-signal", "task-out-of-reach"),
+        watch_causes=ids("too-little-signal", "never-succeeds"),
     ),
 )

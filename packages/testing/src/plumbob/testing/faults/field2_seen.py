@@ -178,14 +178,14 @@ SEEN = (
         ids("answers-not-parsed", "oracle-fails"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.first_forty),
-        watch_causes=ids("length-collapse", "task-out-of-reach"),
+        watch_causes=ids("length-collapse", "never-succeeds"),
     ),
     # Data and task order
     FieldFault(
         "questions cut at forty characters",
         "The data's preparation keeps the first 40 characters of each question, which leaves out its numbers.",
         "huggingface/trl#3601, huggingface/trl#3569",
-        ids("questions-cut", "truncated-context", "prompt-replaced", "task-out-of-reach"),
+        ids("questions-cut", "truncated-context", "prompt-replaced", "never-succeeds"),
         ("gsm8k",),
         start=tasks_changed(doubles.questions_cut),
     ),

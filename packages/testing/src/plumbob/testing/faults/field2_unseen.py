@@ -170,7 +170,7 @@ UNSEEN = (
         "fewer turns than hops",
         "At most four turns are allowed, and tasks need up to seven.",
         "huggingface/trl#4751, RUC-NLPIR/ARPO#7",
-        ids("truncated-rollouts", "oracle-fails", "task-out-of-reach"),
+        ids("truncated-rollouts", "oracle-fails", "never-succeeds"),
         ("lookup",),
         options="-a min_hops=3 -a max_hops=6 --max-turns 4",
     ),

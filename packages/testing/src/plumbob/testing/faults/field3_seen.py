@@ -94,7 +94,7 @@ SEEN = (
         ids("oracle-fails", "answers-not-parsed", "reward-constant"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.boxed_only),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Tools
     FieldFault(
@@ -111,7 +111,7 @@ SEEN = (
         "prompts rendered by the chat template twice",
         "The dataset's prompts are rendered already, and the environment renders them again as a user's message.",
         "google/tunix#1419",
-        ids("template-applied-twice", "task-out-of-reach"),
+        ids("template-applied-twice", "never-succeeds"),
         EVERYWHERE,
         start=tasks_changed(doubles.rendered_twice),
         options="--keep-control-tokens",

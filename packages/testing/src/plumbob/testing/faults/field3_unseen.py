@@ -93,7 +93,7 @@ UNSEEN = (
         ids("answers-not-parsed", "grader-too-strict"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.bare_numbers),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Tools
     FieldFault(
@@ -134,7 +134,7 @@ UNSEEN = (
         "only the hardest tasks left by the filter",
         "A filter by difficulty has kept the tasks that the policy hardly ever solves.",
         "asuzukosi/post-training-experiments#8, PrimeIntellect-ai/verifiers#363",
-        ids("task-out-of-reach", "too-little-signal"),
+        ids("never-succeeds", "too-little-signal"),
         ("lookup",),
         start=tasks_changed(doubles.hardest),
         options="-a max_hops=9",

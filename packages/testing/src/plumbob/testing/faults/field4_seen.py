@@ -116,7 +116,7 @@ SEEN = (
         ids("oracle-fails", "answers-not-parsed", "reward-constant"),
         ("gsm8k",),
         start=module_function("is_correct", doubles.first_line_only),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "score added behind the end token",

@@ -84,7 +84,7 @@ UNSEEN = (
         "supporting documents missing from the corpus",
         "The retriever's corpus was built from another split, and has no document that a question needs.",
         "Agent-RL/ReCall#30",
-        ids("oracle-fails", "tools-return-nothing", "task-out-of-reach"),
+        ids("oracle-fails", "tools-return-nothing", "never-succeeds"),
         ("musique",),
         start=tasks_changed(doubles.unsupported),
     ),
@@ -96,7 +96,7 @@ UNSEEN = (
         ids("oracle-fails", "reward-constant", "answers-not-parsed"),
         ("lookup",),
         start=graded(correct=doubles.first_message),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Evaluation
     FieldFault(

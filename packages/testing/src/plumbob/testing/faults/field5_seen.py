@@ -26,7 +26,7 @@ SEEN = (
         ids("oracle-fails", "answers-not-parsed", "reward-constant"),
         ("gsm8k", "lookup"),
         start=graded(correct=doubles.gold_in_tags),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "format bonus five times the answer's reward",
@@ -53,7 +53,7 @@ SEEN = (
         ids("oracle-fails", "grader-swallows-errors", "reward-constant"),
         WITH_TOOLS,
         start=graded(correct=doubles.needs_text),
-        watch_causes=ids("task-out-of-reach", "tools-abandoned"),
+        watch_causes=ids("never-succeeds", "tools-abandoned"),
     ),
     # Tasks
     FieldFault(

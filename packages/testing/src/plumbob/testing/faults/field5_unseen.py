@@ -33,7 +33,7 @@ UNSEEN = (
         ids("oracle-fails", "reward-constant"),
         ("lookup", "gsm8k"),
         start=graded(correct=doubles.none_above_one),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Trainer
     FieldFault(

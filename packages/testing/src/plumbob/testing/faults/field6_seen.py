@@ -24,7 +24,7 @@ SEEN = (
         "Rewards are put into a tensor of integers, and every part of the credit is lost.",
         "YangRui2015/RiC#11, facebookresearch/rlmeta#103",
         # No cause says that rewards are rounded; these are its effects.
-        ids("oracle-fails", "reward-constant", "too-little-signal", "task-out-of-reach"),
+        ids("oracle-fails", "reward-constant", "too-little-signal", "never-succeeds"),
         ("musique",),
         start=graded(correct=doubles.rounded_down),
         watch=False,
@@ -36,7 +36,7 @@ SEEN = (
         ids("oracle-fails", "answers-not-parsed", "grader-reads-other-part", "reward-constant"),
         ("musique",),
         start=graded(correct=doubles.example_read),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "a quarter of the golds wrong",
@@ -82,7 +82,7 @@ SEEN = (
         ids("tools-fail", "tool-results-mixed", "tools-return-nothing"),
         ("lookup",),
         start=tools_called(doubles.invented),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "search reads the first two words of a query",
@@ -91,15 +91,13 @@ SEEN = (
         ids("tool-arguments-changed", "tools-return-nothing"),
         ("musique",),
         start=tools_called(doubles.two_words),
-        watch_causes=ids("task-out-of-reach", "tools-fail"),
+        watch_causes=ids("never-succeeds", "tools-fail"),
     ),
     FieldFault(
         "answers by a tool that the model never calls",
         "An answer must be given by calling a tool, and the model writes it into its last message.",
         "datacurve-ai/deep-swe#25, UKGovernmentBEIS/inspect_ai#1774",
-        ids(
-            "task-out-of-reach", "answers-not-parsed", "too-little-signal", "groups-without-variety", "tools-never-used"
-        ),
+        ids("never-succeeds", "answers-not-parsed", "too-little-signal", "groups-without-variety", "tools-never-used"),
         ("musique",),
         options="-a answer_style=complete",
     ),

@@ -16,7 +16,7 @@ SEEN = (
         ids("oracle-fails", "answers-not-parsed", "reward-constant"),
         ("gsm8k", "lookup"),
         start=graded(correct=doubles.opening_tag_needed),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "return code of the check never read",
@@ -40,7 +40,7 @@ SEEN = (
         "length differences scaled up in groups without an answer",
         "No rollout of a hard task is right, and the small price of length becomes the whole advantage.",
         "NVIDIA-NeMo/RL#2431, verl-project/verl-recipe#125",
-        ids("tiny-std-scaling", "reward-format-dominated", "task-out-of-reach"),
+        ids("tiny-std-scaling", "reward-format-dominated", "never-succeeds"),
         ("lookup",),
         start=graded(correct=doubles.length_priced),
         options="--scale-rewards group -a min_hops=9 -a max_hops=12",
@@ -73,7 +73,7 @@ SEEN = (
         ids("stop-token-wrong", "truncated-turns"),
         ("gsm8k",),
         inject=doubles.stopped_at_line_break,
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "unlikely tokens cut by the server's min-p",

@@ -52,7 +52,7 @@ UNSEEN = (
         ids("truncated-context", "tools-not-in-prompt", "prompt-replaced"),
         WITH_TOOLS,
         start=chat_method("prompt", doubles.last_tokens_only),
-        watch_causes=ids("task-out-of-reach", "tools-never-used"),
+        watch_causes=ids("never-succeeds", "tools-never-used"),
     ),
     # Tools
     FieldFault(
@@ -60,7 +60,7 @@ UNSEEN = (
         "The store sorts by distance from the greatest to the smallest, and returns what fits a query least.",
         "nearai/nearai#719, tencentmusic/supersonic#1644",
         # No cause says that a search ranks wrongly.
-        ids("oracle-fails", "tools-return-nothing", "task-out-of-reach"),
+        ids("oracle-fails", "tools-return-nothing", "never-succeeds"),
         ("musique",),
         start=tools_called(doubles.farthest_first),
     ),
@@ -71,7 +71,7 @@ UNSEEN = (
         ids("tools-fail", "tools-return-nothing"),
         WITH_TOOLS,
         start=tools_called(doubles.another_name),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Sampling and the engine
     FieldFault(
@@ -81,7 +81,7 @@ UNSEEN = (
         ids("truncated-turns"),
         ("gsm8k",),
         options="--max-tokens 40",
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "sampler with too much noise",
@@ -90,7 +90,7 @@ UNSEEN = (
         ids("temperature-not-applied", "temperature-too-high") | MISMATCH,
         EVERYWHERE,
         start=engine_logits(doubles.noisier, raw=True),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     FieldFault(
         "first token of the vocabulary again and again",

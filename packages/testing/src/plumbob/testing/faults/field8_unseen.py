@@ -57,7 +57,7 @@ UNSEEN = (
         ids("oracle-fails", "answers-not-parsed"),
         ("lookup",),
         start=tasks_changed(doubles.capitals),
-        watch_causes=ids("task-out-of-reach"),
+        watch_causes=ids("never-succeeds"),
     ),
     # Settings
     FieldFault(

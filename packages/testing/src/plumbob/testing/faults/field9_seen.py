@@ -18,7 +18,7 @@ from plumbob.testing.faults.field_parts import (
     tasks_changed,
 )
 
-NEVER_RIGHT = ids("task-out-of-reach")
+NEVER_RIGHT = ids("never-succeeds")
 """What a run directory shows of a reward that is 0 whatever the reply is."""
 ALL_ALIKE = ids("groups-without-variety", "too-little-signal")
 """What a run directory shows of a reward that is the same for all rollouts of a task."""

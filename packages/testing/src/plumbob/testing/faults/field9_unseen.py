@@ -19,7 +19,7 @@ from plumbob.testing.faults.field_parts import (
     tools_answer,
 )
 
-NEVER_RIGHT = ids("task-out-of-reach")
+NEVER_RIGHT = ids("never-succeeds")
 """What a run directory shows of a reward that is 0 whatever the reply is."""
 ALL_ALIKE = ids("groups-without-variety", "too-little-signal", "task-solved")
 """What a run directory shows of a reward that is the same whatever the reply is."""

@@ -329,7 +329,7 @@ UNSEEN = (
         "every prompt is the template without its question",
         "The column of questions has another name, and every prompt is the same text without a question.",
         "the review's list (duplicates); huggingface/open-r1#235",
-        ids("duplicate-tasks", "few-distinct-tasks", "task-out-of-reach"),
+        ids("duplicate-tasks", "few-distinct-tasks", "never-succeeds"),
         EVERYWHERE,
         start=tasks_changed(environment.without_question),
     ),

@@ -7,12 +7,31 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "engine-trainer-mismatch",
-        "Engine and trainer compute different log-probabilities for the same tokens: the policy that is trained is "
-        "not the one that samples.",
+        "Engine and trainer compute different log-probabilities for the same tokens, or tokens are drawn by other "
+        "probabilities than both report: the policy that is trained is not the one that samples.",
         "Use the same model, precision, chat template and attention in engine and trainer. --importance-correction "
         "token_truncate reduces the effect but does not remove the cause.",
         ("H06",),
         "fengyao.notion.site/off-policy-rl",
+        includes=(
+            "temperature-not-applied",
+            "sampling-truncated",
+            "sampling-penalised",
+            "stop-token-wrong",
+            "weights-not-synced",
+            "engine-stale",
+            "adapter-not-applied",
+            "adapter-bound-to-no-module",
+            "adapter-scale-differs",
+            "merged-in-bf16",
+            "mismatch-grows",
+            "positions-shifted",
+            "head-not-tied",
+            "prompt-replaced",
+            "loss-mask-as-attention-mask",
+            "rows-see-each-other",
+            "dropout-in-training",
+        ),
     ),
     Cause(
         "temperature-not-applied",
@@ -74,6 +93,7 @@ CAUSES = (
         "--gradient-accumulation-steps, until few rollouts are left out.",
         ("H05",),
         "thinking-machines-lab/tinker-cookbook#822",
+        symptom=True,
     ),
     Cause(
         "adapter-not-applied",

@@ -49,14 +49,35 @@ CAUSES = (
         (),
     ),
     Cause(
-        "task-out-of-reach",
+        "reward-wrong",
+        "Rewards do not follow whether answers are right: a right answer earns as little as a wrong one where it is put "
+        "in other words, or something else than the answer decides. The evidence does not say whether answers are read "
+        "wrongly, graded wrongly, or outweighed.",
+        "Score the transcripts that the evidence names by hand, beside what each reward function and judge returns for "
+        "them, and correct the one that does not follow the answer.",
+        ("H05",),
+        includes=(
+            "answers-not-parsed",
+            "oracle-fails",
+            "reward-constant",
+            "reward-exploitable",
+            "reward-format-dominated",
+            "grader-swallows-errors",
+        ),
+    ),
+    Cause(
+        "never-succeeds",
         "The model never succeeds: all rollouts of a group earn the lowest reward, so no rollout is better than "
-        "another.",
-        "Make the tasks easier with the environment's settings (`train ENV --help` lists them), use a stronger "
+        "another. Either the tasks are too hard for it, or something that no check found hides what they need, ends "
+        "rollouts too early or counts right answers as wrong.",
+        "Read a few rollouts in traces/ beside the environment's own transcripts (`evaluate ENV --oracle`). If the model "
+        "sees what it needs and answers wrongly, make the tasks easier with the environment's settings (`train ENV --help` "
+        "lists them), use a stronger "
         "--model, or teach the model to start, by imitation of the environment's own transcripts (`sft ENV --model "
         "MODEL --demonstrations oracle`), and then train the run directory of `sft` (`train ENV --model runs/NAME`).",
         ("H05",),
         "arXiv:2503.14476, sec. 3.2",
+        symptom=True,
     ),
     Cause(
         "task-solved",
@@ -66,6 +87,7 @@ CAUSES = (
         "tasks with --datasets.",
         ("H05",),
         "arXiv:2503.14476, sec. 3.2",
+        symptom=True,
     ),
     Cause(
         "groups-without-variety",
@@ -97,6 +119,7 @@ CAUSES = (
         "Read the rollouts with the highest rewards in the run's traces/, and correct the reward functions that they "
         "exploit. Until then, use the checkpoint with the best evaluation (--save-total-limit sets how many are kept).",
         ("H05",),
+        symptom=True,
     ),
     Cause(
         "tiny-std-scaling",
@@ -167,6 +190,18 @@ CAUSES = (
         "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
     ),
     Cause(
+        "few-groups-differ",
+        "In most groups of a step all rollouts earned the same reward: the gradient of a step is mostly chance. Groups are too "
+        "small for how seldom the model succeeds, or something that no check found makes it succeed so seldom, or so often.",
+        "Read rollouts of several groups in traces/ for what decides their reward. If it is the model's skill, raise "
+        "--num-generations to the number that the evidence names, or --batch-size for more groups in a step; use --zero-signal "
+        "refill or --task-pools; or choose tasks that succeed about half of the time.",
+        ("H05",),
+        "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
+        includes=("too-little-signal",),
+        symptom=True,
+    ),
+    Cause(
         "rewards-of-other-rollouts",
         "Samples are trained with the rewards of other rollouts: the policy learns which rollouts came before or after "
         "good ones. The mean reward of a step looks right.",
@@ -184,6 +219,21 @@ CAUSES = (
         "the formula in the help of these options.",
         ("H01", "H05"),
         "sail-sg/oat#33",
+    ),
+    Cause(
+        "tool-results-wrong",
+        "What rollouts show as tool results is not what the tools return, or not what the tasks need, and the evidence does not "
+        "say where it is lost: the model learns from evidence that is not there.",
+        "Call the tool by hand with the arguments that the evidence names, and follow its result through cache, parser and "
+        "template to the conversation in traces/.",
+        ("H05", "H07"),
+        includes=(
+            "tools-fail",
+            "tools-return-nothing",
+            "tool-results-cut",
+            "tool-results-mixed",
+            "tool-arguments-changed",
+        ),
     ),
     Cause(
         "tool-results-mixed",

@@ -103,6 +103,7 @@ CAUSES = (
         "Read the tool calls in the run's traces/; use a --model whose chat template supports tools, and raise "
         "--max-tokens if calls are cut off.",
         ("H07",),
+        symptom=True,
     ),
     Cause(
         "calls-in-unread-form",
@@ -131,6 +132,7 @@ CAUSES = (
         "answer_style=tags).",
         ("H07",),
         "volcengine/verl#1569",
+        symptom=True,
     ),
     Cause(
         "tools-return-nothing",
@@ -156,6 +158,7 @@ CAUSES = (
         "tasks that can be guessed. Until then, go back to a checkpoint from before the fall.",
         ("H07", "H05"),
         "verl-project/verl#1569",
+        symptom=True,
     ),
     Cause(
         "length-collapse",
@@ -164,6 +167,7 @@ CAUSES = (
         "--loss-type dr_grpo (the default) or dapo, which weigh all tokens alike.",
         ("H05",),
         "om-ai-lab/VLM-R1#280; arXiv:2503.20783, sec. 3.1",
+        symptom=True,
     ),
     Cause(
         "length-runaway",
@@ -172,6 +176,7 @@ CAUSES = (
         "earn less; look at how the reward depends on length, which the evidence gives.",
         ("H04", "H05"),
         "langfengQ/verl-agent#188; huggingface/trl#3138",
+        symptom=True,
     ),
     Cause(
         "degenerate-repetition",
@@ -180,6 +185,7 @@ CAUSES = (
         "does it, check its chat template and end token, and do not raise --max-tokens: loops fill any limit.",
         ("H05",),
         "unslothai/unsloth#2424",
+        symptom=True,
     ),
     Cause(
         "task-order-drifts",

@@ -37,6 +37,15 @@ CAUSES = (
         "how the slopes differ.",
         ("H01",),
         "verl-project/verl#514",
+        includes=(
+            "advantages-wrong",
+            "normaliser-depends-on-microbatches",
+            "kl-backwards",
+            "policy-term-missing",
+            "ratio-to-reference",
+            "gradient-backwards",
+            "reference-is-another-policy",
+        ),
     ),
     Cause(
         "normaliser-depends-on-microbatches",
@@ -121,6 +130,15 @@ CAUSES = (
         "areal-project/AReaL#1634",
     ),
     Cause(
+        "policy-changes-in-vain",
+        "Each step changes the policy a lot and the reward does not rise, although the learning rate is a default.",
+        "Run the probes with the run's options (`doctor ENV --model MODEL ...`), which find out whether the gradient follows "
+        "the rewards; then try a tenth of the learning rate, or a lower --kl-beta.",
+        ("H08",),
+        includes=("learning-rate-too-high",),
+        symptom=True,
+    ),
+    Cause(
         "policy-term-missing",
         "The gradient is the same whatever the advantages are: no reward reaches the weights, and at most the KL term moves "
         "them.",
@@ -169,6 +187,17 @@ CAUSES = (
         "If all earlier checks passed, examine what those checks do not cover: the optimizer (--adam-beta1, "
         "--adam-beta2, --weight-decay), its schedule (--lr-scheduler-type) and the objective (--loss-type, "
         "--epsilon, --delta, --kl-beta).",
+        includes=(
+            "no-gradient",
+            "gradient-backwards",
+            "gradient-clipped-to-nothing",
+            "gradients-not-cleared",
+            "weights-in-bf16",
+            "optimizer-moves-nothing",
+            "optimizer-state-lost",
+            "update-without-effect",
+            "loss-differs-from-settings",
+        ),
     ),
     Cause(
         "entropy-collapse",
@@ -176,6 +205,7 @@ CAUSES = (
         "Try one of --epsilon-high 0.28, a higher --temperature, a lower --learning-rate, and --kl-beta 0.001.",
         (),
         "arXiv:2503.14476, sec. 3.1; arXiv:2505.22617",
+        symptom=True,
     ),
     Cause(
         "entropy-explosion",
@@ -183,6 +213,7 @@ CAUSES = (
         "Lower --learning-rate, keep --max-grad-norm 1, or add --kl-beta 0.001.",
         (),
         "arXiv:2505.22617",
+        symptom=True,
     ),
     Cause(
         "gradient-explodes",
@@ -192,6 +223,7 @@ CAUSES = (
         "(correction/mean_weight, sync/largest_gap).",
         ("H08",),
         "arXiv:2501.06842",
+        symptom=True,
     ),
     Cause(
         "schedule-hides-rate",

@@ -59,11 +59,11 @@ HARDER = Threshold(
 )  # fmt: skip
 LIVE_FEWEST = Threshold(
     10, "number of rollouts in groups with a signal, in a step, below which a step is hardly more than one example",
-    "too-little-signal",
+    "few-groups-differ",
 )  # fmt: skip
 LIVE_SHARE = Threshold(
     0.3, "smallest share of groups with a signal in a run's first steps, as the probes ask for before a run",
-    "too-little-signal",
+    "few-groups-differ",
 )  # fmt: skip
 RATE_SHARE = Threshold(
     0.2, "smallest learning rate in effect, as a share of what the settings say", "schedule-hides-rate"

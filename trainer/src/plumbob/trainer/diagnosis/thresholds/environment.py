@@ -99,14 +99,18 @@ ANSWERS_UNREAD = Threshold(
     "nothing",
     "answers-not-parsed",
 )  # fmt: skip
+EVER_RIGHT = Threshold(
+    0.02, "smallest share of rollouts that are right, below which a reward that follows the form means nothing",
+    "reward-format-dominated",
+)  # fmt: skip
 LIVE_GROUPS = Threshold(
     4, "smallest expected number of groups with a signal in a step. The mean of fewer is chance: its standard error is more "
     "than half of the spread of single groups",
-    "too-little-signal",
+    "too-little-signal", "few-groups-differ",
 )  # fmt: skip
 LIVE_ROLLOUTS = Threshold(
     32, "number of rollouts in groups with a signal, in a step, that is enough whatever the number of groups",
-    "too-little-signal",
+    "too-little-signal", "few-groups-differ",
 )  # fmt: skip
 ALIKE_PROMPTS = Threshold(
     0.2,
@@ -124,18 +128,18 @@ NEVER_HELD = Threshold(
     "tools-return-nothing",
 )  # fmt: skip
 COLD = Threshold(
-    0.3, "largest temperature at which it, and not the task, is why most groups have no signal", "too-little-signal"
+    0.3, "largest temperature at which it, and not the task, is why most groups have no signal", "few-groups-differ"
 )
 DEAD_SHARE = Threshold(
     0.6,
     "largest share of groups without a signal that passes without a remark, and that must be exceeded for certain "
     "where a larger group size would give a signal",
-    "too-little-signal",
+    "few-groups-differ",
 )
 PENALISED = ByPrecision(
     0.01, 0.05, "smallest difference between tokens that the text already has and other tokens, in how the engine's "
     "log-probabilities differ from the trainer's, that counts as a penalty, in nats",
-    "sampling-penalised",
+    "engine-trainer-mismatch",
 )  # fmt: skip
 OTHER_SAMPLING = Threshold(
     1e6, "likelihood ratio of other settings of the sampler, or of rollouts that are copies of others, against tokens that "
@@ -169,7 +173,7 @@ NEVER_CALLED = Threshold(
 REACHED = Threshold(
     0.5, "share of what a task's perfect transcript earns above an empty reply that some rollout must earn, if hardly any "
     "rollout calls a tool that every perfect transcript calls, or if few groups have a signal",
-    "tools-never-used", "task-out-of-reach",
+    "tools-never-used", "never-succeeds",
 )  # fmt: skip
 UNREAD_REPLIES = Threshold(
     0.1, "largest share of rollouts with a reply that names a tool and its arguments in a form that is not read",
@@ -177,7 +181,7 @@ UNREAD_REPLIES = Threshold(
 )  # fmt: skip
 OTHER_RESULTS = Threshold(
     0.3, "largest share of tool results that may be others than the tool returns when it is called directly",
-    "tool-results-mixed", "tool-arguments-changed", "tools-fail", "tools-return-nothing",
+    "tool-results-mixed", "tool-arguments-changed", "tools-fail", "tools-return-nothing", "tool-results-wrong",
 )  # fmt: skip
 SAME_CHANGE = Threshold(
     0.8, "smallest share of tool results, of those that are others than the tool returns, that it must return when its "
@@ -187,7 +191,7 @@ SAME_CHANGE = Threshold(
 MADE_UP_RESULTS = Threshold(
     0.05, "largest share of tool results that may change from one time to the next although the tool, called directly, "
     "returns the same",
-    "tool-results-mixed",
+    "tool-results-wrong",
 )  # fmt: skip
 CHANGED_AT_ONCE = Threshold(
     3, "smallest number of tool results, of rewards or of failed rollouts by which tasks that are played at the same time "
@@ -201,7 +205,7 @@ HARDLY_HELD = Threshold(
 SUCCESSES_EXPECTED = Threshold(
     5, "smallest number of drawn rollouts that should have succeeded, by the policy's probability of perfect transcripts, at which "
     "tasks are not out of its reach although none did: chance alone gives none with a probability of exp(-5)",
-    "task-out-of-reach", "tools-never-used",
+    "never-succeeds", "tools-never-used",
 )  # fmt: skip
 PROMPT_IN_RESULTS = Threshold(
     0.9, "share of tool results with 60 characters of a message of the first prompt that the tool itself did not return",

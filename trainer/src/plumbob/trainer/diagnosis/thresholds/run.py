@@ -174,10 +174,13 @@ COPIED_ROWS = Threshold(
 CALIBRATED = Threshold(
     6.0, "largest number of standard errors by which the sampled tokens' log-probabilities may differ, over stored rollouts, from "
     "what the entropies of the policy lead to expect",
-    "temperature-not-applied", "sampling-truncated",
+    "temperature-not-applied", "engine-trainer-mismatch",
 )  # fmt: skip
 CALIBRATED_SHARE = Threshold(
-    0.05, "largest such difference, as a share of the entropies' sum", "temperature-not-applied", "sampling-truncated"
+    0.05,
+    "largest such difference, as a share of the entropies' sum",
+    "temperature-not-applied",
+    "engine-trainer-mismatch",
 )
 UNLIKELY_END = Threshold(
     -11.5, "log-probability of an end token, in nats (1e-5), below which something else than the policy has ended a turn: even of "
@@ -217,13 +220,13 @@ LARGE_REWARD = Threshold(
 NOT_FINITE = Threshold(0.1, "largest share of rollouts whose reward may be NaN or infinite", "reward-not-finite")
 LITTLE_SIGNAL = Threshold(
     0.3, "smallest share of groups, before a run, in which the rewards must differ",
-    "task-out-of-reach", "task-solved", "groups-without-variety", "too-little-signal",
+    "never-succeeds", "task-solved", "groups-without-variety", "too-little-signal", "few-groups-differ",
 )  # fmt: skip
 NO_SIGNAL = Threshold(
     0.8,
         "share of groups without a signal (all rollouts succeed, or all fail), in a run's first steps, at or above "
         "which there is too little to learn from",
-    "task-out-of-reach", "task-solved", "groups-without-variety", "temperature-too-high",
+    "never-succeeds", "task-solved", "groups-without-variety", "temperature-too-high",
 )  # fmt: skip
 SOLVED = Threshold(
     0.95,
@@ -352,7 +355,7 @@ LARGE_STEP = Threshold(
 )  # fmt: skip
 RESTLESS = Threshold(
     0.05, "largest median change of the policy per step, in nats per token, while the reward does not rise",
-    "learning-rate-too-high",
+    "learning-rate-too-high", "policy-changes-in-vain",
 )  # fmt: skip
 RATE_APART = Threshold(
     0.2, "largest |log ratio| of the learning rate that an update has by its size, and of that of the settings. Rounding "

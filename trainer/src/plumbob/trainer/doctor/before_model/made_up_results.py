@@ -44,7 +44,7 @@ def made_up(environment: Environment, played: Sequence[tuple[vf.Task, vf.Trace]]
         return None, evidence
     odd = [r.shown.strip() for pair in changed for r in pair if is_other(r)]
     nothing = sum(text.lower() in NOTHING for text in odd) > len(odd) / 2 or len(set(odd)) == 1
-    return "tools-return-nothing" if nothing else "tool-results-mixed", evidence
+    return "tools-return-nothing" if nothing else "tool-results-wrong", evidence
 
 
 def _same_call(a: Result, b: Result) -> bool:

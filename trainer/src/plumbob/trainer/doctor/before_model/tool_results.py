@@ -94,7 +94,7 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
         if cause is None and (change := change_of(environment, other)):
             cause, evidence = "tool-arguments-changed", f"{explained(other, compared)[1]}; {change}"
         if evidence and cause is None and _replaced(environment, other, compared):
-            cause, evidence = "tool-results-mixed", f"{evidence}; called twice, the tools return the same"
+            cause, evidence = "tool-results-wrong", f"{evidence}; called twice, the tools return the same"
         if evidence:
             return Finding(check, "fail" if cause else "unsure", evidence, cause)
     cut = [r for r in compared if is_part(r.shown, r.own or "")]

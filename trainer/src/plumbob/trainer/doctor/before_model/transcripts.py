@@ -89,7 +89,9 @@ def perfect(environment: Environment) -> Finding | None:
     if vain:
         keys = ", ".join(p.task.key for p in vain[:NAMED])
         evidence += f"; in {len(vain)}, such as {keys}, less than 1, and as much without their calls"
-    check, cause = "the calls of a perfect transcript find what its answer needs", "oracle-fails"
+    check = "the calls of a perfect transcript find what its answer needs"
+    # What pays these the same, whatever they find, is the reward.
+    cause = "reward-wrong" if vain and _equal([p.reward for p in vain]) else "tool-results-wrong"
     results = [text for p in vain for text in tool_texts(p.trace)]
     if bad and (refused := [text for text in results if says_failed(text)]) and len(refused) > len(results) / 2:
         evidence += f"; {len(refused)} of {len(results)} results of their calls are errors, such as {refused[0][:60]!r}"
@@ -166,9 +168,11 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
         bare = _bare_answers(environment, nothing) if unread else []
         right = [p for p in bare if p.reward > environment.floor(p.task) + _TOLERANCE]
         if bare and len(right) > len(bare) / 2:
-            cause = "answers-not-parsed"
+            cause = "answers-not-parsed" if len(right) == len(bare) else "reward-wrong"
             earned = _range([p.reward for p in right])
             evidence += f"; but in {len(right)} of {len(bare)} tasks the answer alone earns {earned}"
+        elif sum(p.reward < environment.floor(p.task) - _TOLERANCE for p in nothing) > len(nothing) / 2:
+            cause = "reward-wrong"  # something is taken from perfect transcripts, or paid for empty ones
         elif not error and paid and _overpaid(environment, nothing, paid):
             cause = "reward-exploitable"
             evidence += "; there an empty reply earns as much as perfect transcripts of other tasks do"
@@ -216,12 +220,14 @@ def working(environment: Environment) -> Iterator[Finding]:
     check = "numbers in the working are not taken for the answer"
     evidence = f"the oracles of {len(plain)} tasks earn {_range(plain)} with {WORKING[0].strip()!r} before the answer"
     lost = sum(second < first - _TOLERANCE for first, second in zip(plain, numbered, strict=True))
-    bad = "answers-not-parsed" if lost > len(plain) / 2 else None
+    gone = sum(second <= none + _TOLERANCE < first for first, second, none in zip(plain, numbered, silent, strict=True))
+    # A parser that takes the first number finds the answer in no task; who loses it in some only, or a part of it, is not known.
+    bad = ("answers-not-parsed" if gone == len(plain) else "reward-wrong") if lost > len(plain) / 2 else None
     yield Finding.of(check, (bad, f"{evidence}, and {_range(numbered)} with {WORKING[1].strip()!r}"))
     check = "an answer after long working is read"
     # A reward may pay less for long replies; one that pays nothing does not read them.
     unread = sum(third <= none + _TOLERANCE < first for first, third, none in zip(plain, longer, silent, strict=True))
-    bad = "answers-not-parsed" if unread > len(plain) / 2 else None
+    bad = "reward-wrong" if unread > len(plain) / 2 else None
     # Less than an empty reply earns is taken off for the form, whether the answer is read or not.
     taxed = sum(third < none - _TOLERANCE for third, none in zip(longer, silent, strict=True))
     if bad and taxed > len(plain) / 2:

@@ -32,6 +32,9 @@ FEW, ONE_SIDED, EXACT = 10, 0.95, 0.999
 `EXACT` is the share in float32: what is left out makes every other token likelier, and noise makes none less likely.
 """
 
+SURE, NEARLY_ALL = 1e-3, 0.95
+"""Log-probability, in nats below 0, of a token that the engine is sure of, and the share of such tokens from which on a low
+temperature and tokens that are left out look alike."""
 FEW_ENDS = 3
 """Smallest number of end tokens on which they must differ, if they agree on all other tokens."""
 FORCED = 0.1
@@ -107,6 +110,9 @@ def _gap(
             if not drawn.any():  # so does the likeliest token alone, as a temperature near 0
                 why = "every token has a log-probability of 0: the likeliest one is taken, or the temperature is near 0"
                 return Finding(check, "fail", f"{evidence}; {cut}; {why}", "groups-without-variety")
+            if (sure := (drawn > -SURE).float().mean().item()) >= NEARLY_ALL:
+                why = f"{sure:.0%} of tokens have a log-probability of nearly 0, as at a low temperature"
+                return Finding(check, "fail", f"{evidence}; {cut}; {why}", DIFFERENT)
             return Finding(check, "fail", f"{evidence}; {cut}", "sampling-truncated")
         if (other := other_weights(subject)) is not None:
             return Finding(check, "fail", f"{evidence}; {why}; {other[1]}", other[0])

@@ -236,7 +236,8 @@ def _of_logprobs(
         return Finding(check, "fail", f"{evidence}; {asked}", "prompt-replaced")
     if bad and (alone := _right_alone(subject)):
         return Finding(check, "fail", f"{evidence}; {alone}", "engine-trainer-mismatch")
-    return Finding(check, "fail" if bad else "pass", evidence, "sampling-penalised" if bad else None)
+    # No penalty of any size explains the difference, so that what else lowers these tokens is not known.
+    return Finding(check, "fail" if bad else "pass", evidence, "engine-trainer-mismatch" if bad else None)
 
 
 ALONE, SHORT = 4, 24

@@ -124,7 +124,7 @@ def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
     """No rollout succeeds. By the policy's probability of perfect transcripts, should some have?"""
     expected = subject.expected_successes
     if expected is None or not expected >= thresholds.SUCCESSES_EXPECTED:
-        return Finding(check, "fail", evidence, "task-out-of-reach")
+        return Finding(check, "fail", evidence, "never-succeeds")
     return Finding(
         check,
         "unsure",
@@ -160,7 +160,7 @@ def _groups(subject: Subject) -> Finding:
     if config.temperature <= thresholds.COLD and dead.mean > 0.5:
         evidence += f"; at --temperature {config.temperature:g}, rollouts of one task are nearly alike"
         few = True
-    return Finding(check, "fail" if few else "unsure", evidence, "too-little-signal" if few else None)
+    return Finding(check, "fail" if few else "unsure", evidence, "few-groups-differ" if few else None)
 
 
 def _rewards_by_task(subject: Subject) -> list[list[float]]:

@@ -157,7 +157,7 @@ FAULTY = [
     Case(
         "held-out tasks parsed differently",
         f"{LOOKUP} --eval-examples 64 --batch-size 128",
-        "evaluation-parses-differently",
+        "evaluation-differs",
         double="held-out tasks parsed differently",
     ),
     Case("tools down", LOOKUP, "tools-fail", double="tools down"),

@@ -205,17 +205,24 @@ def test_a_learning_rate_of_nothing_from_the_command_line(told):
 
 
 @pytest.mark.slow
-def test_it_stops_at_the_first_failure_and_goes_on_with_all(told):
-    args = ("lookup", *SMALL, "--max-turns", "2", "--json")
+def test_it_stops_at_the_first_cause_and_goes_on_with_all(told):
+    args = ("lookup", *SMALL, "--lr", "1e-9", "--json")
     code, out, _ = told(*args)
     first = json.loads(out)
-    assert code == 1 and first["cause"] == "truncated-rollouts"
-    assert first["findings"][-1]["cause"] == "truncated-rollouts"
+    assert code == 1 and first["cause"] == first["findings"][-1]["cause"] == "learning-rate-too-low"
     code, out, _ = told(*args, "--all")
     all_of_them = json.loads(out)
-    assert code == 1 and all_of_them["cause"] == "truncated-rollouts"
+    assert code == 1 and all_of_them["cause"] == "learning-rate-too-low"
     assert len(all_of_them["findings"]) > len(first["findings"])
     assert {f["probe"] for f in all_of_them["findings"]} == set(PROBES)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_a_symptom(told):
+    code, out, _ = told("lookup", *SMALL, "--max-turns", "2", "--json")
+    report = json.loads(out)
+    assert code == 1 and report["cause"] is None and report["symptoms"][0] == "truncated-rollouts"
+    assert {f["probe"] for f in report["findings"]} == set(PROBES)
 
 
 def test_what_train_would_refuse_is_refused(told):

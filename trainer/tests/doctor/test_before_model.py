@@ -271,7 +271,7 @@ def test_perfect_transcripts_without_what_they_need_are_named(examined):
     given = {"env": "musique", "env_args": SYNTHETIC}
     assert causes(transcripts.checks(examined(**given, tasks=tasks))) == []
     named = causes(tool_results.checks(examined(**given, tasks=changed(tasks, train=unsupported))))
-    assert named == ["oracle-fails"]
+    assert named == ["reward-wrong"]
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_oracles_of_other_settings_that_earn_nothing_are_named(examined, monkeyp
         graded(correct=lambda task, trace, own: 1.0 - own)(stack, "musique")
         findings = all_findings(examination)
     assert not [f for f in findings if f.verdict == "error"]
-    assert next(f.cause for f in findings if f.cause) in ("oracle-fails", "reward-exploitable")
+    assert next(f.cause for f in findings if f.cause) in ("reward-wrong", "reward-exploitable")
 
 
 def test_an_environment_that_drives_the_conversation_raises_no_alarm(examined, monkeypatch):

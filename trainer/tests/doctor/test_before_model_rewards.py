@@ -67,7 +67,7 @@ def test_rewards_that_a_cheap_transcript_earns_are_exploitable(examined, reward,
     reward(function)
     findings = list(cheap.checks(examined(env_args=("num_examples=200",))))
     assert causes(findings) == ["reward-exploitable"]
-    assert findings[-1].evidence.startswith(quoted)
+    assert findings[0].evidence.startswith(quoted)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_one_failing_oracle_of_many_is_a_failure(examined, reward):
 @pytest.mark.slow
 def test_where_no_oracle_earns_anything_the_reward_or_the_oracle_is_wrong(examined, reward):
     reward(lambda task, trace, right: 0.2 * (1 - right) if not trace.last_reply else 0.1 * (1 - right))
-    assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["oracle-fails"]
+    assert causes(transcripts.checks(examined(env_args=("num_examples=200",)))) == ["reward-wrong"]
 
 
 def test_a_parser_that_reads_another_part_of_the_reply_is_told_from_answers_that_never_count(examined, monkeypatch):
@@ -225,7 +225,7 @@ def test_an_error_that_is_only_logged_is_found(examined, reward):
 
     reward(swallowing)
     findings = list(cheap.checks(examined(env_args=("num_examples=64",))))
-    assert causes(findings) == ["grader-swallows-errors"] and "cannot grade" in findings[0].evidence
+    assert causes(findings) == ["grader-swallows-errors"] and "cannot grade" in findings[-1].evidence
 
 
 def test_a_reward_that_raises_ends_the_examination(examined, reward):

@@ -115,7 +115,7 @@ def test_tools_that_show_the_answer_at_once_are_named(examined):
     [
         (
             lambda text, name, arguments: re.sub(r"\d", lambda d: str((int(d[0]) + 1) % 10), text),
-            ["tool-results-mixed"],
+            ["tool-results-wrong"],
         ),
         (lambda text, name, arguments: text.upper(), []),
         (lambda text, name, arguments: text.replace("=", " is "), []),

@@ -22,7 +22,7 @@ from plumbob.testing.faults import hanging
 from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
-from plumbob.trainer.rollouts.batch import Batch, discard_stale
+from plumbob.trainer.rollouts.batch import Batch, discard_stale, nothing_to_use
 from plumbob.trainer.training import best
 from plumbob.trainer.training import train as training
 from plumbob.trainer.training.finish import _warnings
@@ -311,3 +311,12 @@ def test_the_model_of_a_run_is_freed_before_that_of_the_next_run_is_loaded(tmp_p
     for seed in (0, 1):
         assert train(tmp_path / str(seed), seed=seed, max_steps=1)[0] == 0
     assert len(engines) == 2 and alive == [0, 0]
+
+
+@pytest.mark.parametrize(("stuck", "cause"), [(4, "environment-hangs"), (1, "environment-fails")])
+def test_a_step_whose_rollouts_all_hang_ends_the_run_for_that_reason(stuck, cause):
+    batch = Batch(
+        failures=["`lookup` did not return within 1 s"] * stuck + ["KeyError: 'x'"] * (4 - stuck), num_rollouts=4
+    )
+    batch.stuck = stuck
+    assert nothing_to_use(batch).cause == cause

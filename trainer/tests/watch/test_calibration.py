@@ -84,3 +84,10 @@ def test_an_end_token_that_others_have_set_says_nothing_of_the_sampler():
     excess, entropy = _excess(nodes, [-1.0, -0.5, -18.0, -0.3, -0.1])
     assert (excess, entropy) == (pytest.approx(-0.1), pytest.approx(1.8))
     assert _excess([{**nodes[0], "entropies": [0.9]}], [-1.0, -0.5, -18.0]) == (None, 0.0)
+
+
+def test_steps_that_lack_rollouts_of_a_group_say_nothing_of_the_sampler():
+    """Rollouts that failed are not stored with log-probabilities, or not at all: in step 1, group 0 lacks one."""
+    whole = [dataclasses.replace(PLAIN, step=step, number=k, group=k // 4) for step in (1, 2) for k in range(8)]
+    assert unselected(whole) == whole
+    assert unselected(whole[1:]) == whole[8:]

@@ -264,7 +264,7 @@ def test_prompts_side_by_side(held_out: list[str], training: list[str], words: s
 
 
 def test_an_evaluation_with_another_prompt_is_named_before_its_reward_is_compared() -> None:
-    for differs, named in ((1.0, {"evaluation-prompted-differently"}), (0.0, {"evaluation-parses-differently"})):
+    for differs, named in ((1.0, {"evaluation-prompted-differently"}), (0.0, {"evaluation-differs"})):
         watch, row = Watch(dataclasses.replace(config_of(FIRST), eval_examples=256)), {**rows_of(FIRST)[0], **FLAT}
         watch.evaluated(0, {"eval/greedy": 0.0, "eval/sampled": 0.0, "eval/count": 256})
         assert {f.cause for f in watch.update({**row, "reward/mean": 0.8, "eval/prompts_differ": differs})} == named
@@ -280,7 +280,7 @@ def test_a_trained_policy_that_fails_new_held_out_tasks_alone_is_asked_otherwise
         watch.evaluated(12, {"eval/greedy": held_out, "eval/sampled": held_out, "eval/count": 256})
         return causes(watch)
 
-    assert after(0.4, 0.0) == {"evaluation-prompted-differently"}
+    assert after(0.4, 0.0) == {"evaluation-differs"}
     assert after(0.7, 0.0) == set()
     assert after(0.4, 2.0) == set()  # tasks that were learned by heart are another reason
 

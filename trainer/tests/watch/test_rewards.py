@@ -28,7 +28,7 @@ def test_held_out_reward_against_training() -> None:
 
     # Two means differ by three standard errors or not: 4 tasks a step tell less than 16.
     # So do fewer held-out tasks than were asked for, and rewards that may be -1.
-    different = ["evaluation-parses-differently"]
+    different = ["evaluation-differs"]
     for groups, count, least, causes in (
         (16.0, 256, 0.0, different),
         (4.0, 256, 0.0, []),
@@ -68,7 +68,7 @@ def test_the_evaluated_tasks_are_counted_in_the_summary(tmp_path: Path) -> None:
         before = {how: {"mean": row["reward/mean"] + 0.4, "n": count} for how in ("greedy", "sampled")}
         folder = run_directory(tmp_path, [row], summary={"evaluations": {"before": before}})
         causes = [f.cause for f in examine(folder)]
-        assert ("evaluation-parses-differently" in causes) == different
+        assert ("evaluation-differs" in causes) == different
     (tmp_path / "summary.json").write_text(json.dumps({"evaluations": {"after": {"greedy": {"mean": 0.5, "n": 7}}}}))
     assert evaluation_before(tmp_path) == {"eval/count": 7}
 

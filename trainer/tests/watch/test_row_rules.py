@@ -316,3 +316,14 @@ def test_tensors_that_stand_still_in_five_steps_are_named(still, named):
     # Tensors without a gradient stand still whatever the optimizer does, or move with weight decay alone.
     without = [{**row, "optimizer/no_gradient_share": row.get("optimizer/still_tensors", 0.0)} for row in rows]
     assert causes(without) == ({"no-gradient"} if named else set())
+
+
+def test_weights_that_change_while_a_gradient_is_computed_are_named_before_the_gap_that_follows():
+    def judged(early: float) -> list[str | None]:
+        watch = Watch(config_of(FIRST))
+        for row in rows_of(FIRST)[:6]:
+            watch.update({**row, "optimizer/early_share": early, "sync/sampling_gap": 0.003 if early else 0.0})
+        return [f.cause for f in watch.findings() if f.cause]
+
+    assert judged(0.0) == []
+    assert judged(0.9)[:2] == ["normaliser-depends-on-microbatches", "engine-trainer-mismatch"]

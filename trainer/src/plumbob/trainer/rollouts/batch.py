@@ -113,7 +113,9 @@ def nothing_to_use(batch: Batch) -> RunFailed:
     broken = f"; the other {rest} are in groups that the engine failed" if rest else ""
     most = max(batch.errored, batch.no_turn, batch.not_finite)
     cause = (
-        failure_cause(batch.errored, batch.engine_failures)
+        "environment-hangs"
+        if batch.stuck > most / 2
+        else failure_cause(batch.errored, batch.engine_failures)
         if most == batch.errored
         else "engine-trainer-mismatch"
         if most == batch.failures.count(NOT_FINITE_LOGPROB)

@@ -213,6 +213,12 @@ METRICS = (
         "correct run.",
     ),
     Metric(
+        "optimizer/early_share",
+        "share",
+        "Share of the sampled weights that changed while an update's gradient was computed, before the update. 0 in a correct "
+        "run.",
+    ),
+    Metric(
         "loss/misweighted",
         "share",
         "Share of the sampled tokens whose slope in the loss, computed again from --loss-type, its clip bounds and the KL "

@@ -151,8 +151,10 @@ def optimizer_step(
     if `max_skipped_steps` updates in a row were skipped. `meanwhile`: see `accumulate`.
     """
     state, sharding = run.state, run.policy.sharding
+    before = WeightSample.of(sharding)
     tally = accumulate(run, minibatch, interruption, loss, meanwhile)
     if minibatch.trained:
+        tally.early = WeightSample.of(sharding).strayed(before)
         # Of the first update the direction is known: a later one follows earlier gradients too.
         whole = run.world.size == 1 and not sharding.collective_forward
         first = whole and state.step == 0 and not run.optimizer.state

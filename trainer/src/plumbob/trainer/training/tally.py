@@ -136,6 +136,8 @@ class Tally:
     """Sum, over the optimizer steps that were applied, of the share of the trained tensors without a gradient."""
     strayed: int = 0
     """Number of sampled weights that were not those of the end of the step before."""
+    early: int = 0
+    """Number of sampled weights that changed while an update's gradient was computed, before the update."""
     directed: int = 0
     """Number of sampled weights with a large gradient that the run's first update moved."""
     uphill: int = 0
@@ -231,6 +233,7 @@ class Tally:
             "optimizer/still_tensors": self.still / max(self.tensors, 1),
             "optimizer/no_gradient_share": self.ungraded / max(applied, 1),
             "optimizer/strayed_share": self.strayed / max(self.watched, 1),
+            "optimizer/early_share": self.early / max(self.watched * applied, 1),
             **({"optimizer/uphill_share": self.uphill / self.directed} if self.directed else {}),
             "train/tokens": self.tokens,
             "train/microbatches": self.microbatches,

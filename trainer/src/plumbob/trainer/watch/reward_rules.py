@@ -173,7 +173,7 @@ def held_out(h: History) -> Outcome:
     apart = comparable(h.config) and abs(training - h.sampled_at_start) > max(
         thresholds.HELD_OUT_APART * h.scale, 3 * deviation
     )
-    return ("evaluation-parses-differently" if apart else None), evidence
+    return ("evaluation-differs" if apart else None), evidence
 
 
 def limits_of_evaluation(h: History) -> Outcome:
@@ -196,22 +196,23 @@ def prompted(h: History) -> Outcome:
     """Does the trained policy earn about the same on held-out tasks as on training tasks that it sees for the first time?"""
     if h.prompts_differ:
         return "evaluation-prompted-differently", "held-out tasks have another system prompt, or other tools"
-    if h.sampled is None or h.steps < 2 * WINDOW or number(h.recent[-1], "tasks/epoch") >= 1:
+    if h.sampled is None or h.steps < WINDOW or number(h.recent[-1], "tasks/epoch") >= 1:
         return None
     step, value = h.sampled
     # The rows are those of the evaluation's own step: it is judged as soon as it is known.
     if step != number(h.recent[-1], "step"):
         return None
     training = mean(h.recent, "reward/mean")
+    if h.steps < 2 * WINDOW:
+        # A policy that learns fast earns more now than in any of these steps, and never less than in the worst of them.
+        training = max(value, min(number(row, "reward/mean") for row in h.recent))
     error = math.hypot(h.gain_error(h.recent) * h.scale, h.deviation / h.fewest_held_out**0.5)
     evidence = (
         f"at the same temperature, held-out tasks earn {value:.3f} after step {step} and the training tasks of the last "
         f"{WINDOW} steps {training:.3f} (three standard errors are {3 * error:.2f})"
     )
     apart = abs(training - value) > max(thresholds.HELD_OUT_APART * h.scale, 3 * error)
-    return (
-        "evaluation-prompted-differently" if apart and comparable(h.config) and not fails(held_out(h)) else None
-    ), evidence
+    return ("evaluation-differs" if apart and comparable(h.config) and not fails(held_out(h)) else None), evidence
 
 
 def hacking(h: History) -> Outcome:

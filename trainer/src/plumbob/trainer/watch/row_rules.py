@@ -225,6 +225,17 @@ def kept(h: History) -> Outcome:
     return ("weights-lost" if strayed > 0 else None), evidence
 
 
+def steady(h: History) -> Outcome:
+    """Do all microbatches of an update see the same weights?"""
+    early = _worst(h, "optimizer/early_share")
+    if early is None:
+        return None
+    evidence = (
+        f"up to {early:.0%} of the weights changed while the gradient of an update was computed, before the update"
+    )
+    return ("normaliser-depends-on-microbatches" if early > 0 else None), evidence
+
+
 def downhill(h: History) -> Outcome:
     """Did the run's first update move weights against the gradient that was computed?"""
     start = h.first[0] if h.first else {}

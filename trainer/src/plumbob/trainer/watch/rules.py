@@ -46,6 +46,7 @@ from plumbob.trainer.watch.row_rules import (
     one_task,
     own_rollouts,
     reference,
+    steady,
     tools_shown,
     weighed,
 )
@@ -78,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     Rule("the rollouts of a group are of one task", one_task),
     Rule("turns end where the policy ends them", ends),
     Rule("a step begins with the weights of the step before", kept),
+    Rule("all microbatches of an update see the same weights", steady),
     Rule("engine and trainer agree on sampled tokens", gap),
     Rule("engine and trainer stay as close as they were", growing_gap),
     Rule("the importance correction leaves most of the gradient", correction),

@@ -253,13 +253,14 @@ def read_traces(path: Path, group_size: int) -> list[Rollout]:
 def unselected(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """The rollouts with log-probabilities, of steps that have left none out of a group: of the trained ones, all or none.
 
-    Only what was trained has the trainer's log-probabilities. Where that depends on a rollout's own reward or length, likely
-    rollouts are trained more often than others, and how likely they are says nothing of the sampler.
+    Only what was trained has the trainer's log-probabilities. Where that depends on a rollout's own reward or length, or on
+    whether it failed, likely rollouts are trained more often than others, and how likely they are says nothing of the sampler.
     """
-    known = defaultdict(set)
+    known = defaultdict(list)
     for rollout in rollouts:
-        known[rollout.step, rollout.group].add(rollout.logprob is not None)
-    divided = {step for (step, _), have in known.items() if len(have) > 1}
+        known[rollout.step, rollout.group].append(rollout.logprob is not None)
+    size = max(map(len, known.values()), default=0)
+    divided = {step for (step, _), have in known.items() if len(set(have)) > 1 or len(have) < size}
     return [r for r in rollouts if r.logprob is not None and r.step not in divided]
 
 

@@ -61,7 +61,7 @@ class Watch:
         self.history.add(row)
         step = int(row.get("step", self.history.steps))
         new = self._judge(step)
-        evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
+        evaluation = {k: v for k, v in row.items() if k.startswith("eval/") and v is not None}
         return new + (self.evaluated(step, evaluation) if evaluation else [])
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> list[Finding]:

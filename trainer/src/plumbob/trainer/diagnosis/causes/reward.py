@@ -172,6 +172,15 @@ CAUSES = (
         ("H05",),
     ),
     Cause(
+        "evaluation-differs",
+        "Held-out tasks earn something else than training tasks that the policy has not been trained on: the evaluation does "
+        "not measure what is trained. The evidence does not say whether prompts, limits, sampling, tasks or rewards differ.",
+        "Compare rollouts of held-out tasks (`predict ENV` prints some) with those of training tasks in traces/: first their "
+        "prompts, then how they end, then what the same answer earns.",
+        (),
+        includes=("evaluation-prompted-differently", "evaluation-parses-differently"),
+    ),
+    Cause(
         "evaluation-prompted-differently",
         "Held-out tasks are prompted, limited or sampled otherwise than training tasks: the evaluation measures another task "
         "than the one that is trained.",

@@ -66,10 +66,13 @@ CAUSES = (
     ),
     Cause(
         "truncated-turns",
-        "Turns are cut off at --max-tokens before the model has finished: the reward scores incomplete answers.",
-        "Raise --max-tokens.",
+        "Turns are cut off at --max-tokens before the model has finished: the reward scores incomplete answers. Either the "
+        "limit is too low, or the model does not come to an end.",
+        "Read a few of these turns in traces/. If they lead to an answer, raise --max-tokens; if they repeat themselves or make "
+        "no sense, look at prompt, chat template and sampling.",
         ("H04",),
         "arXiv:2503.14476, sec. 3.4",
+        symptom=True,
     ),
     Cause(
         "truncated-context",
@@ -80,9 +83,12 @@ CAUSES = (
     ),
     Cause(
         "truncated-rollouts",
-        "Rollouts are cut off by --max-turns or --max-seconds before the model has answered.",
-        "Raise --max-turns or --max-seconds, whichever the evidence names.",
+        "Rollouts are cut off by --max-turns or --max-seconds before the model has answered. Either the limit is too low, or "
+        "episodes do not end when they should.",
+        "Read a few of these rollouts in traces/. If they lead to an answer, raise --max-turns or --max-seconds, whichever the "
+        "evidence names; if not, look at what tools return and at the condition by which an episode ends.",
         ("H04", "H07"),
+        symptom=True,
     ),
     Cause(
         "signal-masked",

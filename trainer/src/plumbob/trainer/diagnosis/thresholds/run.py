@@ -177,11 +177,9 @@ CALIBRATED = Threshold(
     "temperature-not-applied", "engine-trainer-mismatch",
 )  # fmt: skip
 CALIBRATED_SHARE = Threshold(
-    0.05,
-    "largest such difference, as a share of the entropies' sum",
-    "temperature-not-applied",
-    "engine-trainer-mismatch",
-)
+    0.05, "largest such difference, as a share of the entropies' sum",
+    "temperature-not-applied", "engine-trainer-mismatch",
+)  # fmt: skip
 UNLIKELY_END = Threshold(
     -11.5, "log-probability of an end token, in nats (1e-5), below which something else than the policy has ended a turn: even of "
     "turns of a thousand tokens, a policy would so end 1% at most",
@@ -262,7 +260,7 @@ TINY_GROUPS = Threshold(
 HELD_OUT_APART = Threshold(
     0.3, "largest difference of held-out and training reward before training, as a share of the reward's scale. It is "
     "a failure only if the difference also exceeds three standard errors",
-    "evaluation-parses-differently",
+    "evaluation-differs",
 )  # fmt: skip
 HELD_OUT_FALL = Threshold(
     0.1, "largest fall of the held-out reward from its best value while the training reward rises, as a share of the "

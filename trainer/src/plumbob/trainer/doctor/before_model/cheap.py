@@ -42,8 +42,8 @@ ODD: dict[str, str] = {
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
-    yield _odd(environment)
     yield _cheap(environment)
+    yield _odd(environment)
 
 
 class _Logged(logging.Handler):
@@ -91,7 +91,9 @@ def _of_error(check: str, environment: Environment, name: str, played: Played) -
     if error.type == "Stuck":
         return Finding(check, "fail", evidence, "environment-hangs")
     if error.type == "NotFinite":
-        return Finding(check, "fail", evidence, "reward-not-finite")
+        # What pays such a reply without bounds would pay others of its kind nearly as much.
+        unbounded = error.message.endswith(" inf")
+        return Finding(check, "fail", evidence, "reward-exploitable" if unbounded else "reward-not-finite")
     return Finding(check, "unsure", f"{evidence}. Such rollouts leave their groups")
 
 

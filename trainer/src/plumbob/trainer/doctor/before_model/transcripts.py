@@ -297,7 +297,8 @@ def _wrong_alike(environment: Environment) -> Finding | None:
         f"perfect transcripts that end with another task's answer earn {means[0]:.0%} of the right answer's reward in training "
         f"tasks and {means[1]:.0%} in held-out tasks"
     )
-    bad = abs(means[1] - means[0]) > thresholds.WRONG_ALIKE
+    # Wrong answers that earn so much in both are no matter of evaluations, and another check is for them.
+    bad = abs(means[1] - means[0]) > thresholds.WRONG_ALIKE and min(means) < thresholds.EXPLOITABLE
     return Finding.of(check, ("evaluation-parses-differently" if bad else None, evidence))
 
 

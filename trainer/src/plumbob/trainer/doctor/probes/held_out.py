@@ -62,7 +62,7 @@ def _succeeds(subject: Subject) -> Finding:
         return Finding(check, "fail", evidence, "evaluation-parses-differently")
     if chance < thresholds.HELD_OUT_NEVER and not any(new) and comparable(subject.run.config):
         evidence += "; both are random samples of the environment's tasks: the answers may be those of other tasks"
-        return Finding(check, "fail", evidence, "evaluation-parses-differently")
+        return Finding(check, "fail", evidence, "evaluation-differs")
     return Finding(check, "unsure", f"{evidence}; they may be harder")
 
 

@@ -201,11 +201,11 @@ def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tu
 
     All that needs no model is examined also after a failure, because it takes seconds.
     """
-    from plumbob.trainer.diagnosis.causes import is_symptom
+    from plumbob.trainer.diagnosis.causes import names_reason
 
     failed = False
     for name, finding in _without_model(config, scope):
-        failed = failed or (finding.cause is not None and not is_symptom(finding.cause))
+        failed = failed or names_reason(finding)
         yield name, finding
     if failed and not everything:
         scope.stopped = True
@@ -239,7 +239,7 @@ def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tu
                 for name, finding in examine(subject, everything=everything, without=("environment",)):
                     if subject.is_drawn:
                         scope.rollouts, scope.groups = len(subject.drawn.samples), subject.groups
-                    scope.stopped = finding.cause is not None and not is_symptom(finding.cause) and not everything
+                    scope.stopped = names_reason(finding) and not everything
                     yield name, finding
             finally:
                 subject.close()
@@ -301,14 +301,12 @@ def _conclusion(findings: list[Finding], limits: list[str], scope: Scope, config
     about = [", ".join(first.hypotheses), first.source and f"reported in {first.source}"]
     if any(about):
         lines.append(f"  ({'; '.join(part for part in about if part)})")
-    if others := [cause for cause in causes[1:] if first.symptom or not is_symptom(cause)]:
-        lines.append(
-            f"Further symptoms: {', '.join(others)}"
-            if first.symptom
-            else f"Causes of later failures, which may be consequences of this one: {', '.join(others)}"
-        )
-    if not first.symptom and (seen := [cause for cause in causes[1:] if is_symptom(cause)]):
-        lines.append(f"Symptoms, which it may explain: {', '.join(seen)}")
+    symptoms = [cause for cause in causes[1:] if is_symptom(cause)]
+    if reasons := [cause for cause in causes[1:] if cause not in symptoms]:
+        lines.append(f"Causes of later failures, which may be consequences of this one: {', '.join(reasons)}")
+    if symptoms:
+        what = "Further symptoms" if first.symptom else "Symptoms, which it may explain"
+        lines.append(f"{what}: {', '.join(symptoms)}")
     if scope.stopped and not everything:
         what = "that examine the model" if not scope.rollouts else "after this failure"
         lines.append(f"The checks {what} were not run; --all runs them too.")

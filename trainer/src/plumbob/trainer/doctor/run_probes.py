@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
 
-from plumbob.trainer.diagnosis.causes import is_symptom
+from plumbob.trainer.diagnosis.causes import names_reason
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import probes
 from plumbob.trainer.doctor.before_model.examine import describe
@@ -51,7 +51,7 @@ def examine(
                 yield name, Finding(f"the {name} probe can be completed", "error", describe(error))
                 break
             yield name, finding
-            if finding.cause is not None and not is_symptom(finding.cause) and not everything:
+            if names_reason(finding) and not everything:
                 return
         if name == "data" and not subject.is_drawn:
             return

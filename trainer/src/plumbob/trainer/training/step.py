@@ -154,11 +154,12 @@ def optimizer_step(
     before = WeightSample.of(sharding)
     tally = accumulate(run, minibatch, interruption, loss, meanwhile)
     if minibatch.trained:
-        tally.early = WeightSample.of(sharding).strayed(before)
+        now = WeightSample.of(sharding)
+        tally.early = now.strayed(before)
         # Of the first update the direction is known: a later one follows earlier gradients too.
         whole = run.world.size == 1 and not sharding.collective_forward
         first = whole and state.step == 0 and not run.optimizer.state
-        watched = (WeightSample.of_gradients(sharding), WeightSample.of(sharding)) if first else None
+        watched = (WeightSample.of_gradients(sharding), now) if first else None
         norm = sharding.update()
         if watched:
             tally.uphill, tally.directed = WeightSample.of(sharding).uphill(*watched)

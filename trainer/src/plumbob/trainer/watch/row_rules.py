@@ -18,6 +18,12 @@ def _worst(h: History, name: str) -> float | None:
     return max(values) if values else None
 
 
+def _none(h: History, name: str, cause: str, which: str) -> Outcome:
+    """`cause` if a share, which is 0 in a correct run, is above 0 in one of the last steps. `which`: the evidence after it."""
+    worst = _worst(h, name)
+    return None if worst is None else ((cause if worst > 0 else None), f"up to {worst:.0%} {which}")
+
+
 def own_rollouts(h: History) -> Outcome:
     """Are the rows that are trained on this step's rollouts, token by token?"""
     other, changed = _worst(h, "rollout/unmatched"), _worst(h, "rollout/changed")
@@ -55,65 +61,53 @@ def masks(h: History) -> Outcome:
 
 def tools_shown(h: History) -> Outcome:
     """Do prompts begin with their messages, and name the tools that the rollouts have?"""
-    unshown, cut = _worst(h, "rollout/tools_unshown"), _worst(h, "rollout/prompts_cut")
-    if cut:
+    if cut := _worst(h, "rollout/prompts_cut"):
         return (
             "truncated-context",
             f"up to {cut:.0%} of the prompts that were read in a step lack the beginning of their messages",
         )
-    if unshown is None:
-        return None
-    evidence = f"up to {unshown:.0%} of the prompts that were read in a step leave out the name of a tool"
-    return ("tools-not-in-prompt" if unshown else None), evidence
+    which = "of the prompts that were read in a step leave out the name of a tool"
+    return _none(h, "rollout/tools_unshown", "tools-not-in-prompt", which)
 
 
 def headers(h: History) -> Outcome:
     """Do first prompts end with the header of an assistant turn?"""
-    worst = _worst(h, "rollout/headless")
-    if worst is None:
-        return None
-    evidence = (
-        f"up to {worst:.0%} of the prompts that were read in a step do not end with the header of an assistant turn"
+    return _none(
+        h,
+        "rollout/headless",
+        "assistant-header-missing",
+        "of the prompts that were read in a step do not end with the header of an assistant turn",
     )
-    return ("assistant-header-missing" if worst else None), evidence
 
 
 def one_task(h: History) -> Outcome:
     """Are the rollouts of each group of one task?"""
-    mixed = _worst(h, "groups/mixed")
-    if mixed is None:
-        return None
-    return ("groups-mixed" if mixed else None), f"up to {mixed:.0%} of a step's groups have rollouts of several tasks"
+    return _none(h, "groups/mixed", "groups-mixed", "of a step's groups have rollouts of several tasks")
 
 
 def apart(h: History) -> Outcome:
     """Are held-out tasks not trained on?"""
-    worst = _worst(h, "tasks/held_out")
-    if worst is None:
-        return None
-    return (
-        "held-out-in-training" if worst else None
-    ), f"up to {worst:.0%} of a step's tasks are held-out tasks as well"
+    return _none(h, "tasks/held_out", "held-out-in-training", "of a step's tasks are held-out tasks as well")
 
 
 def misplaced(h: History) -> Outcome:
     """Is each rollout trained with the reward that it earned?"""
-    worst = _worst(h, "reward/misplaced")
-    if worst is None:
-        return None
-    evidence = (
-        f"up to {worst:.0%} of a step's rollouts have another reward than the stored rollout with the same tokens"
+    return _none(
+        h,
+        "reward/misplaced",
+        "rewards-of-other-rollouts",
+        "of a step's rollouts have another reward than the stored rollout with the same tokens",
     )
-    return ("rewards-of-other-rollouts" if worst > 0 else None), evidence
 
 
 def advantages(h: History) -> Outcome:
     """Do advantages follow from the rewards as the settings say?"""
-    wrong = _worst(h, "advantage/wrong")
-    if wrong is None:
-        return None
-    evidence = f"up to {wrong:.0%} of a step's rows have another advantage than follows from the rewards and settings"
-    return ("advantages-wrong" if wrong > 0 else None), evidence
+    return _none(
+        h,
+        "advantage/wrong",
+        "advantages-wrong",
+        "of a step's rows have another advantage than follows from the rewards and settings",
+    )
 
 
 def weighed(h: History) -> Outcome:
@@ -218,22 +212,22 @@ def ends(h: History) -> Outcome:
 
 def kept(h: History) -> Outcome:
     """Does each step begin with the weights with which the step before ended?"""
-    strayed = _worst(h, "optimizer/strayed_share")
-    if strayed is None:
-        return None
-    evidence = f"up to {strayed:.0%} of the weights were others at a step's start than at the end of the step before"
-    return ("weights-lost" if strayed > 0 else None), evidence
+    return _none(
+        h,
+        "optimizer/strayed_share",
+        "weights-lost",
+        "of the weights were others at a step's start than at the end of the step before",
+    )
 
 
 def steady(h: History) -> Outcome:
     """Do all microbatches of an update see the same weights?"""
-    early = _worst(h, "optimizer/early_share")
-    if early is None:
-        return None
-    evidence = (
-        f"up to {early:.0%} of the weights changed while the gradient of an update was computed, before the update"
+    return _none(
+        h,
+        "optimizer/early_share",
+        "normaliser-depends-on-microbatches",
+        "of the weights changed while the gradient of an update was computed, before the update",
     )
-    return ("normaliser-depends-on-microbatches" if early > 0 else None), evidence
 
 
 def downhill(h: History) -> Outcome:

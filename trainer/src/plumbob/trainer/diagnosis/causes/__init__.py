@@ -30,6 +30,11 @@ def is_symptom(cause: str) -> bool:
     return cause in CAUSES and CAUSES[cause].symptom
 
 
+def names_reason(finding: Finding) -> bool:
+    """Whether a check failed and names why, and not only a symptom."""
+    return finding.cause is not None and not is_symptom(finding.cause)
+
+
 def stands_for(cause: str) -> set[str]:
     """Its own id and those of the more specific causes that it includes."""
     return {cause, *(CAUSES[cause].includes if cause in CAUSES else ())}

@@ -220,19 +220,24 @@ def working(environment: Environment) -> Iterator[Finding]:
     check = "numbers in the working are not taken for the answer"
     evidence = f"the oracles of {len(plain)} tasks earn {_range(plain)} with {WORKING[0].strip()!r} before the answer"
     lost = sum(second < first - _TOLERANCE for first, second in zip(plain, numbered, strict=True))
-    gone = sum(second <= none + _TOLERANCE < first for first, second, none in zip(plain, numbered, silent, strict=True))
+    gone = _lose_all(plain, numbered, silent)
     # A parser that takes the first number finds the answer in no task; who loses it in some only, or a part of it, is not known.
     bad = ("answers-not-parsed" if gone == len(plain) else "reward-wrong") if lost > len(plain) / 2 else None
     yield Finding.of(check, (bad, f"{evidence}, and {_range(numbered)} with {WORKING[1].strip()!r}"))
     check = "an answer after long working is read"
     # A reward may pay less for long replies; one that pays nothing does not read them.
-    unread = sum(third <= none + _TOLERANCE < first for first, third, none in zip(plain, longer, silent, strict=True))
+    unread = _lose_all(plain, longer, silent)
     bad = "reward-wrong" if unread > len(plain) / 2 else None
     # Less than an empty reply earns is taken off for the form, whether the answer is read or not.
     taxed = sum(third < none - _TOLERANCE for third, none in zip(longer, silent, strict=True))
     if bad and taxed > len(plain) / 2:
         bad = "reward-format-dominated"
     yield Finding.of(check, (bad, f"{evidence}, and {_range(longer)} after {len(long)} characters of such sentences"))
+
+
+def _lose_all(plain: Sequence[float], changed: Sequence[float], silent: Sequence[float]) -> int:
+    """In how many tasks a changed transcript earns no more than an empty reply, where the plain one does."""
+    return sum(now <= none + _TOLERANCE < own for own, now, none in zip(plain, changed, silent, strict=True))
 
 
 def _bare_answers(environment: Environment, played: Sequence[Played]) -> list[Played]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import random
 from types import SimpleNamespace
@@ -144,7 +145,7 @@ def test_tools_that_stay_set_up_for_the_first_task_are_named(examined, monkeypat
 
     monkeypatch.setattr(toolset, "setup_task", setup_once)
     named = causes(tool_results.checks(examined(**settings)))
-    assert named and named[0] in ("tool-results-mixed", "tools-return-nothing")
+    assert named and named[0] in ("tool-results-mixed", "tools-return-nothing", "tool-results-wrong")
 
 
 def test_the_same_result_for_every_call_of_a_task_needs_several_calls_in_enough_tasks():
@@ -207,6 +208,16 @@ def test_tasks_are_not_out_of_reach_if_the_policy_finds_perfect_transcripts_like
     with monkeypatch.context() as patch:
         patch.setattr(LookupTask, "oracle", lambda self: [][0])  # an environment's code may raise anything
         assert expected_successes(subject) == 0
-    for likely, verdict in ((thresholds.SUCCESSES_EXPECTED - 1, "fail"), (thresholds.SUCCESSES_EXPECTED, "unsure")):
+    for likely, evidence in (
+        (thresholds.SUCCESSES_EXPECTED, "so the tasks are not out of its reach"),
+        (thresholds.SUCCESSES_EXPECTED - 1, "it succeeds seldom"),
+        (thresholds.SUCCESSES_RARE / 2, "further rollouts one earns more"),  # this policy does
+    ):
         monkeypatch.setattr(subject, "expected_successes", float(likely), raising=False)
-        assert signal._out_of_reach(subject, "c", "e").verdict == verdict
+        found = signal._out_of_reach(subject, "c", "e")
+        assert found.verdict == "unsure" and evidence in found.evidence
+    samples = [dataclasses.replace(s, reward=0.0) for s in subject.drawn.samples]
+    monkeypatch.setattr(subject, "drawn", dataclasses.replace(subject.drawn, samples=samples), raising=False)
+    monkeypatch.setattr(signal, "draw", lambda *args: subject.drawn)
+    found = signal._out_of_reach(subject, "c", "e")
+    assert found.cause == "never-succeeds" and "240 further rollouts none earns more" in found.evidence

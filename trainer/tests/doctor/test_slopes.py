@@ -8,7 +8,8 @@ from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, LossOutputs, Objective, policy_loss, row_weights
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.rehearsal import _ratio_of_rows
-from plumbob.trainer.doctor.slopes import Slopes, judged, scaled_together, token_weight
+from plumbob.trainer.doctor.slopes import Slopes, judged, scaled_together
+from plumbob.trainer.training.expected_weights import expected_weights
 
 ADVANTAGES = (0.75, -0.25, -0.5)
 
@@ -113,4 +114,4 @@ def test_weights_are_those_of_the_loss_type(loss_type, overlong):
     rows = [row(4), row(5, truncated=True), row(6)]
     lengths = [0 if overlong == "mask" and r.truncated else r.num_sampled for r in rows]
     wanted = row_weights(loss_type, lengths, 64, step_tokens=sum(lengths) + 7, num_minibatches=2)
-    assert [token_weight(config, rows, r, sum(lengths) + 7) for r in rows] == pytest.approx(wanted)
+    assert expected_weights(config, rows, sum(lengths) + 7) == pytest.approx(wanted)

@@ -36,7 +36,7 @@ def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_pat
         run_name="r",
     )
     assert run(config) == 0
-    (found,) = saved_model(tmp_path / "r", config, 1)
+    (found,) = saved_model(tmp_path / "r", config, [{"step": 1}])
     assert found.verdict == verdict
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert ("saved_gap" in summary) == (verdict == "pass")

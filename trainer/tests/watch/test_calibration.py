@@ -37,8 +37,8 @@ def test_an_exact_sampler_passes(seed):
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        ({"at": 2.0}, "temperature-not-applied"),
-        ({"at": 1.5}, "temperature-not-applied"),
+        ({"at": 2.0}, "engine-trainer-mismatch"),
+        ({"at": 1.5}, "engine-trainer-mismatch"),
         ({"at": 0.6}, "engine-trainer-mismatch"),
         ({"best_of": 3}, "engine-trainer-mismatch"),
     ],

@@ -22,8 +22,8 @@ def test_few_rollouts_that_the_engine_fails_may_cost_many_groups(broken: float, 
     ("known", "cause"),
     [
         ({"env/exact_match": 0.0, "env/f1": 0.0}, "never-succeeds"),
-        ({"env/exact_match": 0.0, "env/f1": 0.1}, "reward-constant"),
-        ({"env/searches": 0.0}, "reward-constant"),
+        ({"env/exact_match": 0.0, "env/f1": 0.1}, "reward-wrong"),
+        ({"env/searches": 0.0}, "reward-wrong"),
     ],
 )
 def test_a_part_of_the_credit_that_all_rollouts_earn_is_no_success(known: dict[str, float], cause: str) -> None:

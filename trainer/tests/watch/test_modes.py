@@ -142,7 +142,7 @@ def test_a_resumed_run_is_warned_as_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize(
-    ("reward", "cause"), [(-1.0, "never-succeeds"), (0.0, "never-succeeds"), (0.3, "reward-constant")]
+    ("reward", "cause"), [(-1.0, "never-succeeds"), (0.0, "never-succeeds"), (0.3, "reward-wrong")]
 )
 def test_a_constant_reward_of_nothing_is_a_task_out_of_reach(reward: float, cause: str) -> None:
     side = {"groups/all_fail": 8.0 * (reward <= 0), "groups/all_pass": 8.0 * (reward > 0), "groups/count": 8.0}

@@ -37,6 +37,7 @@ COMPARED = (
     "groups/mixed",
     "reward/misplaced",
     "advantage/wrong",
+    "loss/other_weights",
     "rollout/run_on",
     "rollout/unlikely_ends",
     "loss/misweighted",
@@ -64,6 +65,7 @@ COMPARED = (
         ({"groups/mixed": 0.5}, "groups-mixed"),
         ({"reward/misplaced": 0.5}, "rewards-of-other-rollouts"),
         ({"advantage/wrong": 0.5}, "advantages-wrong"),
+        ({"loss/other_weights": 0.5}, "loss-differs-from-settings"),
         ({"rollout/run_on": 0.5}, "stop-token-wrong"),
         ({"rollout/unlikely_ends": 0.5}, "stop-token-wrong"),
         ({"loss/misweighted": 0.5}, "loss-differs-from-settings"),
@@ -75,7 +77,7 @@ COMPARED = (
         ),  # of one sign, for example
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "loss-differs-from-settings"),
-        ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "ratio-to-reference"),
+        ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "loss-differs-from-settings"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),
     ],
 )
@@ -222,9 +224,9 @@ def test_a_ratio_that_is_clipped_in_the_only_update_is_that_of_another_policy():
     rows = rows_of(FIRST)
     for step, row in enumerate(rows):
         row["policy/clip_fraction"] = 0.002 * step
-    assert causes(rows) == {"ratio-to-reference"}
+    assert causes(rows) == {"loss-differs-from-settings"}
     twice = dataclasses.replace(config_of(FIRST), num_iterations=2)
-    assert "ratio-to-reference" not in causes(rows, twice)
+    assert "loss-differs-from-settings" not in causes(rows, twice)
 
 
 @pytest.mark.parametrize(("size", "lost"), [(0.93, True), (0.65, True), (0.3, False)])

@@ -23,6 +23,8 @@ from plumbob.trainer.training import train as loop
 from plumbob.trainer.watch.watch import WARNINGS, read_lines, read_metrics, saved_model
 from vf_lookup import taskset
 
+EIGHT = [{"step": step} for step in range(1, 9)]
+"""Metrics of a run of eight steps, without any metric."""
 FAULTS = {
     "gradient-clipped-to-nothing": {"max_grad_norm": 1e-9},
     "learning-rate-too-low": {"learning_rate": 1e-9},
@@ -244,9 +246,9 @@ def test_what_is_no_run_directory(doctor, tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_a_saved_model_is_judged_by_what_the_runs_end_measured(tmp_path, summary, verdict, cause):
-    assert saved_model(tmp_path, TrainConfig(), 8) == []  # it has not ended
+    assert saved_model(tmp_path, TrainConfig(), EIGHT) == []  # it has not ended
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (found,) = saved_model(tmp_path, TrainConfig(), 8)
+    (found,) = saved_model(tmp_path, TrainConfig(), EIGHT)
     assert (found.verdict, found.cause) == (verdict, cause)
 
 
@@ -261,5 +263,5 @@ def test_a_saved_model_is_judged_by_what_the_runs_end_measured(tmp_path, summary
 )
 def test_a_checkpoint_chosen_by_no_reward_is_not_the_trained_model(tmp_path, metric, kept, cause):
     (tmp_path / "summary.json").write_text(json.dumps({"model_step": kept, "saved_gap": 0.0}))
-    (found,) = saved_model(tmp_path, TrainConfig(keep_best=metric), 8)
+    (found,) = saved_model(tmp_path, TrainConfig(keep_best=metric), EIGHT)
     assert found.cause == cause, found

@@ -28,7 +28,7 @@ def pairs(second) -> list[Rollout]:
     ("second", "cause"),
     [
         (lambda i: "a0", None),
-        (lambda i: "already visited", "tool-results-mixed"),
+        (lambda i: "already visited", "tool-results-wrong"),
         (lambda i: "already visited" if i < 3 else "a0", None),
         (lambda i: "Error: busy", "too few"),
     ],
@@ -42,7 +42,7 @@ def test_a_call_gets_one_answer_in_all_rollouts_of_a_task(second, cause):
 def test_calls_after_other_calls_are_not_compared():
     rows = [rollout(f"t{i}", n, [f"first {n}", f"second {n}"]) for i in range(12) for n in (0, 1)]
     found = alike(rows)
-    assert found is not None and found.cause == "tool-results-mixed"
+    assert found is not None and found.cause == "tool-results-wrong"
     assert alike(rows[:6]) is None
 
 

@@ -23,7 +23,7 @@ from plumbob.console import UserError
 from plumbob.testing.page_reader import Page
 from plumbob.testing.recorded_runs import FIRST, RUNS, config_of, rows_of
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.diagnosis.causes import CAUSES
+from plumbob.trainer.diagnosis.causes import CAUSES, stands_for
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.page import render
 from plumbob.trainer.run_files import trace_files
@@ -53,7 +53,9 @@ def test_healthy_runs_raise_no_alarm(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run["cause"] is not None])
 def test_faulty_runs_get_one_cause_and_it_is_theirs(name: str) -> None:
-    assert {finding.cause for finding in replay(name).failed.values()} == {RUNS[name]["cause"]}
+    """By its own id, or by a cause that includes it."""
+    (named,) = {finding.cause for finding in replay(name).failed.values()}
+    assert RUNS[name]["cause"] in stands_for(named)
 
 
 def test_a_rule_speaks_once_and_says_the_step() -> None:
@@ -179,7 +181,8 @@ def test_a_sign_in_an_otherwise_healthy_run_is_named(cause: str) -> None:
     for step, row in enumerate(rows_of(FIRST)[:10], 1):
         healthy.update(row)
         faulty.update({**row, **change(step)})
-    assert {finding.cause for finding in faulty.failed.values()} == {cause}
+    (named,) = {finding.cause for finding in faulty.failed.values()}
+    assert cause in stands_for(named)
     assert healthy.failed == {}
     assert all(finding.step is not None and finding.step >= 3 for finding in faulty.failed.values())
 
@@ -284,7 +287,7 @@ def test_right_answers_that_earn_nothing_are_told_from_those_by_chance(count, ra
     names = [f"name{i}" for i in range(64)]
     right = [(name, f"It is {name}." if i < count else "unknown") for i, name in enumerate(names)]
     found = parsing(rollouts_that_earn_nothing(right))
-    assert found and found.cause == "answers-not-parsed"
+    assert found and found.cause == "reward-wrong"
     guessed = [(random.choice(["yes", "no"]), random.choice(["yes", "no"])) for _ in range(64)]
     agree = sum(gold == reply for gold, reply in guessed)
     assume(abs(agree - 32) < 6)  # one and a half standard deviations of a fair coin
@@ -294,7 +297,7 @@ def test_right_answers_that_earn_nothing_are_told_from_those_by_chance(count, ra
 def test_arithmetic_and_worked_solutions_have_their_value_as_the_answer() -> None:
     replies = [(f"{k + 20}", f"The sum is \\fbox{{{k} + 2 * 10}}") for k in range(24)]
     found = parsing(rollouts_that_earn_nothing(replies))
-    assert found and found.cause == "answers-not-parsed"
+    assert found and found.cause == "reward-wrong"
     wrong = [(gold, f"\\fbox{{{k} + 7 * 31}}") for k, (gold, _) in enumerate(replies)]
     assert (found := parsing(rollouts_that_earn_nothing(wrong))) and found.verdict == "pass"
     assert value_of("12 + 13 * 2") == 38 and value_of("(1 + 2) / 4") == 0.75
@@ -308,7 +311,7 @@ def test_arithmetic_and_worked_solutions_have_their_value_as_the_answer() -> Non
 def test_traces_show_answers_lost_in_parsing_and_a_reward_for_form(warned: tuple[Path, str], tmp_path: Path) -> None:
     config = "\n".join(("model = 'tiny'", "num_generations = 4"))
     rows = (warned[0] / "metrics.jsonl").read_text()
-    for name, cause in (("parsing", "answers-not-parsed"), ("form", "reward-format-dominated")):
+    for name, cause in (("parsing", "reward-wrong"), ("form", "reward-format-dominated")):
         (tmp_path / name / "traces").mkdir(parents=True)
         (tmp_path / name / "config.toml").write_text(config)
         (tmp_path / name / "metrics.jsonl").write_text(rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.loading import load_model
 
@@ -40,6 +42,10 @@ def other_weights(subject: Subject) -> tuple[str, str] | None:
                 "engine-trainer-mismatch",
                 f"{evidence}; the engine's are those of the model on disk, and the trainer's are not",
             )
+        if not missing and (apart := max(_apart(served[n], own[n]) for n in differ)) <= thresholds.ROUNDED_WEIGHTS:
+            # Old weights of a few updates ago are as near, but here none were trained.
+            evidence += f", by up to {apart:.2g} of their size, as weights of low precision do"
+            return "engine-trainer-mismatch", evidence
         return "weights-not-synced", evidence
     return None
 
@@ -73,6 +79,14 @@ def _untied(model: Any) -> str | None:
     if head is None or not is_tied(model) or head.weight is inputs.weight or _equal(head.weight, inputs.weight):
         return None
     return "output embeddings differ from input embeddings, which the model's configuration says are the same"
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of the difference of two tensors, relative to that of the second; infinite if they have other shapes."""
+    if a.shape != b.shape:
+        return math.inf
+    first, second = (x.detach().double().cpu() for x in (a, b))
+    return ((first - second).norm() / second.norm().clamp(min=1e-30)).item()
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest import mock
 
 import torch
 from plumbob.rollout import Sample
@@ -10,6 +11,7 @@ from plumbob.trainer.algorithm.importance_weights import Corrections, importance
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.training import forward_backward
 from plumbob.trainer.watch.sampling_rules import muted
 
 CERTAIN = -1e-6
@@ -46,9 +48,11 @@ def without_gradient(subject: Subject, check: str, rows: Sequence[Sample], evide
     if config.overlong == "mask" and all(row.truncated for row in rows):
         evidence += "; all of them count as cut off, and --overlong mask takes them out of the loss"
         return Finding(check, "fail", evidence, "signal-masked")
-    if config.correction()[0].endswith("mask") and not _corrections(subject, rows).weights.any():
+    if config.correction()[0] != "none" and _uncorrected(subject, rows):
         mode, cap = config.correction()
-        evidence += f"; --importance-correction {mode} with a cap of {cap:g} takes every token out of the loss"
+        evidence += (
+            f"; without --importance-correction {mode} with a cap of {cap:g} they have one: it takes every token out"
+        )
         return Finding(check, "fail", evidence, "correction-mutes-rollouts")
     if all((scores > CERTAIN).all() for scores in subject.score(rows)):
         evidence += "; every sampled token has a probability of 1, so no gradient is to be expected"
@@ -56,9 +60,24 @@ def without_gradient(subject: Subject, check: str, rows: Sequence[Sample], evide
     return Finding(check, "fail", evidence, "no-gradient")
 
 
+def _uncorrected(subject: Subject, rows: Sequence[Sample]) -> bool:
+    """Whether these rows have a gradient once every token has an importance weight of 1, whatever computes the weights."""
+
+    def ones(trainer: torch.Tensor, sampling: torch.Tensor, rows: torch.Tensor, *_: object) -> Corrections:
+        return importance_corrections(trainer, sampling, rows, "none", 1.0)
+
+    sharding = subject.run.policy.sharding
+    with mock.patch.object(forward_backward, "importance_corrections", ones):
+        subject.gradient(rows, [1.0] * len(rows))
+    found = [sharding.local_gradient(p) for p in subject.run.policy.trainable.values()]
+    sharding.zero_grad()
+    return any(gradient is not None and bool((gradient != 0).any()) for gradient in found)
+
+
 def _corrections(subject: Subject, rows: Sequence[Sample]) -> Corrections:
     """The importance weights of the rows' sampled tokens, as the training step computes them before its first update."""
     scores = subject.score(rows)
     sampled = torch.tensor([logprob for row in rows for logprob in row.sampled_logprobs])
     index = torch.arange(len(rows)).repeat_interleave(torch.tensor([row.num_sampled for row in rows]))
-    return importance_corrections(torch.cat(scores), sampled, index, *subject.run.config.correction())
+    # Looked up where the training step looks it up, so that it is the same function.
+    return forward_backward.importance_corrections(torch.cat(scores), sampled, index, *subject.run.config.correction())

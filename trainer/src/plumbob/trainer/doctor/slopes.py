@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.config.train import TrainConfig
 
 EXACT = 1e-3
 """Largest relative difference that rounding may make."""
@@ -40,26 +39,6 @@ class Slopes:
     @property
     def wanted(self) -> torch.Tensor:
         return self.weight * self.advantage
-
-
-def token_weight(config: TrainConfig, rows: Sequence[Sample], row: Sample, step_tokens: int) -> float:
-    """Weight of each sampled token of `row` in the loss of one minibatch of `rows`, in words in the help of --loss-type.
-
-    `step_tokens`: number of sampled tokens of the whole step that are in the loss.
-    """
-    lengths = [0 if config.overlong == "mask" and r.truncated else r.num_sampled for r in rows]
-    own = 0 if config.overlong == "mask" and row.truncated else row.num_sampled
-    if not own:
-        return 0.0
-    match config.loss_type:
-        case "grpo" | "gspo":
-            return 1 / (len(rows) * own)
-        case "dr_grpo":
-            return 1 / (len(rows) * config.max_tokens)
-        case "bnpo":
-            return 1 / sum(lengths)
-        case _:
-            return config.num_minibatches / step_tokens
 
 
 def _of_all(parts: Sequence[Slopes], name: str) -> torch.Tensor:

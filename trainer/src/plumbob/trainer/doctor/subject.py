@@ -242,12 +242,15 @@ def load_subject(
     return Subject(run, asyncio.Runner(), groups)
 
 
-def draw(subject: Subject, step: int = 0) -> Drawn:
-    """Sample the batch of `step` and record all requests to the engine. Raises RunFailed if every rollout failed."""
+def draw(subject: Subject, step: int = 0, first: int = 0) -> Drawn:
+    """Sample the batch of `step` and record all requests to the engine. Raises RunFailed if every rollout failed.
+
+    `first`: number of the training tasks before those that are taken.
+    """
     run, group_size = subject.run, subject.run.config.num_generations
     with recorded(run.engine) as (calls, refused):
-        batch = subject.runner.run(collect(run.sampler, step, 0, run.world))
-    planned = run.tasks.take(0, subject.groups)
+        batch = subject.runner.run(collect(run.sampler, step, first, run.world))
+    planned = run.tasks.take(first, subject.groups)
     # A fault may give a group another task than the one whose turn it is.
     tasks = {task.hash: task for task in planned}
     by_seed = dict(calls)

@@ -208,4 +208,10 @@ ROLLOUTS = (
         "share",
         "Share of the trained rows whose advantage is not what the settings say of the rollouts' rewards, computed again.",
     ),
+    Metric(
+        "loss/other_weights",
+        "share",
+        "Share of the trained rows whose tokens have another weight in the loss than --loss-type gives them, computed again, but "
+        "for a factor of all rows.",
+    ),
 )

@@ -42,7 +42,6 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
         return Finding(check, "pass", f"{evidence}: too little chance to judge it by")
     if not error or abs(mean) <= max(thresholds.CALIBRATED * error, thresholds.CALIBRATED_SHARE * entropy):
         return Finding(check, "pass", evidence)
-    # Tokens that are likelier than they should be can be so for many reasons: another temperature, tokens left out, drafts.
-    cause = "temperature-not-applied" if mean < 0 else "engine-trainer-mismatch"
+    # They can be so for many reasons: another temperature, tokens left out, penalties, drafts, noise.
     worst = sorted(known, key=lambda r: -abs(r.excess or 0.0))[:3]
-    return Finding(check, "fail", evidence, cause, worst[0].step, tuple(r.place() for r in worst))
+    return Finding(check, "fail", evidence, "engine-trainer-mismatch", worst[0].step, tuple(r.place() for r in worst))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
-from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, mean, number, share, total
+from plumbob.trainer.watch.history import WINDOW, History, Outcome, Row, fails, mean, number, share, total
 
 
 def hangs(h: History) -> Outcome:
@@ -103,14 +103,18 @@ def unread_calls(h: History) -> Outcome:
     )
     bad = total(rows, "rollout/unread_calls") / (total(rows, "rollout/unread_calls") + calls)
     confused = h.config.temperature >= thresholds.HOT or tools_fail(h)
-    return ("calls-in-unread-form" if bad > thresholds.UNREAD_CALLS and not confused else None), evidence
+    # A model that hardly calls its tools may write a few texts that look like calls.
+    many = bad > thresholds.UNREAD_CALLS and unread > thresholds.UNREAD_REPLIES * total(rows, "rollout/count")
+    return ("calls-in-unread-form" if many and not confused else None), evidence
 
 
 def unused_tools(h: History) -> Outcome:
     """Does the initial policy call the tools that it has?"""
     if len(h.first) < WINDOW or not total(h.first, "rollout/tools"):
         return None
-    called = sum(total(h.first, f"rollout/{name}_calls") for name in ("tool", "malformed", "unread")) / WINDOW
+    # A few texts that look like calls in another form are none; where they are many, another rule names it.
+    kinds = ("tool", "malformed", "unread") if fails(unread_calls(h)) else ("tool", "malformed")
+    called = sum(total(h.first, f"rollout/{name}_calls") for name in kinds) / WINDOW
     reward = mean(h.first, "reward/mean")
     evidence = f"{called:.2g} tool calls per rollout in the first {WINDOW} steps, mean reward {reward:.3f}"
     # Tasks that are solved without tools need none, and a rollout may be cut off before its first call; `truncation` names that.

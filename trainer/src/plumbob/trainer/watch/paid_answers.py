@@ -16,6 +16,10 @@ from plumbob.trainer.watch.stored_rollouts import Rollout, groups_of
 
 MOST_PLACES = 3
 """Most rollouts that a finding names."""
+FEWEST_BY_LENGTH = 16
+"""Fewest different tasks by which it is judged whether the reward follows lengths."""
+SIZES = 6
+"""Fewest different rewards by which it is judged."""
 OTHER_ANSWERS = 16
 """Most answers of other tasks that are looked for in each reply, to know what occurs by chance."""
 
@@ -23,6 +27,7 @@ OTHER_ANSWERS = 16
 def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
     """In a run that never succeeds, do replies end with the right answer nevertheless?
 
+    Then it is read wrongly or graded wrongly; rollouts alone do not tell which.
     None if the check does not apply. It does not apply if all rollouts earn the same reward above 0, because such a
     reward is constant and parses no answer.
     """
@@ -43,7 +48,7 @@ def parsing(rollouts: Sequence[Rollout]) -> Finding | None:
     if len(found) / len(asked) - by_chance < max(thresholds.ANSWERS_UNREAD, noise):
         return Finding(check, "pass", evidence)
     places = tuple(r.place(r.parts[-1]) for r in found[:MOST_PLACES])
-    return Finding(check, "fail", evidence, "answers-not-parsed", found[0].step, places)
+    return Finding(check, "fail", evidence, "reward-wrong", found[0].step, places)
 
 
 def _ends_with(rollout: Rollout, golds: Sequence[str]) -> bool:
@@ -113,8 +118,10 @@ def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
     share = {
         name: correlation(rewards, _centred([[r.metrics.get(name, 0.0) for r in g] for g in groups])) for name in names
     }
-    form = max((n for n in names if is_format(n)), key=lambda n: share[n], default=None)
     right = max((n for n in names if n.split("/")[-1] in RIGHT), key=lambda n: share[n], default=None)
+    if (by_length := _by_length(groups, right)) is not None:
+        return by_length
+    form = max((n for n in names if is_format(n)), key=lambda n: share[n], default=None)
     if form is None or right is None:
         return None
     check = "the reward follows the answer"
@@ -131,6 +138,52 @@ def dominance(rollouts: Sequence[Rollout]) -> Finding | None:
         places = tuple(r.place() for r in reversed(best))
         return Finding(check, "fail", evidence, "reward-format-dominated", rollouts[0].step, places)
     return Finding(check, "pass", evidence)
+
+
+def _by_length(groups: Sequence[Sequence[Rollout]], metric: str | None) -> Finding | None:
+    """Among rollouts of a group that are equally right, does the reward follow their length, and most of it? None if not.
+
+    Wrong answers are often longer than right ones, so lengths count only among rollouts that are both right, or both wrong.
+    `metric`: the one that says whether an answer is right; without it, a reply that ends with the task's answer is. None as well
+    if that is not known.
+    """
+    # Rewards of a few different sizes, such as 0 and 1, are not paid by length.
+    if len({round(r.reward, 6) for g in groups for r in g}) < SIZES:
+        return None
+    if len({g[0].task for g in groups}) < FEWEST_BY_LENGTH or (
+        metric is None and not all(r.gold for g in groups for r in g)
+    ):
+        return None
+
+    def right(rollout: Rollout) -> float:
+        return float(_ends_with(rollout, rollout.gold)) if metric is None else rollout.metrics.get(metric, 0.0)
+
+    told = [[(right(r), r) for r in g] for g in groups]
+    every_one = [own for g in told for own, _ in g]
+    # Where answers have another form than the gold one, none seems right, and right ones may be the short ones.
+    if not thresholds.TOLD_RIGHT < sum(every_one) / len(every_one) < 1 - thresholds.TOLD_RIGHT:
+        return None
+    alike = [[r for own, r in g if own == value] for g in told for value in {own for own, _ in g}]
+    sizes = [[float(sum(part.size for part in r.turns)) for r in some] for some in alike]
+    # A reward for length differs wherever lengths do; an answer that is read otherwise here than there differs now and then.
+    may = [some for some, own in zip(alike, sizes, strict=True) if len(set(own)) > 1]
+    if sum(len({r.reward for r in some}) > 1 for some in may) <= thresholds.LENGTH_FITS * len(may):
+        return None
+    lengths = _centred(sizes)
+    rewards = _centred([[r.reward for r in some] for some in alike])
+    every = _centred([[r.reward for r in g] for g in groups])
+    found = correlation(rewards, lengths)
+    share = sum(x * x for x in rewards) / max(sum(x * x for x in every), 1e-30)
+    if abs(found) <= thresholds.LENGTH_FITS or share <= thresholds.LENGTH_PAID:
+        return None
+    what = "replies that end with the task's answer" if metric is None else repr(metric)
+    evidence = (
+        f"{share:.0%} of the variance of rewards within groups is among rollouts that are equally right (by {what}), whose rewards "
+        f"correlate {found:+.2f} with the number of sampled tokens"
+    )
+    most = sorted((r for g in groups for r in g), key=lambda r: -r.reward)[:MOST_PLACES]
+    places = tuple(r.place() for r in most)
+    return Finding("the reward follows the answer", "fail", evidence, "reward-wrong", most[0].step, places)
 
 
 def _centred(groups: Sequence[Sequence[float]]) -> list[float]:

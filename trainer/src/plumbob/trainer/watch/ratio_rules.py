@@ -69,4 +69,4 @@ def on_policy(h: History) -> Outcome:
         f"with one update per batch, the importance ratio of up to {max(clipped):.1%} of a step's tokens is outside 1 - "
         f"{low:g} to 1 + {high:g}"
     )
-    return ("ratio-to-reference" if sum(share > 0 for share in clipped) > WINDOW / 2 else None), evidence
+    return ("loss-differs-from-settings" if sum(share > 0 for share in clipped) > WINDOW / 2 else None), evidence

@@ -49,9 +49,11 @@ def variety(h: History) -> Outcome:
     constant = all(number(row, "reward/std", 1.0) == 0 and number(row, "reward/mean") == reward for row in h.start)
     # A constant reward of 1 is that of a solved task, and one of 0 or less that of a task which the model never solves.
     if constant and reward > 0 and reward != 1:
-        return "reward-constant", evidence
+        return "reward-wrong", evidence
     if min(fail, passed) > 0.1:
-        return "groups-without-variety", f"--temperature {h.config.temperature:g}: {evidence}"
+        cold = h.config.temperature < 1
+        cause = "groups-without-variety" if cold else "few-groups-differ"
+        return cause, f"--temperature {h.config.temperature:g}: {evidence}"
     if passed > fail:
         return "task-solved", evidence
     if h.config.temperature >= thresholds.HOT:

@@ -110,6 +110,12 @@ def advantages(h: History) -> Outcome:
     )
 
 
+def weights(h: History) -> Outcome:
+    """Do tokens have the weights that --loss-type gives them?"""
+    which = f"of a step's trained rows have another weight than --loss-type {h.config.loss_type} gives them beside the others"
+    return _none(h, "loss/other_weights", "loss-differs-from-settings", which)
+
+
 def weighed(h: History) -> Outcome:
     """Does the loss weigh each token as its row's advantage and weight say?"""
     # Slopes that are not finite are none of the advantages': that of a step whose update was skipped for it.
@@ -160,7 +166,7 @@ def weighed(h: History) -> Outcome:
             why = (
                 "with one update per batch the importance ratio should be 1, and some tokens are beyond the clip bounds"
             )
-            return "ratio-to-reference", f"{evidence}; {why} ({clipped:.1%} or more in each of these steps)"
+            return "loss-differs-from-settings", f"{evidence}; {why} ({clipped:.1%} or more in each of these steps)"
     return "loss-differs-from-settings", evidence
 
 

@@ -49,6 +49,7 @@ from plumbob.trainer.watch.row_rules import (
     steady,
     tools_shown,
     weighed,
+    weights,
 )
 from plumbob.trainer.watch.sampling_rules import correction, dropped_lengths, gap, sampling, staleness
 from plumbob.trainer.watch.settings_rules import (
@@ -96,6 +97,7 @@ RULES: tuple[Rule, ...] = (
     Rule("rollouts do not end in repetitions", repetition),
     Rule("each rollout is trained with its own reward", misplaced),
     Rule("advantages follow from the rewards", advantages),
+    Rule("tokens have the weights of the loss type", weights),
     Rule("the loss weighs tokens by their advantages", weighed),
     Rule("groups have a signal", variety),
     Rule("enough groups of a step have a signal", live_groups),

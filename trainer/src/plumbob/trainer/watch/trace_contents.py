@@ -77,4 +77,4 @@ def alike(rollouts: Sequence[Rollout]) -> Finding | None:
     other = next(one for one in first if one[0] != first[0][0])
     evidence += f", such as {first[0][0][:40]!r} and {other[0][:40]!r}"
     places = (first[0][1].place(first[0][2]), other[1].place(other[2]))
-    return Finding(check, "fail", evidence, "tool-results-mixed", first[0][1].step, places)
+    return Finding(check, "fail", evidence, "tool-results-wrong", first[0][1].step, places)

@@ -282,8 +282,10 @@ def movement(h: History) -> Outcome:
     # What rounding loses is spread over all tensors; a gradient that is cut off leaves some of them whole.
     moved /= max(1 - mean(rows, "optimizer/still_tensors"), 1e-9)
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:
-        cause = "weights-in-bf16" if moved else "optimizer-moves-nothing"
-        return cause, f"only {moved:.0%} of the weights changed, at learning rate {rate:.2g}; {evidence}"
+        return (
+            "optimizer-moves-nothing",
+            f"only {moved:.0%} of the weights changed, at learning rate {rate:.2g}; {evidence}",
+        )
     steps, change = projected_steps(c), h.largest_change
     reach, exact = 0.0, is_exact(c)
     if change is not None:

@@ -197,7 +197,7 @@ def examine(run_dir: Path) -> list[Finding]:
         later = (i for i, f in enumerate(judged) if f.check in CONSEQUENCES_OF_UNREAD_CALLS)
         judged.insert(next(later, len(judged)), unread)
     found = [*damaged, *_in_order(examine_traces(run_dir, config, rollouts, rows), judged)]
-    found += saved_model(run_dir, config, len(rows))
+    found += saved_model(run_dir, config, rows)
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
     found = [with_places(_quoted(finding, rollouts), rollouts, run_dir) for finding in found]
@@ -231,21 +231,24 @@ def _in_order(of_rollouts: Sequence[Finding], judged: Sequence[Finding]) -> list
     writes answers that nobody can read: both come where groups are judged.
     """
     first = [f for f in judged if f.cause and f.check in BEFORE_ROLLOUTS]
-    last = [f for f in of_rollouts if f.cause in ("reward-format-dominated", "answers-not-parsed")]
+    last = [f for f in of_rollouts if f.cause in ("reward-format-dominated", "reward-wrong")]
     rest = [f for f in judged if f not in first]
     at = next((i for i, f in enumerate(rest) if f.check == "groups have a signal"), len(rest))
     return [*first, *(f for f in of_rollouts if f not in last), *rest[:at], *last, *rest[at:]]
 
 
-def saved_model(run_dir: Path, config: TrainConfig, steps: int) -> list[Finding]:
+def saved_model(run_dir: Path, config: TrainConfig, rows: Sequence[Row]) -> list[Finding]:
     """Is the model that the run saved the trained one? `train` loads it afresh at its end; empty before that."""
     check = "the saved model is the trained one"
+    steps = len(rows)
     try:
         summary = json.loads((run_dir / "summary.json").read_text())
         chosen = kept_checkpoint(config)
         if chosen is not None and chosen[0] and (kept := summary.get("model_step", steps)) < steps:
             evidence = f"the final model is that of step {kept} of {steps}: {chosen[1]}"
             return [Finding(check, "fail", evidence, chosen[0])]
+        if (worse := _not_the_best(config, rows, summary.get("model_step"))) is not None:
+            return [Finding(check, "fail", worse, "saved-model-differs")]
         if "saved_gap" not in summary and "model_step" in summary:
             why = summary.get("saved_not_compared", "its model was too large, was divided, or could not be loaded")
             return [Finding(check, "unsure", f"not compared at the run's end, because {why}")]
@@ -259,6 +262,20 @@ def saved_model(run_dir: Path, config: TrainConfig, steps: int) -> list[Finding]
     bad = not gap <= limit
     cause = "saved-model-differs" if bad else None
     return [Finding(check, "fail" if bad else "pass", evidence, cause)]
+
+
+def _not_the_best(config: TrainConfig, rows: Sequence[Row], kept: int | None) -> str | None:
+    """Evidence that --keep-best kept the checkpoint of step `kept` although a later one was better; None if there is none."""
+    values = {int(row["step"]): value for row in rows if (value := row.get(config.keep_best or "")) is not None}
+    if kept not in values:
+        return None
+    best = max((step for step in values if step > kept), key=lambda step: values[step], default=kept)
+    if not values[best] > values[kept]:
+        return None
+    return (
+        f"the final model is that of step {kept}, where {config.keep_best} was {values[kept]:.3g}; in step {best} it was "
+        f"{values[best]:.3g}, and --keep-best keeps the checkpoint where it is highest"
+    )
 
 
 def _quoted(finding: Finding, rollouts: Sequence[Rollout]) -> Finding:

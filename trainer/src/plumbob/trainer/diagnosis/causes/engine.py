@@ -175,12 +175,13 @@ CAUSES = (
     ),
     Cause(
         "prompt-replaced",
-        "The engine samples after another prompt than the one it was given: rows hold the given prompt, so the "
-        "trainer scores every completion in a context in which it was not sampled.",
+        "The engine samples after another prompt than the one it was given, or after a part of it: rows hold the given prompt, "
+        "so the trainer scores every completion in a context in which it was not sampled.",
         "Send token ids to the engine, not text or messages; switch off what a server adds (a start token, a system "
-        "prompt, its own chat template), and do not change ids on the way.",
+        "prompt, its own chat template) or cuts off, and do not change ids on the way.",
         ("H02", "H04", "H07"),
         "huggingface/trl#3853",
+        includes=("truncated-context", "tools-not-in-prompt", "assistant-header-missing", "template-applied-twice"),
     ),
     Cause(
         "saved-model-differs",

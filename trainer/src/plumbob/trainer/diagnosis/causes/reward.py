@@ -31,6 +31,7 @@ CAUSES = (
         "Correct the environment's reward functions, the `oracle` method of its task, or the answers in its data, until "
         "`evaluate ENV --oracle` prints a reward of 1 for answers that are right.",
         ("H05",),
+        includes=("answers-not-parsed", "grader-swallows-errors"),
     ),
     Cause(
         "answers-not-parsed",
@@ -91,11 +92,14 @@ CAUSES = (
     ),
     Cause(
         "groups-without-variety",
-        "In nearly every group the rollouts either all succeed or all fail, because they hardly differ: there is "
+        "In nearly every group the rollouts either all succeed or all fail, because they hardly differ, or are copies: there is "
         "nothing to compare.",
-        "Raise --temperature if it is below 1 (1 samples from the policy itself), or raise --num-generations.",
+        "Raise --temperature if it is below 1 (1 samples from the policy itself), or raise --num-generations. At temperature 1, "
+        "see that the engine samples as it is asked to, with a seed of its own for each rollout, and that no rollout stands for "
+        "others.",
         ("H05",),
         "arXiv:2503.14476, sec. 3.2",
+        includes=("temperature-not-applied", "sampling-truncated", "rollouts-repeated"),
     ),
     Cause(
         "temperature-too-high",
@@ -134,9 +138,10 @@ CAUSES = (
         "Transcripts that solve nothing earn nearly as much as perfect ones: the policy will learn to write those, and "
         "the reward rises without better answers.",
         "Make the reward refuse the transcript that the evidence quotes: compare whole answers rather than parts of them, "
-        "read one answer only, and give nothing for form alone.",
+        "read one answer only, and give nothing for form, or for calls, alone.",
         ("H05",),
         "Liuziyu77/Visual-RFT#176, #79",
+        includes=("reward-format-dominated",),
     ),
     Cause(
         "grader-swallows-errors",
@@ -161,8 +166,9 @@ CAUSES = (
         "The run takes the same few tasks again and again: the policy can learn their answers by heart, and the training "
         "reward says little about other tasks.",
         "Train on more tasks (the environment's settings in `train ENV --help`, such as its number of examples, or "
-        "--datasets), or lower --max-steps.",
+        "--datasets), on tasks that are no copies, or lower --max-steps.",
         ("H05",),
+        includes=("duplicate-tasks",),
     ),
     Cause(
         "duplicate-tasks",
@@ -174,11 +180,12 @@ CAUSES = (
     Cause(
         "evaluation-differs",
         "Held-out tasks earn something else than training tasks that the policy has not been trained on: the evaluation does "
-        "not measure what is trained. The evidence does not say whether prompts, limits, sampling, tasks or rewards differ.",
+        "not measure what is trained. The evidence does not say whether prompts, limits, sampling, tasks, their answers or "
+        "rewards differ.",
         "Compare rollouts of held-out tasks (`predict ENV` prints some) with those of training tasks in traces/: first their "
         "prompts, then how they end, then what the same answer earns.",
         (),
-        includes=("evaluation-prompted-differently", "evaluation-parses-differently"),
+        includes=("evaluation-prompted-differently", "evaluation-parses-differently", "oracle-fails"),
     ),
     Cause(
         "evaluation-prompted-differently",
@@ -212,12 +219,13 @@ CAUSES = (
     ),
     Cause(
         "rewards-of-other-rollouts",
-        "Samples are trained with the rewards of other rollouts: the policy learns which rollouts came before or after "
-        "good ones. The mean reward of a step looks right.",
+        "Samples are trained with the rewards of other rollouts, or what a rollout earns depends on those that are scored at the "
+        "same time: the policy learns which rollouts came before or after good ones. The mean reward of a step looks right.",
         "Keep each reward in one object with its rollout, from scoring to the loss; where rewards are a list beside the "
         "rollouts, sort, filter and gather both in the same way.",
         ("H05",),
         "PeterGriffinJin/Search-R1#88, tenstorrent/tt-metal#46412",
+        includes=("reward-nondeterministic",),
     ),
     Cause(
         "advantages-wrong",

@@ -8,9 +8,10 @@ CAUSES = (
     Cause(
         "environment-fails",
         "Many rollouts end in errors of the environment: the remaining rollouts of their groups are not a fair sample.",
-        "Correct the error, whose message `doctor ENV` and the run's traces/ show. `evaluate ENV --oracle` shows "
-        "whether the environment works without a model.",
+        "Correct the error, whose message `doctor ENV` and the run's traces/ show: that of a tool, of a reward, of a time limit "
+        "or of the environment's own code. `evaluate ENV --oracle` shows whether the environment works without a model.",
         ("H05",),
+        includes=("environment-hangs", "tools-fail"),
     ),
     Cause(
         "engine-fails",
@@ -203,7 +204,7 @@ CAUSES = (
     ),
     Cause(
         "tool-arguments-changed",
-        "Tools get other arguments than the model wrote: numbers in place of texts, or texts that are cut or have "
+        "Tools get other arguments than the model wrote, or none: numbers in place of texts, or texts that are cut or have "
         "something added.",
         "Pass the arguments on as they were read, let the tool's own schema decide about their types, and look for a limit "
         "on the length of a query, such as that of the encoder of a search.",

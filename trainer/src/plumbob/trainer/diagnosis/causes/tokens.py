@@ -35,6 +35,7 @@ CAUSES = (
         "The token ids or sampling log-probabilities of the trained row differ from what the engine saw and returned.",
         "Build the row from the engine's own ids and log-probabilities: prompt and completion of each turn, verbatim.",
         ("H02",),
+        includes=("retokenised-turns", "assistant-header-missing", "tools-not-in-prompt", "rollouts-repeated"),
     ),
     Cause(
         "context-tokens-trained",

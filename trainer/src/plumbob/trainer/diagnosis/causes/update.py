@@ -7,11 +7,20 @@ from plumbob.trainer.diagnosis.findings import Cause
 CAUSES = (
     Cause(
         "no-gradient",
-        "Rollouts with an advantage give no gradient in the trained weights.",
+        "Rollouts with an advantage give no gradient in the trained weights: they are left out of the loss, or something cuts "
+        "the weights off from it.",
         "Check that the trained parameters have `requires_grad=True` and that no `detach()` or `torch.no_grad()` lies "
-        "between them and the loss; with --peft, that the adapter is not frozen.",
+        "between them and the loss; with --peft, that the adapter is not frozen; and that masks, clip bounds and "
+        "--importance-correction leave tokens in the loss.",
         ("H06",),
         "huggingface/trl#3452",
+        includes=(
+            "correction-mutes-rollouts",
+            "signal-masked",
+            "sampled-tokens-masked",
+            "policy-term-missing",
+            "ratio-clipped",
+        ),
     ),
     Cause(
         "gradient-not-finite",
@@ -45,6 +54,8 @@ CAUSES = (
             "ratio-to-reference",
             "gradient-backwards",
             "reference-is-another-policy",
+            "logprobs-permuted",
+            "ratio-clipped",
         ),
     ),
     Cause(
@@ -97,9 +108,12 @@ CAUSES = (
     ),
     Cause(
         "optimizer-moves-nothing",
-        "The trained weights have a gradient, but the optimizer's step changes none of them.",
+        "The trained weights have a gradient, but the optimizer's step changes none of them, or few: it holds other tensors, the "
+        "gradient is lost on its way to it, its rate is 0, or the weights' precision rounds the change away.",
         "Create the optimizer from the tensors that the model computes with, after the model was moved to its device "
-        "or sharded.",
+        "or sharded; clear gradients after its step and not before; look at its own learning rate; and keep trained weights in "
+        "float32.",
+        includes=("no-gradient", "schedule-hides-rate", "weights-in-bf16", "gradient-clipped-to-nothing"),
     ),
     Cause(
         "update-without-effect",
@@ -246,11 +260,12 @@ CAUSES = (
     ),
     Cause(
         "reference-is-another-policy",
-        "The reference policy of the KL term is not the policy with which the run begins: the KL term pulls towards "
-        "another model.",
+        "The reference policy of the KL term is not the policy with which the run begins, or is scored otherwise, as at another "
+        "temperature: the KL term pulls towards another model.",
         "Load the reference from the same weights as the policy, at the run's start, and score both with the same code. A new "
         "adapter must add nothing: its second matrices are 0.",
         ("H03",),
         "huggingface/trl#3194",
+        includes=("temperature-not-applied",),
     ),
 )

@@ -236,3 +236,32 @@ WHOLE_QUESTIONS = Threshold(
     0.9, "smallest share of the other questions that end with a mark, for a question that breaks off to be taken for a cut one",
     "truncated-context",
 )  # fmt: skip
+ROUNDED_WEIGHTS = Threshold(
+    0.1, "largest difference of a tensor in engine and trainer, relative to its norm, that low precision makes: four bits make "
+    "about 0.08",
+    "engine-trainer-mismatch",
+)  # fmt: skip
+PAID_CALLS = Threshold(
+    0.1, "share of what a perfect transcript earns above an empty one that eight calls in vain may add to it",
+    "reward-exploitable",
+)  # fmt: skip
+LENGTH_PAID = Threshold(
+    0.3, "share of the variance of rewards within groups that is among rollouts that are equally right, above which what they "
+    "earn for something else decides",
+    "reward-wrong",
+)  # fmt: skip
+LENGTH_FITS = Threshold(
+    0.9,
+    "correlation of their rewards and their lengths, of either sign, above which it is their length",
+    "reward-wrong",
+)
+SUCCESSES_RARE = Threshold(
+    0.1, "number of the doctor's rollouts that should have succeeded, by the policy's probability of perfect transcripts, from "
+    "which on it is not said that the model never succeeds",
+    "never-succeeds",
+)  # fmt: skip
+TOLD_RIGHT = Threshold(
+    0.05, "smallest share of rollouts that must seem right, and of those that must seem wrong, where it is judged whether rewards "
+    "follow lengths",
+    "reward-wrong",
+)  # fmt: skip

@@ -282,8 +282,8 @@ GRADIENT_REPEATS = ByPrecision(
     "normaliser-depends-on-microbatches", "dropout-in-training",
 )  # fmt: skip
 DROPOUT_NOISE = Threshold(
-    0.3, "largest relative difference of two gradients of the same rows that dropout may cause. Dropout of 0.05, 0.1 "
-    "and 0.5 causes 0.12, 0.18 and 0.5",
+    0.45, "largest relative difference of two gradients of the same rows that dropout may cause. Dropout of 0.05, 0.1, 0.3 "
+    "and 0.5 causes 0.12 to 0.3, 0.18, 0.59 and 0.5",
     "dropout-in-training",
 )  # fmt: skip
 EPSILONS_LEFT = Threshold(

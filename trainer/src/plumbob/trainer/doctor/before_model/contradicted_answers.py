@@ -21,6 +21,8 @@ from plumbob.trainer.doctor.environment import LABELLED, Environment, Played, to
 
 PLACES = 100
 """Most places that are looked at."""
+VARIED = 12
+"""Fewest different answers by which it is judged whether they stand at a place by chance."""
 VOCABULARY = 500
 """Number of tasks whose answers are looked for in what other tasks' transcripts read."""
 
@@ -61,7 +63,14 @@ def checks(environment: Environment) -> Iterator[Finding]:
 
 def standing(environment: Environment, played: Sequence[Played]) -> dict[str, Standing]:
     """What a text is -> where the answers of these tasks stand in it."""
-    return {name: Standing(told, *_best_place(told)) for name, told in _texts(environment, played).items()}
+    golds = vocabulary(environment)
+    return {name: Standing(told, *_best_place(told, golds)) for name, told in _texts(environment, played).items()}
+
+
+def vocabulary(environment: Environment) -> list[str]:
+    """The different answers of many training tasks, long ones first."""
+    golds = {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]}
+    return sorted(golds - {""}, key=len, reverse=True)
 
 
 def contradicted(environment: Environment, found: Mapping[str, Standing]) -> Finding | None:
@@ -69,10 +78,7 @@ def contradicted(environment: Environment, found: Mapping[str, Standing]) -> Fin
 
     None if no text has a place after which most answers stand.
     """
-    check, known = "answers agree with what their tasks say", list[str]()
-    golds = sorted(
-        {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]} - {""}, key=len, reverse=True
-    )
+    check, known, golds = "answers agree with what their tasks say", list[str](), vocabulary(environment)
     for name, stands in found.items():
         if shifted := _of_others(stands.told, golds):
             return Finding(check, "fail", f"in {name} {shifted}", "oracle-fails")
@@ -114,7 +120,7 @@ def held_out_contradicted(environment: Environment, found: Mapping[str, Standing
             one, text = other[0]
             instead = text.split("\n")[0][:40]
             evidence = f"{known[-1]}: in task {one.task.key} {instead!r}, where the answer is {one.gold!r}"
-            return Finding(check, "fail", evidence, "oracle-fails")
+            return Finding(check, "fail", evidence, "evaluation-differs")
     return Finding(check, "pass", "; ".join(known)) if known else None
 
 
@@ -140,11 +146,11 @@ def _fields(environment: Environment, task: vf.Task) -> Iterator[tuple[str, str]
             yield name, value
 
 
-def _best_place(told: Sequence[Told]) -> tuple[str, list[Told], list[Told]]:
+def _best_place(told: Sequence[Told], golds: Sequence[str]) -> tuple[str, list[Told], list[Told]]:
     """(a place, tasks whose answer follows it, tasks in which something else follows it and the answer stands nowhere).
 
     Of the places that answers follow in most of the texts that have them, the one that most answers follow; empty lists
-    if there is none.
+    if there is none. `golds`: the answers of many tasks.
     """
     counts: Counter[str] = Counter()
     for one in told:
@@ -155,9 +161,24 @@ def _best_place(told: Sequence[Told]) -> tuple[str, list[Told], list[Told]]:
         follows = [(one, text) for one in told if (text := after(place, one.text)) is not None]
         own = [one for one, text in follows if begins(text, one.gold)]
         other = [one for one, text in follows if re.match(r"\s*\w", text) and not places(one.gold, one.text)]
-        if len(own) > len(told) / 2 and len(own) + len(other) == len(follows):
+        most = len(own) > len(told) / 2 or _exchanged(golds, follows, own, other)
+        if most and len(own) + len(other) == len(follows):
             return place, own, other
     return "", [], []
+
+
+def _exchanged(
+    golds: Sequence[str], follows: Sequence[tuple[Told, str]], own: Sequence[Told], other: Sequence[Told]
+) -> bool:
+    """Whether what stands at a place, where it is not the task's own answer, is that of another task, and its own far more often
+    than chance has it.
+    """
+    ids = {id(one) for one in other}
+    texts = [text for one, text in follows if id(one) in ids]
+    theirs = sum(any(begins(text, gold) for gold in golds) for text in texts)
+    # Of so many different answers, one that is drawn at random is the right one once in as many times.
+    far = len(golds) >= VARIED and len(own) > 3 * len(follows) / len(golds)
+    return far and theirs >= thresholds.GIVEN_AWAY * max(len(texts), 1)
 
 
 def _of_others(told: Sequence[Told], golds: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from plumbob.trainer.doctor.before_model import (
     contradicted_answers,
     cut_questions,
     near_answers,
+    paid_calls,
     side_by_side,
     task_sets,
     tool_results,
@@ -27,6 +28,7 @@ CHECKS: dict[str, Callable[[Environment], Iterator[Finding]]] = {
     "side by side": side_by_side.checks,
     "answers": contradicted_answers.checks,
     "cheap transcripts": cheap.checks,
+    "paid calls": paid_calls.checks,
     "near answers": near_answers.checks,
     "working": transcripts.working,
 }

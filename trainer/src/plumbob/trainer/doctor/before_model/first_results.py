@@ -17,12 +17,13 @@ def given_away(environment: Environment, played: Sequence[Played]) -> Finding | 
 
     None with few such tasks. A call that names the answer looks nothing up, as one that submits it.
     """
-    check, told = "tool results do not give the answer away before it is found", list[tuple[str, str]]()
+    check, told, whole = "tool results do not give the answer away before it is found", list[tuple[str, str]](), 0
     for p in played:
         gold = environment.gold(p.task)
         results = _results(p.trace, gold)
         if len(results) > 1 and gold and not any(places(gold, text) for _, text in p.opening):
             told.append((results[0], gold))
+            whole += all(_adds_nothing(later, results[0]) for later in results[1:])
     if len(told) < thresholds.GIVEN_AWAY_TASKS:
         return None
     own = sum(bool(places(gold, text)) for text, gold in told)
@@ -33,7 +34,17 @@ def given_away(environment: Environment, played: Sequence[Played]) -> Finding | 
         f"transcript has to call tools in later turns, too; answers of other tasks are in {chance:.0%} of these results"
     )
     bad = own >= thresholds.GIVEN_AWAY * len(told) and chance < own / len(told) / 2
+    if bad and 2 * whole > len(told):  # a tool that returns all that a task needs at once, as it may be meant to
+        return Finding(
+            check, "unsure", f"{evidence}; in {whole}, later results say nothing that the first one does not"
+        )
     return Finding(check, "fail" if bad else "pass", evidence, "answer-in-prompt" if bad else None)
+
+
+def _adds_nothing(later: str, first: str) -> bool:
+    """Whether every line of a result stands in the first one, too."""
+    known = {line.strip() for line in first.splitlines()}
+    return all(line.strip() in known for line in later.splitlines())
 
 
 def _results(trace: vf.Trace, gold: str) -> list[str]:

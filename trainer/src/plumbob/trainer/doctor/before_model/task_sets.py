@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import correlation, fmean
+from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.trainer.config.train import TrainConfig
@@ -126,7 +127,16 @@ def _content(task: vf.Task) -> str:
     content = task.data.model_dump(
         mode="json", exclude=set(LABELS), exclude_none=True, fallback=lambda value: type(value).__name__
     )
-    return hashlib.sha256(normalised(json.dumps(content, sort_keys=True)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_normalised(content), sort_keys=True).encode()).hexdigest()
+
+
+def _normalised(value: Any) -> Any:
+    """The value with every text in it normalised. JSON writes a line break as a backslash and a letter, so not after that."""
+    if isinstance(value, str):
+        return normalised(value)
+    if isinstance(value, list):
+        return [_normalised(part) for part in value]
+    return {key: _normalised(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _apart(environment: Environment) -> Finding:

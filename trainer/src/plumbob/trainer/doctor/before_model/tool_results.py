@@ -201,7 +201,7 @@ def _useful(environment: Environment, played: Sequence[Played], results: Sequenc
             return Finding(check, "fail", f"{evidence}; {same}", "tools-return-nothing")
     if len(needs) >= thresholds.JUDGED_RESULTS and held <= thresholds.HARDLY_HELD * len(needs):
         few = len(texts) <= max(1, 0.1 * len(asked)) or len(needs) >= thresholds.NEVER_HELD
-        return Finding(check, "fail" if few else "unsure", evidence, "tools-return-nothing" if few else None)
+        return Finding(check, "fail" if few else "unsure", evidence, "tool-results-wrong" if few else None)
     return Finding(check, "pass", evidence)
 
 

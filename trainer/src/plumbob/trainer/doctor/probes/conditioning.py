@@ -165,8 +165,8 @@ def _engine_sees_beginning(subject: Subject, rows: Sequence[Sample]) -> Finding:
     rest = [p[: len(p) // 4] + [chance.choice(words) for _ in p[len(p) // 4 : -8]] + p[-8:] for p in prompts]
     seen = [max(_differences(a, b), default=math.inf) for a, b in zip(first, _drawn(subject, rest), strict=True)]
     if sum(not m > max(thresholds.BLIND, 3 * noise) for m in seen) > len(seen) / 2:
-        return Finding(check, "fail", f"{evidence}; so do other tokens in the rest of the prompt", "prompt-replaced")
-    return Finding(check, "fail", evidence, "truncated-context")
+        evidence += "; so do other tokens in the rest of the prompt"
+    return Finding(check, "fail", evidence, "prompt-replaced")  # cut, or replaced by something else
 
 
 def unseen_parts(subject: Subject) -> str | None:

@@ -13,6 +13,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.earned import said_alone
 from plumbob.trainer.doctor.environment import text_of
+from plumbob.trainer.doctor.evaluations import as_asked
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.watch.settings_rules import comparable
 
@@ -24,10 +25,12 @@ EACH = 4
 
 def probe(subject: Subject) -> Iterator[Finding]:
     if subject.run.tasks.held_out:
-        yield _succeeds(subject)
+        traces = _sampled(subject, subject.run.tasks.held_out)
+        yield as_asked(subject, traces)
+        yield _succeeds(subject, traces)
 
 
-def _succeeds(subject: Subject) -> Finding:
+def _succeeds(subject: Subject, traces: Sequence[Sequence[vf.Trace]]) -> Finding:
     """Compare numbers of tasks in which some rollout earns more than an empty reply, by Fisher's exact test.
 
     Held-out tasks that are only harder are no fault: a cause is named if replies are right for other held-out tasks, or if
@@ -35,7 +38,6 @@ def _succeeds(subject: Subject) -> Finding:
     """
     check, drawn = "held-out tasks are solved where training tasks are", subject.drawn
     tasks = subject.run.tasks.held_out
-    traces = _sampled(subject, tasks)
     by_task: dict[int, list[tuple[vf.Task, vf.Trace]]] = {}
     for task, trace in zip(drawn.tasks, drawn.traces, strict=True):
         by_task.setdefault(id(task), []).append((task, trace))

@@ -68,9 +68,11 @@ def probe(subject: Subject) -> Iterator[Finding]:
             turn = _cosine(computed, seen) if len(computed) == len(seen) else math.nan
             gone = int(((computed != 0) & (seen == 0)).sum()) if len(computed) == len(seen) else 0
             yield _clipped_once(subject, push, used, turn, gone / max(int((computed != 0).sum()), 1))
-        yield _weights(subject, before, touched)
+        weights = _weights(subject, before, touched)
         with undone(run):
-            yield _schedule(subject)
+            schedule = _schedule(subject)
+        # A rate that is hidden moves weights by as little as an epsilon that outweighs the gradient.
+        yield from (schedule, weights) if weights.cause == "learning-rate-too-low" else (weights, schedule)
         yield _rate(subject, near, far)
         if run.objective.kl_beta > 0:
             yield _kl_pull(subject, rows, push, near.mean)

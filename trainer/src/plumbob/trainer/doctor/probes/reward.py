@@ -52,7 +52,12 @@ def _right_answers_count(subject: Subject) -> Finding | None:
     """The watch's check of stored rollouts, on the drawn ones; None if some of them succeed."""
     drawn = [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(subject.drawn.traces)]
     finding = parsing([rollout for rollout in drawn if rollout.ok and math.isfinite(rollout.reward)])
-    return finding and dataclasses.replace(finding, step=None, places=())
+    if finding is None:
+        return None
+    cause = finding.cause
+    if cause is not None and all(hasattr(task, "oracle") for task in subject.drawn.tasks):
+        cause = "answers-not-parsed"  # the same answers in the oracles' own form are paid: an earlier check says so
+    return dataclasses.replace(finding, cause=cause, step=None, places=())
 
 
 def _deterministic(subject: Subject) -> Finding:

@@ -27,6 +27,8 @@ TRANSPLANTS = 8
 """Number of transcripts that are scored on another task."""
 ROLLOUTS_OF_A_TASK = 12
 """Number of rollouts of a task from which its success is estimated; if groups are smaller, more are sampled."""
+NEVER = 256
+"""Number of rollouts of which none must succeed where it is said that the model never does."""
 MOST_ROLLOUTS = 32
 """Largest number of drawn rollouts at which more are sampled."""
 
@@ -111,7 +113,8 @@ def _reach(subject: Subject) -> Finding:
         return Finding(check, "unsure", f"{evidence}; of further rollouts of these tasks, some earn other rewards")
     if signal == 0:
         if found.groups_all_min and found.groups_all_max:
-            return Finding(check, "fail", evidence, "groups-without-variety")
+            cold = subject.run.config.temperature < 1
+            return Finding(check, "fail", evidence, "groups-without-variety" if cold else "few-groups-differ")
         return _out_of_reach(subject, check, evidence)
     if few and all(hasattr(task, "oracle") for task in subject.drawn.tasks):
         evidence += f"; the best rollout earns {max(shares):.0%} of what its task's perfect transcript earns"
@@ -123,8 +126,22 @@ def _reach(subject: Subject) -> Finding:
 def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
     """No rollout succeeds. By the policy's probability of perfect transcripts, should some have?"""
     expected = subject.expected_successes
-    if expected is None or not expected >= thresholds.SUCCESSES_EXPECTED:
+    if expected is None or not expected >= thresholds.SUCCESSES_RARE:
+        drawn, seldom = _further(subject)
+        evidence += (
+            f"; of {drawn} further rollouts {'one earns' if seldom else 'none earns'} more than the lowest reward"
+        )
+        if seldom:
+            return Finding(
+                check, "unsure", f"{evidence}: the model succeeds seldom, and a step of many groups may show it"
+            )
         return Finding(check, "fail", evidence, "never-succeeds")
+    if not expected >= thresholds.SUCCESSES_EXPECTED:
+        evidence += (
+            f"; by the policy's probability of perfect transcripts {expected:.1f} of {len(subject.drawn.samples)} rollouts should "
+            "have succeeded: it succeeds seldom, and a step of many rollouts may have one to learn from"
+        )
+        return Finding(check, "unsure", evidence)
     return Finding(
         check,
         "unsure",
@@ -132,6 +149,21 @@ def _out_of_reach(subject: Subject, check: str, evidence: str) -> Finding:
         "rollouts should have succeeded, so the tasks are not out of its reach: compare rollouts in traces/ with "
         "`evaluate ENV --oracle` for what they see, and for what they earn",
     )
+
+
+def _further(subject: Subject) -> tuple[int, bool]:
+    """(number of further rollouts, of other tasks, whether the last one earns more than the lowest reward): at most `NEVER` in all.
+
+    That none of 64 rollouts succeeds happens every second time if one in a hundred does, of which a run can learn.
+    """
+    samples = subject.drawn.samples
+    lowest, count = min(s.reward for s in samples), 0
+    for step in range(1, math.ceil(NEVER / len(samples))):
+        more = draw(subject, step, step * subject.groups).samples
+        count += len(more)
+        if any(s.reward > lowest + thresholds.REWARD_TOLERANCE for s in more):
+            return count, True
+    return count, False
 
 
 def _groups(subject: Subject) -> Finding:

@@ -17,7 +17,7 @@ from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.environment import spread
-from plumbob.trainer.doctor.explanations import after_short_prompts
+from plumbob.trainer.doctor.explanations import DIFFERENT, after_short_prompts
 from plumbob.trainer.doctor.held_weights import is_tied, other_weights
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
@@ -296,6 +296,8 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     if refused:
         evidence += f"; {refused}"
     cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "engine-trainer-mismatch" if refused else None
+    if cause == "merged-in-bf16" and (other := other_weights(subject)) is not None and other[0] != cause:
+        return Finding(check, "fail", f"{evidence}; {other[1].split(', by up to')[0]}", DIFFERENT)
     return Finding.of(check, (cause, evidence))
 
 

@@ -115,8 +115,12 @@ def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
         held = [*before.prompt_ids, *before.completion.token_ids]
         if after.prompt_ids[: len(held)] != held:
             at = _first_difference(held, after.prompt_ids)
-            cut = len(after.prompt_ids) < len(held)
-            cause = "truncated-context" if cut or at < len(before.prompt_ids) // 2 else "retokenised-turns"
+            # What is lost at the beginning leaves the last turn as it was.
+            lost = at < len(before.prompt_ids) // 2 and _holds(after.prompt_ids, before.completion.token_ids)
+            if lost or len(after.prompt_ids) < len(held):
+                cause = "truncated-context"
+            else:
+                cause = _explained(subject, after.prompt_ids[: len(held)], held, [before], at)
             evidence = (
                 f"the prompt of a later turn differs from the turn before it at token {at} of {len(held)}: "
                 f"{_around(subject, held, after.prompt_ids, at)}"
@@ -124,6 +128,11 @@ def _prefixes(subject: Subject, rollouts: Sequence[Sequence[Call]]) -> Finding:
             return Finding("each prompt continues the last turn's ids", "fail", evidence, cause)
     evidence = f"all {len(turns)} later prompts begin with the ids of the turn before them"
     return Finding("each prompt continues the last turn's ids", "pass", evidence)
+
+
+def _holds(ids: Sequence[int], part: Sequence[int]) -> bool:
+    """Whether `part` stands in `ids`, in one piece."""
+    return any(list(ids[i : i + len(part)]) == list(part) for i in range(len(ids) - len(part) + 1))
 
 
 def _rows(subject: Subject, pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:

@@ -15,7 +15,7 @@ from plumbob.trainer.diagnosis.unread_calls import call_like, is_malformed
 from plumbob.trainer.doctor.before_model.direct_calls import results_of
 from plumbob.trainer.doctor.before_model.other_results import Result
 from plumbob.trainer.doctor.before_model.tool_results import whole
-from plumbob.trainer.doctor.environment import Environment, oracle_of, spread, text_of
+from plumbob.trainer.doctor.environment import Environment, arguments_of, oracle_of, spread, strings, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
 from plumbob.trainer.policy.call_tokens import unwritable
 
@@ -23,6 +23,8 @@ ORDER = 25
 
 REPLAYED = 16
 """Number of rollouts whose tool calls are repeated outside them."""
+BEGINNING = 5
+"""Number of characters, without spaces, by which the beginning of a tool result is known again."""
 QUOTED = 160
 """Most characters of a reply that evidence quotes."""
 
@@ -34,7 +36,10 @@ def probe(subject: Subject) -> Iterator[Finding]:
     yield _writable(subject)
     yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
+    yield _parsed(drawn)
     yield _named(drawn)
+    if (written := _as_written(subject, drawn)) is not None:
+        yield written
     yield _used(subject, drawn)
 
 
@@ -68,6 +73,14 @@ def _read(drawn: Drawn) -> Finding:
     return Finding(check, "fail" if bad else "unsure", evidence, "calls-in-unread-form" if bad else None)
 
 
+def _parsed(drawn: Drawn) -> Finding:
+    """Can most calls be parsed?"""
+    calls, bad = (sum(_metric(trace, f"{name}_calls") for trace in drawn.traces) for name in ("tool", "malformed"))
+    evidence = f"{bad:g} of {calls + bad:g} tool calls could not be parsed"
+    many = bad > thresholds.MALFORMED_CALLS * (calls + bad) and bad >= len(drawn.traces) / 2
+    return Finding.of("tool calls can be parsed", ("calls-malformed" if many else None, evidence))
+
+
 def _named(drawn: Drawn) -> Finding:
     """Do the calls that were read name tools that there are?"""
     check = "calls that are read name the task's tools"
@@ -83,6 +96,43 @@ def _named(drawn: Drawn) -> Finding:
     )
     bad = len(unknown) > thresholds.MALFORMED_CALLS * len(calls) and len(calls) >= len(drawn.traces) / 2
     return Finding(check, "fail" if bad else "unsure", evidence, "calls-malformed" if bad else None)
+
+
+def _as_written(subject: Subject, drawn: Drawn) -> Finding | None:
+    """Do calls have the names and the texts that the policy wrote? Each must stand in its turn's tokens. None without calls.
+
+    A call whose turn names no tool is none of these: the policy may have written anything.
+    """
+    changed: list[tuple[vf.Trace, str, str]] = []
+    count = renamed = 0
+    for trace in drawn.traces:
+        names = [tool.name for tool in trace.tools or ()]
+        for node in trace.nodes:
+            calls = getattr(node.message, "tool_calls", None) or ()
+            if not node.sampled or not calls:
+                continue
+            text = _plain(subject.run.tokenizer.decode(node.token_ids, skip_special_tokens=False))
+            if not any(name in text for name in names):
+                continue
+            for call in calls:
+                if not isinstance(arguments_of(call), dict):
+                    continue  # it could not be parsed, and is kept as it was written
+                count += 1
+                said = strings(arguments_of(call))
+                known = bool(said) and all(_plain(one) in text or _plain(json.dumps(one)[1:-1]) in text for one in said)
+                if not call.name or call.name not in text or (said and not known):
+                    changed.append((trace, f"{call.name} {call.arguments}", text))
+                    renamed += known
+    if not count:
+        return None
+    evidence = f"{len(changed)} of {count} calls have a name or an argument that their turn's tokens do not have"
+    bad = len(changed) > thresholds.MALFORMED_CALLS * count and count >= len(drawn.traces) / 4
+    if changed:
+        trace, call, text = changed[0]
+        evidence += f", such as {call[:60]!r} in task {trace.task.key}, of {text[:QUOTED]!r}"
+    # With a name that no tool has, a call is malformed, whoever has changed it.
+    cause = "calls-malformed" if 2 * renamed > len(changed) else "tool-arguments-changed"
+    return Finding.of("calls are what the policy wrote", (cause if bad else None, evidence))
 
 
 def unread_reply(trace: vf.Trace) -> str:
@@ -140,15 +190,18 @@ def _whole(subject: Subject, drawn: Drawn) -> Finding:
     found = whole(environment, results)
     if found.verdict == "fail":
         return found
-    cut = [result for i in chosen for result in _lost_in_prompts(subject, drawn, i)]
-    evidence = f"{found.evidence}; {len(cut)} of {len(results)} are not whole in the text of the prompt that follows"
-    if not cut:
+    lost = [pair for i in chosen for pair in _lost_in_prompts(subject, drawn, i)]
+    evidence = f"{found.evidence}; {len(lost)} of {len(results)} are not whole in the text of the prompt that follows"
+    if not lost:
         return Finding(found.check, found.verdict, evidence)
-    return Finding(found.check, "fail", f"{evidence}, such as {cut[0].shown[:60]!r}", "tool-results-cut")
+    begun = sum(begins for _, begins in lost)
+    cause = "tool-results-cut" if 2 * begun > len(lost) else "tool-results-wrong"
+    evidence += f", such as {lost[0][0].shown[:60]!r}; the beginning of {begun} is there"
+    return Finding(found.check, "fail", evidence, cause)
 
 
-def _lost_in_prompts(subject: Subject, drawn: Drawn, number: int) -> Iterator[Result]:
-    """The tool results of a rollout of which the next prompt's text has the beginning only, or nothing."""
+def _lost_in_prompts(subject: Subject, drawn: Drawn, number: int) -> Iterator[tuple[Result, bool]]:
+    """The tool results of a rollout that the next prompt's text does not have whole, and whether it has their beginning."""
     calls, trace = drawn.calls[number], drawn.traces[number]
     if len(calls) < 2:
         return
@@ -160,7 +213,7 @@ def _lost_in_prompts(subject: Subject, drawn: Drawn, number: int) -> Iterator[Re
             plain = _plain(text)
             # A template may write a result as JSON.
             if plain and plain not in prompt and _plain(json.dumps(text)[1:-1]) not in prompt:
-                yield Result(drawn.tasks[number], "", None, text)
+                yield Result(drawn.tasks[number], "", None, text), plain[:BEGINNING] in prompt
 
 
 def _plain(text: str) -> str:

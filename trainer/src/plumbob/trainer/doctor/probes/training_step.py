@@ -12,12 +12,14 @@ from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.explanations import explain
 from plumbob.trainer.doctor.kl_in_reward import kl_sums, subtracted
+from plumbob.trainer.doctor.loss_away import away
 from plumbob.trainer.doctor.probes.gradient import gradient_of, invariance, norm_of, step_along, take_gradient
 from plumbob.trainer.doctor.rehearsal import Trained, rehearse, trained_positions
-from plumbob.trainer.doctor.slopes import EXACT, FEW, SHOWN, TELLING, Slopes, judged, scaled_together, token_weight
+from plumbob.trainer.doctor.slopes import EXACT, FEW, SHOWN, TELLING, Slopes, judged, scaled_together
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 from plumbob.trainer.doctor.third_opinion import third_opinion
 from plumbob.trainer.training.expected_advantages import expected_advantages
+from plumbob.trainer.training.expected_weights import expected_weights, in_loss
 
 ORDER = 75
 
@@ -62,6 +64,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
         yield slopes
         if not slopes.cause and (later := _later_slopes(subject, chosen, found)) is not None:
             yield later
+        if not slopes.cause and (moved := away(subject, chosen, _expected(subject, chosen))) is not None:
+            yield moved
     if subject.run.config.lora_dropout == 0:
         yield _logprobs(subject, found, first)
     if subject.run.config.kl_in_reward and given.verdict != "fail":
@@ -264,18 +268,19 @@ def _slopes_of(
     """
     config = subject.run.config
     advantages = {id(s): value for s, value in zip(samples, _expected(subject, samples), strict=True)}
-    in_loss = sum(s.num_sampled for s in samples if not (config.overlong == "mask" and s.truncated))
+    weights = expected_weights(config, minibatch, sum(in_loss(config, s) for s in samples))
+    weight_of = {id(s): weight for s, weight in zip(minibatch, weights, strict=True)}
     return [
         Slopes(
             t.row,
             t.slopes[0],
-            t.corrections * token_weight(config, minibatch, t.row, in_loss),
+            t.corrections * weight_of[id(t.row)],
             advantages[id(t.row)],
             t.logprobs,
             t.one_ratio,
         )
         for t in trained
-        if id(t.row) in advantages
+        if id(t.row) in weight_of
     ]
 
 

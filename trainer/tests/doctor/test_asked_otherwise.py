@@ -11,10 +11,13 @@ from plumbob.testing.examinations import causes, lookup_tasks
 from plumbob.testing.faults.field21_unseen_doubles import clipped_before, kl_by_itself, product_weights
 from plumbob.testing.faults.field22_unseen_doubles import paid_by_the_call
 from plumbob.testing.faults.field23_seen_doubles import sampled_at_all_times
+from plumbob.testing.faults.field24_parts import rollout_results
 from plumbob.testing.faults.field24_seen_doubles import calls_without_names, every_fourth_exchanged
+from plumbob.testing.faults.field24_unseen_doubles import after_the_conversation
 from plumbob.testing.faults.field_parts import chat_method
 from plumbob.testing.faults.field_parts import graded as graded_as
 from plumbob.testing.faults.field_unseen_environment import held_out_respaced
+from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes import stands_for
 from plumbob.trainer.doctor import left_out
 from plumbob.trainer.doctor.before_model import contradicted_answers, paid_calls, task_sets, tool_results, transcripts
@@ -22,6 +25,7 @@ from plumbob.trainer.doctor.evaluations import as_asked
 from plumbob.trainer.doctor.held_weights import other_weights
 from plumbob.trainer.doctor.loss_away import away
 from plumbob.trainer.doctor.probes import held_out, tools
+from plumbob.trainer.doctor.probes.conditioning import changed_by
 from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import train as training_loop
 
@@ -169,6 +173,23 @@ def test_greedy_evaluations_must_be_greedy(subject_of):
         subject = subject_of()
         found = as_asked(subject, [])
     assert found.cause == PROMPTED and "temperature 1.0, not 0.0" in found.evidence
+
+
+def test_rounding_of_one_token_in_thousands_is_no_sight_of_other_rows():
+    """A real model in bfloat16, healthy, changed one token by 0.11 nats: Qwen2.5-Coder-0.5B on MuSiQue, an H200."""
+    differences = [torch.full((500,), 0.01) for _ in range(8)]
+    differences[3][7] = 0.11
+    assert changed_by(differences, bf16=True) < thresholds.OTHER_TOKENS[True] < 0.11
+    assert changed_by(differences, bf16=False) == pytest.approx(0.11)
+    assert changed_by([torch.full((500,), 0.3)], bf16=True) > thresholds.OTHER_TOKENS[True]
+    assert changed_by([], bf16=True) == 0.0
+
+
+def test_results_that_hold_the_results_before_them_are_named(examined):
+    with ExitStack() as stack:
+        rollout_results(after_the_conversation)(stack, "lookup")
+        assert causes(tool_results.checks(examined())) == ["tool-results-mixed"]
+    assert causes(tool_results.checks(examined())) == []
 
 
 @pytest.mark.parametrize(("failed", "cause"), [(0, None), (5, None), (20, "environment-fails")])

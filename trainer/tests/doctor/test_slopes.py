@@ -49,7 +49,7 @@ def next_advantage(part: Slopes) -> torch.Tensor:
         ("loss-differs-from-settings", "one advantage in the loss", lambda p: p.wanted * len(p.wanted) ** 2),
         ("loss-differs-from-settings", "entropy bonus", lambda p: p.wanted - p.weight * p.logprobs),
         ("loss-differs-from-settings", "tokens of one rollout", lambda p: p.wanted * torch.arange(len(p.wanted))),
-        ("sampled-tokens-masked", "tokens have none", lambda p: p.wanted * (torch.arange(len(p.wanted)) > 1)),
+        ("loss-differs-from-settings", "tokens have none", lambda p: p.wanted * (torch.arange(len(p.wanted)) > 1)),
     ],
 )
 def test_each_mistake_is_named_by_what_it_does(cause, words, change):

@@ -75,7 +75,7 @@ COMPARED = (
             {"loss/misweighted": 0.5, "loss/without_policy_term": 1.0},
             "loss-differs-from-settings",
         ),  # of one sign, for example
-        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "sampled-tokens-masked"),
+        ({"loss/misweighted": 0.5, "loss/unpulled_parts": 1.0}, "loss-differs-from-settings"),
         ({"loss/misweighted": 0.5, "loss/unpulled_parts": 0.5}, "loss-differs-from-settings"),
         ({"loss/misweighted": 0.5, "policy/clip_fraction": 0.1}, "loss-differs-from-settings"),
         ({"optimizer/strayed_share": 0.5}, "weights-lost"),

@@ -1,10 +1,11 @@
 """Stored rollouts whose prompts were rendered twice, and tools that answer one call in two ways."""
 
+import dataclasses
 import json
 
 import pytest
 from plumbob.trainer.watch.stored_rollouts import Rollout
-from plumbob.trainer.watch.trace_contents import alike, once, says_failed
+from plumbob.trainer.watch.trace_contents import alike, answered, once, says_failed
 
 
 def rollout(task: str, number: int, results: list[str], prompt: str = "hello") -> Rollout:
@@ -64,3 +65,13 @@ def test_words_of_a_call_that_failed():
     assert says_failed('{"isError": true, "content": []}') and says_failed('{"error": "401 Unauthorized"}')
     assert not says_failed('{"isError": false, "content": []}') and not says_failed('{"error": null, "value": 3}')
     assert not says_failed("no errors were found")
+
+
+def test_a_call_has_one_result_in_its_conversation():
+    rows = [rollout(f"t{i}", 0, ["a", "b"]) for i in range(12)]
+    assert (found := answered(rows)) is not None and found.cause is None
+    doubled = [
+        dataclasses.replace(r, parts=tuple(p for p in r.parts for _ in range(1 + (p.role == "tool")))) for r in rows
+    ]
+    assert (found := answered(doubled)) is not None and found.cause == "tool-results-wrong"
+    assert answered(rows[:2]) is None

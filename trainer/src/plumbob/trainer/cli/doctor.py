@@ -160,12 +160,13 @@ def _is_run_directory(target: str) -> bool:
 
 OF_REWARDS = frozenset(
     {
-        "reward-constant",
+        "reward-wrong",
         "reward-format-dominated",
         "groups-without-variety",
+        "tool-results-wrong",
     }
 )
-"""Causes that say how the reward is distributed, which an environment's mistake may be the reason for."""
+"""Causes that say in which part a mistake is, or how the reward is distributed: the environment may show what it is."""
 
 
 def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:

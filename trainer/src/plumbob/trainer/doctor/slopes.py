@@ -108,7 +108,11 @@ def _named(parts: Sequence[Slopes], error: torch.Tensor, evidence: str) -> tuple
             f"{evidence}; rollouts with {sign} advantage have none, and all others the right one",
         )
     if missing and torch.cat(left).norm() <= EXACT * torch.cat([p.wanted.double() for p in parts]).norm():
-        return "sampled-tokens-masked", f"{evidence}; {missing} tokens have none, and all others have the right one"
+        # That masks are right is asked elsewhere: the loss itself may clamp or leave out what it should not.
+        return (
+            "loss-differs-from-settings",
+            f"{evidence}; {missing} tokens have none, and all others have the right one",
+        )
     if (ratios := _ratios(parts)) is not None:
         return ratios[0], f"{evidence}; {ratios[1]}"
     implied = {id(p): _implied(p) for p in parts}

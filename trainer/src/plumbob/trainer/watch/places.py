@@ -131,7 +131,7 @@ SHOWN: dict[str, Callable[[Rollouts], list[Place]]] = {
     "never-succeeds": _equal,
     "task-solved": _equal,
     "groups-without-variety": _equal,
-    "reward-constant": _equal,
+    "reward-wrong": _equal,
     "few-groups-differ": _equal,
     "gradient-explodes": _extreme,
     "task-order-drifts": _both_ends,

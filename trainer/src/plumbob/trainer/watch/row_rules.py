@@ -147,7 +147,7 @@ def weighed(h: History) -> Outcome:
         ),
         (
             "unpulled_parts",
-            "sampled-tokens-masked",
+            "loss-differs-from-settings",
             "0, or the KL term's, and right at others whose advantage has that sign",
         ),
         *(of_the_kl_term if h.config.kl_in_loss else ()),

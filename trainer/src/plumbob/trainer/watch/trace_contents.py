@@ -53,6 +53,26 @@ def _marked(parts: Sequence[Part]) -> Part | None:
     return next((part for part in parts if MARKS.search(part.text)), None)
 
 
+def answered(rollouts: Sequence[Rollout]) -> Finding | None:
+    """Does each call have one result in the conversation? None with few results that say which call they answer."""
+    told = [(r, part) for r in rollouts for part in r.parts if part.role == "tool" and part.answers]
+    if len(told) < FEWEST_REPEATED:
+        return None
+    seen: set[tuple[int, str]] = set()
+    again = []
+    for rollout, part in told:
+        key = id(rollout), part.answers
+        if key in seen:
+            again.append((rollout, part))
+        seen.add(key)
+    check = "each call has one result"
+    evidence = f"{len(again)} of {len(told)} tool results answer a call that has one already"
+    if len(again) <= thresholds.UNLIKE_RESULTS * len(told):
+        return Finding(check, "pass", evidence)
+    places = tuple(r.place(part) for r, part in again[:MOST_PLACES])
+    return Finding(check, "fail", evidence, "tool-results-wrong", again[0][0].step, places)
+
+
 def alike(rollouts: Sequence[Rollout]) -> Finding | None:
     """Do tools answer a call alike in all rollouts of a task that made the same calls before? None if few did.
 

@@ -21,7 +21,7 @@ from plumbob.trainer.watch.calibration import calibrated
 from plumbob.trainer.watch.history import number
 from plumbob.trainer.watch.paid_answers import MOST_PLACES, dominance, parsing, stands_in
 from plumbob.trainer.watch.stored_rollouts import Part, Rollout, groups_of, read_traces, unselected
-from plumbob.trainer.watch.trace_contents import DOWN, alike, once, says_failed
+from plumbob.trainer.watch.trace_contents import DOWN, alike, answered, once, says_failed
 
 STEPS_READ = 3
 """Number of steps whose traces are read at the start and at the end of a run: one step may be many megabytes."""
@@ -67,7 +67,7 @@ def examine_traces(
     whole = sum(r.stop in CUT for r in usable) <= len(usable) / 2
     # Of copies each counts as a draw of its own, so that chance looks like a sampler that prefers their tokens.
     drawn = calibrated(usable, config) if whole and (repeated is None or repeated.verdict != "fail") else None
-    checks = (determinism, parsing, dominance, tool_results, alike, distinct_tasks)
+    checks = (determinism, parsing, dominance, answered, tool_results, alike, distinct_tasks)
     return [
         _sample(rollouts, run_dir),
         grouping(rollouts),

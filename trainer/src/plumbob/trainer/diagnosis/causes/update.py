@@ -56,15 +56,18 @@ CAUSES = (
             "reference-is-another-policy",
             "logprobs-permuted",
             "ratio-clipped",
+            "sampled-tokens-masked",
         ),
     ),
     Cause(
         "normaliser-depends-on-microbatches",
         "The gradient depends on how a step is divided into microbatches: the loss is normalised per microbatch and "
-        "not over the whole step.",
-        "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch.",
+        "not over the whole step, or rows that are packed together change each other.",
+        "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch; and see that what "
+        "belongs to a row, such as its log-probabilities, stays with it where rows are packed.",
         (),
         "huggingface/trl#6024, modelscope/ms-swift#10116",
+        includes=("rows-see-each-other", "logprobs-permuted"),
     ),
     Cause(
         "kl-backwards",

@@ -28,8 +28,8 @@ GAP_GROWTH = Threshold(
     "engine-trainer-mismatch", "weights-not-synced",
 )  # fmt: skip
 OTHER_TOKENS = ByPrecision(
-    1e-3, 0.1, "largest change of a token's log-probability by other rows of its microbatch or by later tokens of its "
-    "row, in nats",
+    1e-3, 0.05, "largest change of a token's log-probability by other rows of its microbatch or by later tokens of its row, in "
+    "nats; in bfloat16 the mean over tokens, because rounding alone changes one of thousands by 0.1",
     "rows-see-each-other",
 )  # fmt: skip
 BLIND = Threshold(

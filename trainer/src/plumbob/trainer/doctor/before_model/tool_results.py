@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from plumbob.trainer.watch.trace_contents import says_failed
 
 TWICE = 12
 """Number of oracles whose calls are made again."""
+FEW_CUT = 3
+"""Fewest results that must be shorter than what their tools return."""
 
 
 def checks(environment: Environment) -> Iterator[Finding]:
@@ -47,7 +50,7 @@ def checks(environment: Environment) -> Iterator[Finding]:
     if (undeclared := declared({tool.name: tool.parameters or {} for tool in first.tools}, results)) is not None:
         yield undeclared
     yield (found := whole(environment, results))
-    if found.verdict != "fail" and (repeated := _prompt_in(played, results)) is not None:
+    if found.verdict != "fail" and (repeated := _prompt_in(played, results) or _earlier_in(results)) is not None:
         found = repeated
         yield found
     if found.verdict != "fail":  # otherwise what the oracle needs may be in the part that is missing
@@ -105,10 +108,14 @@ def whole(environment: Environment, results: Sequence[Result]) -> Finding:
         # Where all of each is gone, nothing is cut: no result is shown at all.
         gone = len(cut) == len(compared) and not any(r.shown.strip() for r in cut)
         cause = "tools-return-nothing" if gone else "tool-results-cut"
-        return Finding(check, "fail", f"{evidence}, in task {lost.task.key}", cause)
+        evidence += f", in task {lost.task.key}"
+        few = len(cut) < min(FEW_CUT, len(compared))  # one or two may have another reason
+        return Finding(check, "unsure" if few else "fail", evidence, None if few else cause)
     return Finding(check, "pass", evidence)
 
 
+SHORTEST = 4
+"""Fewest characters of a result by which it is known again in a later one."""
 PROMPT_SHOWN = 60
 """Number of characters of a first prompt by which it is known again."""
 
@@ -135,6 +142,24 @@ def _prompt_in(played: Sequence[Played], results: Sequence[Result]) -> Finding |
     evidence = (
         f"{len(again)} of {len(found)} tool results hold a message of the first prompt that the tool did not return, such as "
         f"{text[:40]!r} in task {first.task.key}"
+    )
+    return Finding("tool results are what tools return", "fail", evidence, "tool-results-mixed")
+
+
+def _earlier_in(results: Sequence[Result]) -> Finding | None:
+    """Does the result before stand in nearly every later one of a conversation, which the tool did not return? None if not."""
+    pairs: list[tuple[Result, Result]] = []
+    for before, result in itertools.pairwise(results):
+        told, own = squeezed(before.shown), squeezed(result.own or "")
+        if before.task is result.task and result.own is not None and len(told) >= SHORTEST and told not in own:
+            pairs.append((before, result))
+    again = [pair for pair in pairs if squeezed(pair[0].shown) in squeezed(pair[1].shown)]
+    if len(pairs) < thresholds.JUDGED_RESULTS or len(again) <= thresholds.PROMPT_IN_RESULTS * len(pairs):
+        return None
+    first = again[0][1]
+    evidence = (
+        f"{len(again)} of {len(pairs)} later tool results hold the result before them, which the tool did not return, such as "
+        f"{first.shown[:60]!r} in task {first.task.key}"
     )
     return Finding("tool results are what tools return", "fail", evidence, "tool-results-mixed")
 

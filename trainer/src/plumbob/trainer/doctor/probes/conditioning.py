@@ -99,30 +99,38 @@ def _blindness(check: str, what: str, moved: float) -> Finding:
 
 def _alone(subject: Subject, rows: Sequence[Sample]) -> Finding:
     """A token's log-probability must not depend on other rows of its microbatch, or on later tokens of its row."""
-    limit = thresholds.OTHER_TOKENS[subject.run.config.bf16]
+    bf16 = subject.run.config.bf16
+    limit, what = thresholds.OTHER_TOKENS[bf16], "by a mean of" if bf16 else "by up to"
     together = subject.score(rows)
     alone = [subject.score([row])[0] for row in rows]
-    others = max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
-    later = 0.0
+    others = changed_by([a - b for a, b in zip(together, alone, strict=True)], bf16)
+    by_later = []
     for row, scores in zip(rows, alone, strict=True):
         half = len(row.token_ids) // 2
         kept = sum(row.loss_mask[:half])
         if kept:
             changed = subject.score([_replaced(row, [(half, len(row.token_ids))], rows)])[0]
-            later = max(later, (changed[:kept] - scores[:kept]).abs().max().item())
+            by_later.append(changed[:kept] - scores[:kept])
+    later = changed_by(by_later, bf16)
     leaks = not max(others, later) <= limit
     if others <= limit < later and (moved := _of_neighbours(subject, rows, alone, limit)):
         check = "a token's log-probability depends only on earlier tokens of its row"
-        return Finding(check, "fail", f"later tokens change it by up to {later:.2g} nats; {moved}", "logprobs-permuted")
-    evidence = (
-        f"other rows change a token's log-probability by up to {others:.2g} nats, later tokens by up to {later:.2g}"
-    )
+        return Finding(check, "fail", f"later tokens change it {what} {later:.2g} nats; {moved}", "logprobs-permuted")
+    evidence = f"other rows change a token's log-probability {what} {others:.2g} nats, later tokens {what} {later:.2g}"
     return Finding(
         "a token's log-probability depends only on earlier tokens of its row",
         "fail" if leaks else "pass",
         evidence,
         "rows-see-each-other" if leaks else None,
     )
+
+
+def changed_by(differences: Sequence[torch.Tensor], bf16: bool) -> float:
+    """The largest of these differences of log-probabilities, [n] each, in nats; in bfloat16 their mean. 0 without any."""
+    every = torch.cat([torch.zeros(0), *differences]).abs()
+    if not len(every):
+        return 0.0
+    return (every.mean() if bf16 else every.max()).item()
 
 
 def _of_neighbours(subject: Subject, rows: Sequence[Sample], alone: Sequence[torch.Tensor], limit: float) -> str:

@@ -175,7 +175,8 @@ def _served_otherwise(subject: Subject, seen: Seen, first: Mapping[str, torch.Te
             scale, rest = _fitted_scale(subject, seen.rows, kinds)
             if rest <= limit:
                 which = f"the adapters of {', '.join(kinds)} add" if kinds else "the adapter adds"
-                return "adapter-scale-differs" if scale > NOTHING else "adapter-not-applied", (
+                lost = "weights-not-synced" if kinds else "adapter-not-applied"
+                return "adapter-scale-differs" if scale > NOTHING else lost, (
                     f"the engine computes base + {scale:.3g} times what {which} in the trainer (rest {rest:.2g})"
                 )
         return None

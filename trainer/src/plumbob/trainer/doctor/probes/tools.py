@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from statistics import fmean
@@ -18,6 +19,8 @@ from plumbob.trainer.doctor.before_model.tool_results import whole
 from plumbob.trainer.doctor.environment import Environment, arguments_of, oracle_of, spread, strings, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
 from plumbob.trainer.policy.call_tokens import unwritable
+from plumbob.trainer.watch.stored_rollouts import Rollout
+from plumbob.trainer.watch.trace_contents import answered
 
 ORDER = 25
 
@@ -34,6 +37,9 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if not any(trace.tools for trace in drawn.traces):
         return
     yield _writable(subject)
+    told = [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(drawn.traces)]
+    if (twice := answered(told)) is not None:
+        yield dataclasses.replace(twice, step=None, places=())
     yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
     yield _parsed(drawn)

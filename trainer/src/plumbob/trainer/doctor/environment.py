@@ -26,6 +26,8 @@ ORACLES = 48
 """Number of training tasks whose oracle is played. If no oracle fails, at most 6% of all do (at 95% confidence)."""
 HELD_OUT_ORACLES = 24
 """Number of held-out tasks whose oracle is played."""
+VOCABULARY = 500
+"""Number of tasks whose answers are looked for in what other tasks' transcripts read."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
 """Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 MOST_HANGING = 2
@@ -216,6 +218,12 @@ class Environment:
         field, last = self._gold
         text = _first_text(getattr(task.data, field))
         return text.split()[-1] if last and text else text
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        """The different right answers of the first `VOCABULARY` training tasks, long ones first."""
+        golds = {self.gold(task) for task in self.tasks.train[:VOCABULARY]}
+        return sorted(golds - {""}, key=len, reverse=True)
 
 
 def scripted(

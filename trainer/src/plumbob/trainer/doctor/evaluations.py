@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import verifiers.v1 as vf
-from plumbob.rollout import Completion, Sampling
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.doctor.subject import Subject
+from plumbob.trainer.doctor.subject import Call, Refused, Subject, recorded
 from plumbob.trainer.training import train as training_loop
 from plumbob.trainer.training.row_checks import before_first_turn
 
 CHECK = "evaluations ask for what training asks for"
 SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 """Fields of `Sampling` that all requests of an evaluation have in common."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request of an evaluation."""
-
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
 
 
 def as_asked(subject: Subject, traces: Sequence[Sequence[vf.Trace]]) -> Finding:
@@ -36,11 +24,12 @@ def as_asked(subject: Subject, traces: Sequence[Sequence[vf.Trace]]) -> Finding:
     run, config = subject.run, subject.run.config
     prompts: set[tuple[int, ...]] = set()
     for how, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
-        with _asked(run.engine) as requests:
+        with recorded(run.engine) as (answered, refused):
             # Looked up where the training loop looks it up, so that it is the same function.
             evaluating = training_loop.evaluate(run.sampler, run.world, how, temperature=temperature)
             subject.runner.run(evaluating)
         run.engine.forget()
+        requests = [*(call for _, call in answered), *refused]
         wanted = {name: getattr(run.sampler.sampling, name) for name in SETTINGS} | {"temperature": temperature}
         for name, value in wanted.items():
             told = [getattr(r.sampling, name) for r in requests]
@@ -53,8 +42,8 @@ def as_asked(subject: Subject, traces: Sequence[Sequence[vf.Trace]]) -> Finding:
         if requests and most < limit and all(_room(subject, r) for r in requests):
             evidence = f"no request of the {how} evaluation may have more than {most} new tokens, where --max-tokens is {limit}"
             return Finding(CHECK, "fail", evidence, "evaluation-prompted-differently")
-        prompts |= {r.prompt_ids for r in requests}
-    firsts = [{_first(trace) for trace in own if trace.ok and trace.num_turns} for own in traces]
+        prompts |= {tuple(r.prompt_ids) for r in requests}
+    firsts = [{tuple(before_first_turn(trace)) for trace in own if trace.ok and trace.num_turns} for own in traces]
     steady = [next(iter(own)) for own in firsts if len(own) == 1 and next(iter(own))]
     missing = [first for first in steady if first not in prompts]
     evidence = (
@@ -66,28 +55,6 @@ def as_asked(subject: Subject, traces: Sequence[Sequence[vf.Trace]]) -> Finding:
     return Finding(CHECK, "pass", evidence)
 
 
-def _room(subject: Subject, asked: Asked) -> bool:
+def _room(subject: Subject, asked: Call | Refused) -> bool:
     """Whether the context has room for all tokens that a turn may have after this prompt."""
     return len(asked.prompt_ids) + subject.run.sampler.sampling.max_tokens <= subject.run.config.max_context
-
-
-def _first(trace: vf.Trace) -> tuple[int, ...]:
-    """Token ids of a rollout's first prompt."""
-    return tuple(before_first_turn(trace))
-
-
-@contextmanager
-def _asked(engine: Any) -> Generator[list[Asked]]:
-    """Record the requests to the engine inside the context."""
-    found: list[Asked] = []
-    generate = engine.generate
-
-    async def recording(prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        found.append(Asked(tuple(prompt_ids), sampling))
-        return await generate(prompt_ids, sampling)
-
-    engine.generate = recording
-    try:
-        yield found
-    finally:
-        engine.generate = generate

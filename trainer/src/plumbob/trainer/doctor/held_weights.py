@@ -12,8 +12,10 @@ from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.policy.loading import load_model
 
 
-def other_weights(subject: Subject) -> tuple[str, str] | None:
+def other_weights(subject: Subject, *, updated: bool = False) -> tuple[str, str] | None:
     """(cause, evidence) if engine and trainer hold other weights; None if not, or if the engine is a server.
+
+    `updated`: whether the trainer's are those of an update. Then old ones are as near to them as those of low precision.
 
     All tensors are compared, not only the trained ones, and output embeddings with input embeddings where the model's
     configuration says that they are the same.
@@ -42,8 +44,8 @@ def other_weights(subject: Subject) -> tuple[str, str] | None:
                 "engine-trainer-mismatch",
                 f"{evidence}; the engine's are those of the model on disk, and the trainer's are not",
             )
-        if not missing and (apart := max(_apart(served[n], own[n]) for n in differ)) <= thresholds.ROUNDED_WEIGHTS:
-            # Old weights of a few updates ago are as near, but here none were trained.
+        apart = math.inf if missing or updated else max(_apart(served[n], own[n]) for n in differ)
+        if apart <= thresholds.ROUNDED_WEIGHTS:
             evidence += f", by up to {apart:.2g} of their size, as weights of low precision do"
             return "engine-trainer-mismatch", evidence
         return "weights-not-synced", evidence

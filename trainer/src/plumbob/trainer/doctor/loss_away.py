@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.losses import LossInputs
+from plumbob.trainer.algorithm.losses import LossInputs, Objective
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Subject
@@ -58,13 +58,13 @@ KINDS = {"stronger_kl": "kl-too-large", "other_kl": "kl-backwards", "unratioed":
 
 def _inputs(
     subject: Subject, rows: Sequence[Sample], advantages: Sequence[float]
-) -> tuple[LossInputs, Any, Any] | None:
-    """(inputs of the first microbatch, the objective, the loss) as the training step's code has them; None if it asks no loss."""
-    found: list[tuple[LossInputs, Any, Any]] = []
+) -> tuple[LossInputs, Objective] | None:
+    """(inputs of the first microbatch, the objective) as the training step's code has them; None if it asks no loss."""
+    found: list[tuple[LossInputs, Objective]] = []
     loss = forward_backward.policy_loss
 
-    def of_tokens(inputs: LossInputs, objective: Any) -> Any:
-        found.append((inputs, objective, loss))
+    def of_tokens(inputs: LossInputs, objective: Objective) -> Any:
+        found.append((inputs, objective))
         return loss(inputs, objective)
 
     with mock.patch.object(forward_backward, "policy_loss", of_tokens):
@@ -73,7 +73,7 @@ def _inputs(
     return found[0] if found else None
 
 
-def _judged(inputs: LossInputs, objective: Any, loss: Any) -> tuple[int, dict[str, int]]:
+def _judged(inputs: LossInputs, objective: Objective) -> tuple[int, dict[str, int]]:
     """(number of tokens with a wrong slope, counts of what these are) once old and reference log-probabilities are moved."""
     own = inputs.logprobs.detach().clone().requires_grad_()
 
@@ -89,6 +89,6 @@ def _judged(inputs: LossInputs, objective: Any, loss: Any) -> tuple[int, dict[st
     )
     with torch.enable_grad():
         counts = misweighted(given, objective)
-        loss(given, objective).loss.backward()
+        forward_backward.policy_loss(given, objective).loss.backward()
     kinds = {name: int(value.item()) for name, value in counts.items() if name in {"misweighted", *KINDS}}
     return kinds.pop("misweighted"), kinds

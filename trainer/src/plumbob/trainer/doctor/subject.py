@@ -33,6 +33,7 @@ from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.watch.history import is_exact
+from plumbob.trainer.watch.stored_rollouts import Rollout
 
 GROUPS = 8
 """Number of groups that are sampled: enough to detect mixed groups and a constant reward, quick for a tiny model."""
@@ -48,6 +49,7 @@ class Call:
 
     prompt_ids: list[int]
     completion: Completion
+    sampling: Sampling
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Drawn:
     calls: list[list[Call]]
     refused: list[Refused] = field(default_factory=list)
     """Requests of rollouts that failed because the engine raised an error."""
+
+    @functools.cached_property
+    def rollouts(self) -> list[Rollout]:
+        """The traces as the checks of stored rollouts see them, without a place in a run."""
+        return [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(self.traces)]
 
     @property
     def different_tasks(self) -> list[vf.Task]:
@@ -313,7 +320,7 @@ def recorded(engine: Any) -> Generator[tuple[list[tuple[int | None, Call]], list
         except EngineError:
             refused.append(Refused(list(prompt_ids), sampling))
             raise
-        calls.append((sampling.seed, Call(list(prompt_ids), completion)))
+        calls.append((sampling.seed, Call(list(prompt_ids), completion, sampling)))
         return completion
 
     engine.generate = recording

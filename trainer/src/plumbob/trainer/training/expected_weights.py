@@ -40,7 +40,7 @@ def in_loss(config: TrainConfig, row: Sample) -> int:
     return 0 if config.overlong == "mask" and row.truncated else row.num_sampled
 
 
-def other_weights(config: TrainConfig, minibatches: Sequence[Minibatch]) -> dict[str, float]:
+def rows_weighed_otherwise(config: TrainConfig, minibatches: Sequence[Minibatch]) -> dict[str, float]:
     """`loss/other_weights`: share of the trained rows whose weight is not the expected one, but for a factor of all rows.
 
     Adam divides by such a factor again. Empty without trained rows.

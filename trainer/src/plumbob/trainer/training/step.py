@@ -25,7 +25,7 @@ from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.trace_files import prepared_records
-from plumbob.trainer.training.expected_weights import other_weights
+from plumbob.trainer.training.expected_weights import rows_weighed_otherwise
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
@@ -77,7 +77,7 @@ def train_step(
     minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     trained_with = advantages_in_minibatches(batch.samples, minibatches)
-    weighed = other_weights(config, minibatches)
+    weighed = rows_weighed_otherwise(config, minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored

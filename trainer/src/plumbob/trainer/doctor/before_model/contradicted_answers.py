@@ -23,8 +23,6 @@ PLACES = 100
 """Most places that are looked at."""
 VARIED = 12
 """Fewest different answers by which it is judged whether they stand at a place by chance."""
-VOCABULARY = 500
-"""Number of tasks whose answers are looked for in what other tasks' transcripts read."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,8 @@ def checks(environment: Environment) -> Iterator[Finding]:
 
 def standing(environment: Environment, played: Sequence[Played]) -> dict[str, Standing]:
     """What a text is -> where the answers of these tasks stand in it."""
-    golds = vocabulary(environment)
-    return {name: Standing(told, *_best_place(told, golds)) for name, told in _texts(environment, played).items()}
-
-
-def vocabulary(environment: Environment) -> list[str]:
-    """The different answers of many training tasks, long ones first."""
-    golds = {environment.gold(task) for task in environment.tasks.train[:VOCABULARY]}
-    return sorted(golds - {""}, key=len, reverse=True)
+    texts = _texts(environment, played)
+    return {name: Standing(told, *_best_place(told, environment.vocabulary)) for name, told in texts.items()}
 
 
 def contradicted(environment: Environment, found: Mapping[str, Standing]) -> Finding | None:
@@ -78,9 +70,9 @@ def contradicted(environment: Environment, found: Mapping[str, Standing]) -> Fin
 
     None if no text has a place after which most answers stand.
     """
-    check, known, golds = "answers agree with what their tasks say", list[str](), vocabulary(environment)
+    check, known = "answers agree with what their tasks say", list[str]()
     for name, stands in found.items():
-        if shifted := _of_others(stands.told, golds):
+        if shifted := _of_others(stands.told, environment.vocabulary):
             return Finding(check, "fail", f"in {name} {shifted}", "oracle-fails")
         place, own, other = stands.place, stands.own, stands.other
         if not own:

@@ -17,7 +17,6 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB
 from plumbob.trainer.watch.paid_answers import parsing
-from plumbob.trainer.watch.stored_rollouts import Rollout
 
 ORDER = 20
 
@@ -50,8 +49,7 @@ def _bounded(subject: Subject) -> Finding:
 
 def _right_answers_count(subject: Subject) -> Finding | None:
     """The watch's check of stored rollouts, on the drawn ones; None if some of them succeed."""
-    drawn = [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(subject.drawn.traces)]
-    finding = parsing([rollout for rollout in drawn if rollout.ok and math.isfinite(rollout.reward)])
+    finding = parsing([rollout for rollout in subject.drawn.rollouts if rollout.ok and math.isfinite(rollout.reward)])
     if finding is None:
         return None
     cause = finding.cause

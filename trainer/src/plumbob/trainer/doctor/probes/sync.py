@@ -297,8 +297,9 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     if refused:
         evidence += f"; {refused}"
     cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "engine-trainer-mismatch" if refused else None
-    if cause == "merged-in-bf16" and (other := other_weights(subject)) is not None and other[0] != cause:
-        return Finding(check, "fail", f"{evidence}; {other[1].split(', by up to')[0]}", DIFFERENT)
+    other = other_weights(subject, updated=True) if cause == "merged-in-bf16" else None
+    if other is not None and other[0] != cause:
+        return Finding(check, "fail", f"{evidence}; {other[1]}", DIFFERENT)
     return Finding.of(check, (cause, evidence))
 
 

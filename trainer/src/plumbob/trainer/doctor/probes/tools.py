@@ -19,7 +19,6 @@ from plumbob.trainer.doctor.before_model.tool_results import whole
 from plumbob.trainer.doctor.environment import Environment, arguments_of, oracle_of, spread, strings, text_of
 from plumbob.trainer.doctor.subject import Drawn, Subject
 from plumbob.trainer.policy.call_tokens import unwritable
-from plumbob.trainer.watch.stored_rollouts import Rollout
 from plumbob.trainer.watch.trace_contents import answered
 
 ORDER = 25
@@ -37,8 +36,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if not any(trace.tools for trace in drawn.traces):
         return
     yield _writable(subject)
-    told = [Rollout.of(trace.to_record(), 1, i, 0, 0) for i, trace in enumerate(drawn.traces)]
-    if (twice := answered(told)) is not None:
+    if (twice := answered(drawn.rollouts)) is not None:
         yield dataclasses.replace(twice, step=None, places=())
     yield _whole(subject, drawn)  # first, because a policy that sees half of a result writes anything
     yield _read(drawn)
@@ -121,10 +119,11 @@ def _as_written(subject: Subject, drawn: Drawn) -> Finding | None:
             if not any(name in text for name in names):
                 continue
             for call in calls:
-                if not isinstance(arguments_of(call), dict):
+                arguments = arguments_of(call)
+                if not isinstance(arguments, dict):
                     continue  # it could not be parsed, and is kept as it was written
                 count += 1
-                said = strings(arguments_of(call))
+                said = strings(arguments)
                 known = bool(said) and all(_plain(one) in text or _plain(json.dumps(one)[1:-1]) in text for one in said)
                 if not call.name or call.name not in text or (said and not known):
                     changed.append((trace, f"{call.name} {call.arguments}", text))

@@ -1,6 +1,6 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
-With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 24` those of the later ones.
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 26` those of the later ones.
 
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
@@ -56,7 +56,7 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 25)}}
+SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 27)}}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
 

@@ -25,7 +25,7 @@ import torch
 import typer
 from doctor import trl_metrics
 from plumbob.console.app import run_app
-from plumbob.testing.faults.doubles import after_set_up
+from plumbob.testing.faults.doubles import after_each_set_up
 from plumbob.testing.faults.field import BASE, FieldFault, HealthySetting, Start
 from plumbob.trainer.cli import doctor as doctor_command
 from plumbob.trainer.cli import train as train_command
@@ -94,9 +94,8 @@ def examined(what: Sequence[FieldFault] | HealthySetting, kind: Kind, env: str, 
 
 def _inject_after_set_up(stack: ExitStack, faults: Sequence[FieldFault]) -> None:
     """Make `set_up` inject what belongs into a run that is set up, for `doctor` and for `train`."""
-    injects = [f.inject for f in faults if f.inject is not None]
-    for module in (subjects, training) if injects else ():
-        after_set_up(stack, module, *injects)
+    if injects := [f.inject for f in faults if f.inject is not None]:
+        after_each_set_up(stack, (subjects, training), *injects)
 
 
 def called(name: str, app: typer.Typer, arguments: Sequence[str]) -> tuple[int, str, str]:

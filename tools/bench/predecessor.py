@@ -26,7 +26,7 @@ from typing import Any
 
 from plumbob.testing.faults import doubles
 from plumbob.testing.faults import field_seen_environment as environment
-from plumbob.testing.faults.doubles import Inject, after_set_up
+from plumbob.testing.faults.doubles import Inject, after_each_set_up
 from plumbob.testing.faults.field import BASE, Start
 from plumbob.testing.faults.field_parts import chat_method, decoded_as
 
@@ -96,7 +96,7 @@ def one(arm: Arm, command: str, arguments: list[str]) -> None:
             arm.start(stack, env)
         # The predecessor had no check of its syncs, so that none ends a run here.
         unjudged = (doubles.syncs_unjudged,) if arm.injects and command == "train" else ()
-        after_set_up(stack, subject if command == "doctor" else loop, *unjudged, *arm.injects)
+        after_each_set_up(stack, (subject, loop), *unjudged, *arm.injects)
         app = doctor_command.app if command == "doctor" else train_command.app
         own = arm.options.split() if env in ENVS else []  # a finished run has its options in its folder
         run_app(command, app, [*arguments, *own])

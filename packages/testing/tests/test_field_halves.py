@@ -5,7 +5,7 @@ import importlib
 import pytest
 from plumbob.testing.faults.field import BASE, half_of, pairs
 
-HALVES = [(number, half) for number in ("", *map(str, range(2, 25))) for half in ("seen", "unseen")]
+HALVES = [(number, half) for number in ("", *map(str, range(2, 27))) for half in ("seen", "unseen")]
 FEWEST = {
     "": (20, 20, 6),
     "2": (18, 8, 6),
@@ -31,6 +31,8 @@ FEWEST = {
     "22": (14, 2, 6),
     "23": (17, 3, 6),
     "24": (18, 4, 6),
+    "25": (20, 3, 6),
+    "26": (16, 4, 6),
 }
 """Set -> fewest faults of a half, fewest healthy settings, and number of pairs of faults."""
 each_half = pytest.mark.parametrize(("number", "half"), HALVES)

@@ -5,6 +5,7 @@ import json
 import pytest
 from plumbob.console.app import run_app
 from plumbob.trainer.cli import doctor as cli
+from plumbob.trainer.cli import examinations
 from plumbob.trainer.diagnosis.causes import CAUSES
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.run_probes import PROBES
@@ -82,7 +83,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(capsys, monkeypatch, tmp_pat
         ("tokens", Finding("b", "fail", "3 of 4", "groups-mixed")),
         ("sync", Finding("c", "fail", "5 of 6", "engine-stale")),
     ]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--all", "--html", str(page)])
@@ -97,7 +98,7 @@ def test_a_symptom_is_no_cause_and_comes_after_one(told, monkeypatch, tmp_path):
     symptom = ("environment", Finding("a", "fail", "1 of 2", "tools-never-used"))
     cause = ("tokens", Finding("b", "fail", "3 of 4", "prompt-replaced"))
     found = [symptom]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     code, out, _ = told("lookup", "--html", str(page))
     assert code == 1 and "\nNo cause found, but a symptom: tools-never-used\n" in out and "\nCause:" not in out
@@ -114,7 +115,7 @@ def test_a_symptom_is_no_cause_and_comes_after_one(told, monkeypatch, tmp_path):
 
 def test_a_cause_that_stands_for_others_names_them(told, monkeypatch, tmp_path):
     found = [("environment", Finding("a", "fail", "1 of 2", "reward-wrong"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     code, out, _ = told("lookup", "--html", str(page))
     names = ", ".join(CAUSES["reward-wrong"].includes)
@@ -124,7 +125,7 @@ def test_a_cause_that_stands_for_others_names_them(told, monkeypatch, tmp_path):
 
 def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "fail", "2", "groups-mixed"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup", "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -137,7 +138,7 @@ def test_json_holds_every_finding_and_each_cause(capsys, monkeypatch):
 
 def test_nothing_wrong_is_exit_code_0(capsys, monkeypatch):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "unsure", "2"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     with pytest.raises(SystemExit) as exit_:
         run_app("doctor", cli.app, ["lookup"])
     assert exit_.value.code == 0
@@ -147,7 +148,7 @@ def test_nothing_wrong_is_exit_code_0(capsys, monkeypatch):
 
 def test_a_check_that_broke_off_is_no_pass(told, monkeypatch, tmp_path):
     found = [("data", Finding("a", "pass", "1")), ("tokens", Finding("b", "error", "KeyError: 'x'"))]
-    monkeypatch.setattr(cli, "_probed", lambda config, everything, scope: (pair for pair in found))
+    monkeypatch.setattr(cli, "of_environment", lambda config, everything, scope: (pair for pair in found))
     page = tmp_path / "page.html"
     code, out, _ = told("lookup", "--html", str(page))
     assert code == 2
@@ -168,7 +169,7 @@ def test_ctrl_c_ends_it_without_a_traceback(told, monkeypatch):
         finally:
             closed.append(True)
 
-    monkeypatch.setattr(cli, "_probed", probed)
+    monkeypatch.setattr(cli, "of_environment", probed)
     code, out, err = told("lookup", "--json")
     assert (code, out, closed) == (130, "", [True])
     assert err == "doctor: interrupted\n"
@@ -184,7 +185,7 @@ def test_a_healthy_run_from_the_command_line(told, tmp_path):
     report = json.loads(out)
     assert code == 0 and report["cause"] is None
     assert report["title"] == "doctor lookup --model tiny"
-    assert list(dict.fromkeys(f["probe"] for f in report["findings"])) == list(PROBES)
+    assert list(dict.fromkeys(f["probe"] for f in report["findings"])) == [*PROBES, "first_steps"]
     assert not [f for f in report["findings"] if f["verdict"] in ("fail", "error")]
     assert "setting up lookup and tiny" in err and "sampling 32 rollouts" in err
     assert "Loading" not in err and "Traceback" not in err
@@ -214,7 +215,7 @@ def test_it_stops_at_the_first_cause_and_goes_on_with_all(told):
     all_of_them = json.loads(out)
     assert code == 1 and all_of_them["cause"] == "learning-rate-too-low"
     assert len(all_of_them["findings"]) > len(first["findings"])
-    assert {f["probe"] for f in all_of_them["findings"]} == set(PROBES)
+    assert {f["probe"] for f in all_of_them["findings"]} == {*PROBES, "first_steps"}
 
 
 @pytest.mark.slow
@@ -222,7 +223,15 @@ def test_it_goes_on_after_a_symptom(told):
     code, out, _ = told("lookup", *SMALL, "--max-turns", "2", "--json")
     report = json.loads(out)
     assert code == 1 and report["cause"] is None and report["symptoms"][0] == "truncated-rollouts"
-    assert {f["probe"] for f in report["findings"]} == set(PROBES)
+    assert {f["probe"] for f in report["findings"]} == {*PROBES, "first_steps"}
+
+
+def test_without_a_model_only_the_environment_is_examined(told, monkeypatch):
+    monkeypatch.setattr(examinations, "load_torch_libraries", lambda: pytest.fail("torch was loaded"))
+    code, out, _ = told("lookup", *SMALL, "--json", "--without-model")
+    report = json.loads(out)
+    assert code == 0 and {f["probe"] for f in report["findings"]} == {"environment"}
+    assert "because nothing is trained" in report["limits"][-1]
 
 
 def test_what_train_would_refuse_is_refused(told):

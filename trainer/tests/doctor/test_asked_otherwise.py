@@ -85,10 +85,11 @@ def test_weights_of_low_precision_are_told_from_those_that_did_not_arrive(subjec
     served = subject.run.engine.served_weights()
     name = next(n for n, p in subject.run.policy.model.named_parameters() if n in served and p.ndim == 2)
     kept = served[name].clone()
-    for change, cause in ((1.01, "engine-trainer-mismatch"), (-1.0, "weights-not-synced")):
+    for change, low in ((1.01, True), (-1.0, False)):
         with torch.no_grad():
             served[name].copy_(kept * change)
-        assert (found := other_weights(subject)) is not None and found[0] == cause
+        assert (found := other_weights(subject)) is not None and found[0] == "engine-trainer-mismatch"
+        assert name in found[1] and ("as weights of low precision do" in found[1]) == low
     with torch.no_grad():
         served[name].copy_(kept)
     assert other_weights(subject) is None

@@ -141,7 +141,7 @@ def test_advantages_whose_sign_is_lost_or_counts_alone_are_told_from_a_mask(subj
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "cause"), [(1e-8, None), (1e-2, "learning-rate-too-low")])
+@pytest.mark.parametrize(("epsilon", "cause"), [(1e-8, None), (1e-2, "optimizer-moves-nothing")])
 def test_an_epsilon_that_outweighs_the_gradient_is_named(subject_of, epsilon, cause):
     subject = subject_of(groups=4)
     for group in subject.run.optimizer.param_groups:

@@ -23,7 +23,7 @@ FAULTS = {fault.name: fault for faults in SETS for fault in faults}
     ("name", "probe", "cause"),
     [
         ("prompts rendered by the chat template twice", "tokens", "template-applied-twice"),
-        ("attention outputs arrive as zeros", "weights", "weights-not-synced"),
+        ("attention outputs arrive as zeros", "weights", "engine-trainer-mismatch"),
         ("log-probabilities from the start of the row", "conditioning", "logprobs-permuted"),
         ("entropy bonus out of proportion", "training_step", "loss-differs-from-settings"),
         ("advantages averaged over the padding", "training_step", "loss-differs-from-settings"),

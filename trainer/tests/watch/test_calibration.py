@@ -56,6 +56,13 @@ def test_a_policy_that_is_nearly_sure_is_not_judged():
     assert finding and finding.verdict == "pass"
 
 
+def test_unlikely_tokens_that_were_not_drawn_show_nothing_if_few_were_expected():
+    """Numbers of 96 healthy rollouts of lookup with --max-turns 2: none of about one token of e^-6 was drawn."""
+    sure = [dataclasses.replace(r, excess=0.0602 + 0.001 * (i % 5), entropy=0.0644) for i, r in enumerate(drawn(0))]
+    finding = calibrated(sure, TrainConfig())
+    assert finding and finding.verdict == "pass"
+
+
 def test_it_is_not_asked_where_something_else_is_known():
     hot = drawn(0, at=2.0)
     assert calibrated(hot[:20], TrainConfig()) is None

@@ -60,7 +60,7 @@ def doctor(capsys: pytest.CaptureFixture[str]):
     def run(*args: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
-            run_app("doctor", cli.app, [str(arg) for arg in args])
+            run_app("doctor", cli.app, [*(str(arg) for arg in args), "--without-model"])
         output = capsys.readouterr()
         return int(exit_.value.code or 0), output.out, output.err
 

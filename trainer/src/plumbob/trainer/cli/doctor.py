@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from plumbob.console import INTERRUPTED, UserError, first_line
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli.loading import (
-    announce,
-    fast_imports,
-    import_transformers,
-    import_verifiers,
-    load_torch_libraries,
-)
+from plumbob.trainer.cli.examinations import of_environment, of_run
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -44,10 +36,12 @@ _HELP = """Find out why a training run does not learn.
 
 `doctor ENV --model M`, with the options of `train`, first examines settings, tasks, rewards and tools, which takes
 seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
-and stops at the first probe that finds a cause. It names the cause, or, if it finds none, the symptoms that it saw.
+and stops at the first probe that finds a cause. If none does, it takes six training steps as `train` does, and watches
+them. It names the cause, or, if it finds none, the symptoms that it saw.
 
 `doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If they show no cause, or
-only how the reward is distributed, it examines the run's environment as well.
+only how the reward is distributed, it examines the run's environment as well, and then, if the run has ended, runs the
+probes on its model with its settings.
 
 Exit code 0: no check failed. 1: a cause or a symptom was found. 2: `doctor` could not start, or it found no cause but could not
 complete some checks.
@@ -58,7 +52,8 @@ def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     from plumbob.trainer.report.write import REPORT
 
-    everything, as_json, page = (given.pop(name) for name in ("everything", "as_json", "html"))
+    flags = ("everything", "as_json", "html", "without_model")
+    everything, as_json, page, without_model = (given.pop(name) for name in flags)
     named = given.get("env") or []
     target = named[0] if len(named) == 1 else None
     if page is not None:
@@ -70,18 +65,18 @@ def doctor(**given: Any) -> int:
         from plumbob.trainer.watch.watch import run_config
 
         config = run_config(Path(target).expanduser())
-        scope = Scope(run=True)
+        scope = Scope(run=True, model=not without_model)
         report = Path(target) / REPORT
-        found, title = _watched(Path(target), config, scope), f"doctor {target}"
+        found, title = of_run(Path(target), config, scope), f"doctor {target}"
     else:
         config, _ = configure(given)
         if config.mixture:
             names = [env for env, _ in config.members]
             raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
         check_before_loading(config, None)
-        scope = Scope()
+        scope = Scope(model=not without_model)
         report = Path(REPORT)
-        found, title = _probed(config, bool(everything), scope), f"doctor {config.env} --model {config.model}"
+        found, title = of_environment(config, bool(everything), scope), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
         with closing(found), first_ctrl_c():
@@ -158,120 +153,6 @@ def _is_run_directory(target: str) -> bool:
     return False
 
 
-OF_REWARDS = frozenset(
-    {
-        "reward-wrong",
-        "reward-format-dominated",
-        "groups-without-variety",
-        "tool-results-wrong",
-    }
-)
-"""Causes that say in which part a mistake is, or how the reward is distributed: the environment may show what it is."""
-
-
-def _watched(directory: Path, config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
-    """The findings of a run. If they leave open whether its environment is at fault, it is examined too, without a model.
-
-    They do if they name nothing, or a symptom, or first only how the reward is distributed: a reward that counts nothing as right
-    looks in metrics like a task that the model cannot do, and answers that stand in prompts like tasks that are solved.
-    """
-    from plumbob.trainer.diagnosis.causes import is_symptom, named
-    from plumbob.trainer.watch.watch import examine
-
-    findings = examine(directory.expanduser())
-    first = next(iter(named(findings)), None)
-    doubtful = first is None or is_symptom(first) or first in OF_REWARDS
-    open_ = doubtful or any(f.cause == "never-succeeds" for f in findings)
-    if open_ and not config.mixture:
-        try:
-            found = [
-                (n, f)
-                for n, f in _without_model(config, scope)
-                if f.verdict == "fail" or (first and f.verdict == "error")
-            ]
-        except Exception as error:  # it may not be installed here, or its data may be gone
-            found = []
-            _print_status(f"the run's environment was not examined: {first_line(error)}")
-        yield from found
-    for finding in findings:
-        yield "watch", finding
-
-
-def _probed(config: TrainConfig, everything: bool, scope: Scope) -> Generator[tuple[str, Finding]]:
-    """First what needs settings only, then tasks, rewards and tools, then the model: each as soon as it is loaded.
-
-    All that needs no model is examined also after a failure, because it takes seconds.
-    """
-    from plumbob.trainer.diagnosis.causes import names_reason
-
-    failed = False
-    for name, finding in _without_model(config, scope):
-        failed = failed or names_reason(finding)
-        yield name, finding
-    if failed and not everything:
-        scope.stopped = True
-        return
-    announce("torch and transformers")
-    load_torch_libraries()
-    with fast_imports():
-        import_transformers()
-        from plumbob.trainer.diagnosis.findings import Finding
-        from plumbob.trainer.distributed.world import join_world, leave_world
-        from plumbob.trainer.doctor.run_probes import examine
-        from plumbob.trainer.doctor.subject import load_subject
-        from plumbob.trainer.inference.weight_sync import SyncError
-        from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    _print_status(f"setting up {config.env} and {config.model}")
-    here = join_world()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                subject = load_subject(config, here, Path(folder), _print_status, environments=scope.environments)
-            except SyncError as error:
-                yield "sync", Finding("the first weight sync succeeds", "fail", str(error), "weights-not-synced")
-                scope.stopped = True
-                return
-            try:
-                for note in subject.run.tasks.notes:
-                    _print_status(note)
-                _print_status(f"sampling {subject.run.rollouts_per_step} rollouts")
-                for name, finding in examine(subject, everything=everything, without=("environment",)):
-                    if subject.is_drawn:
-                        scope.rollouts, scope.groups = len(subject.drawn.samples), subject.groups
-                    scope.stopped = names_reason(finding) and not everything
-                    yield name, finding
-            finally:
-                subject.close()
-    finally:
-        leave_world()
-
-
-def _without_model(config: TrainConfig, scope: Scope) -> Generator[tuple[str, Finding]]:
-    """The findings that need neither torch nor a model."""
-    from plumbob.trainer.doctor.before_model import settings
-
-    for finding in settings.checks(config):
-        yield "environment", finding
-    announce(f"verifiers and the environment {config.env}")
-    with fast_imports():
-        import_verifiers()
-        from plumbob.trainer.doctor.before_model.examine import examine_environment
-        from plumbob.trainer.doctor.environment import Environment
-        from plumbob.trainer.rollouts.tasks import load_environments
-    scope.environments = load_environments(config)
-    with asyncio.Runner() as runner:
-        environment = Environment(config, scope.environments[0], runner)
-        scope.tasks = len(environment.sample)
-        for _, finding in examine_environment(environment):
-            yield "environment", finding
-
-
-def _print_status(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
-
-
 def _line(finding: Finding, report: Path) -> str:
     loud = finding.verdict in ("fail", "error")
     step = f" (step {finding.step})" if finding.step is not None else ""
@@ -345,6 +226,12 @@ _ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "everything": Annotated[bool | None, typer.Option("--all", help="Run all probes, also those after a failure.")],
+    "without_model": Annotated[
+        bool | None,
+        typer.Option(
+            "--without-model", help="Load no model: examine settings, tasks, rewards, tools and records only."
+        ),
+    ],
     "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],
     "html": Annotated[str | None, typer.Option("--html", help="Write the findings to an HTML page.", metavar="<file>")],
     "env_option": ENV_OPTION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from plumbob.trainer.config.train import TrainConfig
@@ -17,12 +18,28 @@ STEPS_OF_LARGE = 4
 LARGE = 50_000_000
 FEWEST = 64
 """Smallest number of weights whose change is exact enough to measure a rate."""
+NEAR = 0.2
+"""Relative difference up to which two weights move by the same rate."""
 EPSILON = 1e-8
 """Adam's epsilon, for an optimizer that has none in its parameter groups."""
 
 
-def measured_rates(subject: Subject) -> Iterator[tuple[int, float, float]]:
-    """(step from 0, learning rate by the settings, learning rate by the change of the weights) of some training steps.
+@dataclass(frozen=True)
+class Measured:
+    """The learning rate of one training step, by what its update does to the weights."""
+
+    step: int
+    """Number of the step, from 0."""
+    wanted: float
+    """The rate by the settings."""
+    rate: float
+    """The median rate by which weights move."""
+    scattered: float
+    """Share of the weights that move by a rate more than `NEAR` away from the median: a rate moves all of them alike."""
+
+
+def measured_rates(subject: Subject) -> Iterator[Measured]:
+    """The learning rate of some training steps.
 
     Each step sets its rate with the run's own code, and then updates from the gradient that the trained weights have,
     with an empty optimizer state: Adam's first update changes each weight w with gradient g by rate (g / (|g| + epsilon) +
@@ -44,9 +61,11 @@ def measured_rates(subject: Subject) -> Iterator[tuple[int, float, float]]:
             sharding.update()
             wanted = scheduled_rate(run.config, run.state.step)
             group = run.optimizer.param_groups[0]
-            rate = _rate(kept, before, wanted, group.get("eps", EPSILON), run.config.weight_decay)
-            if rate is not None:
-                yield run.state.step, wanted, rate
+            rates = _rates(kept, before, wanted, group.get("eps", EPSILON), run.config.weight_decay)
+            if len(rates) >= FEWEST:
+                rate = rates.median().item()
+                away = ((rates - rate).abs() > NEAR * abs(rate)).double().mean().item()
+                yield Measured(run.state.step, wanted, rate, away)
     finally:
         run.state.step = began
 
@@ -66,10 +85,10 @@ def scheduled_rate(config: TrainConfig, step: int) -> float:
             return peak
 
 
-def _rate(
+def _rates(
     tensors: list[torch.Tensor], before: list[torch.Tensor], wanted: float, epsilon: float, decay: float
-) -> float | None:
-    """The median rate of weights that are small enough for a change of this size, and whose gradient is large enough."""
+) -> torch.Tensor:
+    """The rates of weights that are small enough for a change of this size, and whose gradient is large enough: [n]."""
     rates = []
     for parameter, old in zip(tensors, before, strict=True):
         gradient = parameter.grad
@@ -79,5 +98,4 @@ def _rate(
         was, g, now = (x.detach()[exact].double() for x in (old, gradient, parameter))
         unit = g / (g.abs() + epsilon) + decay * was
         rates.append(((was - now) / unit)[: 1 << 16].cpu())
-    found = torch.cat(rates) if rates else torch.zeros(0)
-    return found.median().item() if len(found) >= FEWEST else None
+    return torch.cat(rates) if rates else torch.zeros(0)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from plumbob.trainer.rollouts.tasks import Tasks
 
 UNSEEN = (
-    "Not examined, because nothing is trained: what happens in later steps, such as a policy that exploits the reward, "
-    "collapses or stops using tools. `train` watches for it, and `doctor RUN_DIR` examines it"
+    "what happens in later steps, such as a policy that exploits the reward, collapses or stops using tools. `train` "
+    "watches for it, and `doctor RUN_DIR` examines it"
 )
 UNSEEN_OF_RUN = (
     "Not examined, because the model is not loaded: what controlled experiments show, such as a gradient that points the "
@@ -32,6 +32,12 @@ class Scope:
     """Number of rollouts that were sampled from the model."""
     groups: int = 0
     """Number of tasks of these rollouts."""
+    steps: int = 0
+    """Number of training steps that were taken, to watch them."""
+    model: bool = True
+    """Whether the model may be loaded."""
+    broken: bool = False
+    """Whether what was examined last leaves nothing for later checks to examine, such as no usable rollout."""
     stopped: bool = False
     """Whether checks were left out after a failure."""
     environments: Sequence[Tasks] | None = None
@@ -52,7 +58,10 @@ class Scope:
                 f"{self.rollouts} rollouts of {self.groups} tasks were sampled from the model: what happens in fewer than "
                 f"{missed(self.rollouts):.1%} of rollouts, or {missed(self.groups):.0%} of tasks, can be missed"
             )
-        return [*told, UNSEEN_OF_RUN if self.run else UNSEEN]
+        if self.run:
+            return told if self.rollouts else [*told, UNSEEN_OF_RUN]
+        trained = f"only {self.steps} steps are taken" if self.steps else "nothing is trained"
+        return [*told, f"Not examined, because {trained}: {UNSEEN}"]
 
 
 def missed(count: int) -> float:

@@ -72,8 +72,10 @@ def third_opinion(subject: Subject, temperature: float) -> Third:
 
 def explains(rest: float, before: float, limit: float) -> bool:
     """Whether conditions that leave this rest of a difference explain it. `limit`: a healthy difference. All in nats."""
-    # A rest below the limit explains nothing where the difference was hardly above it: wrong conditions leave a third.
-    return rest <= max(min(limit, before / 3), thresholds.UNEXPLAINED_REST * before)
+    # A rest below the limit explains nothing where the difference was hardly above it: of many wrong conditions, one leaves a third
+    # of it by chance, or a fifth in float32, where the right one leaves nothing.
+    exact = limit < thresholds.SAMPLING_GAP[True]
+    return rest <= max(min(limit, before / (10 if exact else 3)), thresholds.UNEXPLAINED_REST * before)
 
 
 def by_turn(row: Sample) -> list[tuple[Ids, Ids]]:

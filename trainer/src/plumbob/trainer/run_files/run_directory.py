@@ -70,6 +70,19 @@ def lock_directory(directory: Path) -> AbstractContextManager[object]:
     return held
 
 
+def is_in_use(directory: Path) -> bool:
+    """Whether a process writes to this run directory at the moment."""
+    if not (directory / LOCK).exists():
+        return False
+    try:
+        with FileLock(directory / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # it cannot be written, so no process of this user's writes to it
+        return False
+
+
 def _holder(lock: Path) -> str:
     """The process that holds a lock, as it wrote it into the lock's file."""
     try:

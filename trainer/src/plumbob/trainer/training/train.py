@@ -43,8 +43,11 @@ OBJECTS_BEFORE_COLLECTION = 500_000
 """New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
 
 
-def run(config: TrainConfig, resume_from: Path | None = None) -> int:
-    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
+def run(config: TrainConfig, resume_from: Path | None = None, *, trial_steps: int | None = None) -> int:
+    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError.
+
+    `trial_steps`: most steps to take. Such a trial evaluates and saves nothing, and prints no summary.
+    """
     started = time.time()
     thresholds = gc.get_threshold()
     gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
@@ -73,6 +76,8 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 Interruption(deferred=world.size > 1) as interruption,
                 asyncio.Runner() as runner,
             ):
+                if trial_steps is not None:
+                    return _try(run_, recorder, runner, interruption, trial_steps)
                 code = _train(run_, recorder, runner, interruption)
             if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
                 code = finish(run_, time.time() - started)
@@ -121,18 +126,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 if best.is_new(run_):
                     _save(run_, recorder, schedule)
             while not run_.is_over:
-                if world.any(interruption.requested):
-                    raise Interrupted
-                with checkpoint.undone_if_interrupted(state):
-                    metrics, batch = steps.take(_status(run_, recorder))
-                state.step += 1
-                _note_microbatch_size(run_, recorder)
-                recorder.step(metrics, batch)
-                batch.release()
-                # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after
-                # its own step, and is not any more, would otherwise stay until the run ends, because Python hardly ever
-                # looks for garbage by itself here (`OBJECTS_BEFORE_COLLECTION`).
-                gc.collect()
+                metrics = _take_step(run_, recorder, steps, interruption)
                 best.judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.
@@ -160,6 +154,39 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             )
             return INTERRUPTED
     return 0
+
+
+def _try(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption, most: int) -> int:
+    """Take `most` steps at most, without evaluations and checkpoints; returns the exit code."""
+    blocking.exit_if_unstoppable(lambda stretch: recorder.blocked(run_.state.step + 1, blocking.describe(stretch)))
+    with closing(open_steps(run_, runner, interruption)) as steps:
+        try:
+            while not run_.is_over and run_.state.step < most:
+                _take_step(run_, recorder, steps, interruption)
+        except (RunFailed, SyncError, UnsupportedTaskset) as error:
+            recorder.failed(run_.state.step + 1, error)
+            return 1
+        except Interrupted:
+            return INTERRUPTED
+    return 0
+
+
+def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interruption) -> dict[str, float]:
+    """Take one step and record it; returns its metrics. Raises RunFailed, SyncError and Interrupted."""
+    state = run_.state
+    if run_.world.any(interruption.requested):
+        raise Interrupted
+    with checkpoint.undone_if_interrupted(state):
+        metrics, batch = steps.take(_status(run_, recorder))
+    state.step += 1
+    _note_microbatch_size(run_, recorder)
+    recorder.step(metrics, batch)
+    batch.release()
+    # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after
+    # its own step, and is not any more, would otherwise stay until the run ends, because Python hardly ever
+    # looks for garbage by itself here (`OBJECTS_BEFORE_COLLECTION`).
+    gc.collect()
+    return metrics
 
 
 def _own_lines(run_: Run) -> list[str]:

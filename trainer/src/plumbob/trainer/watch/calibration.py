@@ -15,6 +15,9 @@ FEWEST = 32
 """Fewest rollouts by which this is judged."""
 FEWEST_NATS = 5.0
 """Smallest sum of all entropies by which it is judged: a policy that is nearly sure hardly ever draws unlikely tokens."""
+FEWEST_LIKELY = 128.0
+"""The same sum where tokens are too likely: as of sixteen tokens of e^-8. If none of a few was drawn, that is chance, and the
+spread of the rollouts, which have none, says nothing of it."""
 
 
 def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | None:
@@ -38,7 +41,7 @@ def calibrated(rollouts: Sequence[Rollout], config: TrainConfig) -> Finding | No
         f"over {len(known)} stored rollouts, the sampled tokens' log-probabilities sum up to {mean:+.3g} nats per rollout more "
         f"than entropies lead to expect ({apart}), which sum up to {entropy:.3g}"
     )
-    if len(known) * entropy < FEWEST_NATS:
+    if len(known) * entropy < (FEWEST_LIKELY if mean > 0 else FEWEST_NATS):
         return Finding(check, "pass", f"{evidence}: too little chance to judge it by")
     if not error or abs(mean) <= max(thresholds.CALIBRATED * error, thresholds.CALIBRATED_SHARE * entropy):
         return Finding(check, "pass", evidence)

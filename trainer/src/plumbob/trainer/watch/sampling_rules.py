@@ -21,6 +21,9 @@ from plumbob.trainer.watch.history import (
     total,
 )
 
+MILD_DROPOUT = 0.1
+"""Largest --lora-dropout that is no reason for a run not to learn, though engine and trainer differ by it a little."""
+
 
 def sampling(h: History) -> Outcome:
     """Do --top-p, --top-k or --min-p bias training? One step is enough to measure it."""
@@ -68,7 +71,8 @@ def gap(h: History) -> Outcome:
         evidence += f"; on fixed ids by {fixed[1]:.2g} (limit {thresholds.ROUNDING_GAP:g})" if rounded else ""
         return ("engine-trainer-mismatch" if rounded else None), evidence
     if c.lora_dropout:
-        return "dropout-in-training", f"--lora-dropout {c.lora_dropout:g}: {evidence}"
+        named = "dropout-in-training" if c.lora_dropout > MILD_DROPOUT else None
+        return named, f"--lora-dropout {c.lora_dropout:g}: {evidence}"
     if at_first <= limit and now > 5 * at_first:
         if grows_by_itself(h):
             return "mismatch-grows", evidence

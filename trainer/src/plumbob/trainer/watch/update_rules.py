@@ -278,7 +278,7 @@ def movement(h: History) -> Outcome:
             f"gradient norm {norm:.2g}, --max-grad-norm {c.max_grad_norm:g}; {evidence}",
         )
     if (little := _below_epsilon(h)) is not None:
-        return "learning-rate-too-low", f"{little}; {evidence}"
+        return "optimizer-moves-nothing", f"{little}; {evidence}"
     # What rounding loses is spread over all tensors; a gradient that is cut off leaves some of them whole.
     moved /= max(1 - mean(rows, "optimizer/still_tensors"), 1e-9)
     if moved < 0.3 and rate >= FLOAT32_QUANTUM:

@@ -49,6 +49,22 @@ def after_set_up(stack: ExitStack, module: Any, *injects: Inject) -> None:
     put(stack, module, "set_up", faulty)
 
 
+def after_each_set_up(stack: ExitStack, modules: Sequence[Any], *injects: Inject) -> None:
+    """Every run that one of these modules sets up has these faults in it, once: those of the run before it are undone.
+
+    A fault that replaces a function would otherwise be there twice in a second run of the same process.
+    """
+    own = stack.enter_context(ExitStack())
+
+    def inject(_: ExitStack, run: Run) -> None:
+        own.close()
+        for fault in injects:
+            fault(own, run)
+
+    for module in modules:
+        after_set_up(stack, module, inject)
+
+
 def syncs_unjudged(stack: ExitStack, run: Run) -> None:
     """The check of a weight sync measures the difference of engine and trainer, and ends no run."""
     check = run.engine.check_parity

@@ -35,7 +35,7 @@ def config_of(fault: FieldFault, env: str) -> TrainConfig:
     words = [env, *BASE[env].split(), *fault.options.split(), "--eval-examples", "4"]
     command = typer.main.get_command(doctor.app)
     given = dict(command.make_context("doctor", words).params)
-    for name in ("everything", "as_json", "html", "version"):
+    for name in ("everything", "as_json", "html", "without_model", "version"):
         given.pop(name, None)
     config, _ = doctor.configure(given)
     return dataclasses.replace(config, parity_limit=1e6)

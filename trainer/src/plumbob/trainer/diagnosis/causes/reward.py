@@ -233,9 +233,10 @@ CAUSES = (
         "--multi-objective-aggregation, --overlong): with a mean over the whole step, for example, easy tasks are reinforced "
         "whatever the policy does.",
         "Compute the baseline over the rollouts of one task, and check grouping, scale and sign of the advantages against "
-        "the formula in the help of these options.",
+        "the formula in the help of these options; and see that each rollout keeps its own reward until then.",
         ("H01", "H05"),
         "sail-sg/oat#33",
+        includes=("rewards-of-other-rollouts",),
     ),
     Cause(
         "tool-results-wrong",

@@ -61,13 +61,13 @@ CAUSES = (
     ),
     Cause(
         "normaliser-depends-on-microbatches",
-        "The gradient depends on how a step is divided into microbatches: the loss is normalised per microbatch and "
-        "not over the whole step, or rows that are packed together change each other.",
+        "The gradient depends on how a step is divided into microbatches: the loss, or its advantages, are normalised per "
+        "microbatch and not over the whole step, or rows that are packed together change each other.",
         "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch; and see that what "
         "belongs to a row, such as its log-probabilities, stays with it where rows are packed.",
         (),
         "huggingface/trl#6024, modelscope/ms-swift#10116",
-        includes=("rows-see-each-other", "logprobs-permuted"),
+        includes=("rows-see-each-other", "logprobs-permuted", "advantages-wrong"),
     ),
     Cause(
         "kl-backwards",
@@ -111,12 +111,19 @@ CAUSES = (
     ),
     Cause(
         "optimizer-moves-nothing",
-        "The trained weights have a gradient, but the optimizer's step changes none of them, or few: it holds other tensors, the "
-        "gradient is lost on its way to it, its rate is 0, or the weights' precision rounds the change away.",
+        "The trained weights have a gradient, but the optimizer's step changes none of them, few, or all by next to nothing: it "
+        "holds other tensors, the gradient is lost on its way to it or made small, its rate is too low, or the weights' precision "
+        "rounds the change away.",
         "Create the optimizer from the tensors that the model computes with, after the model was moved to its device "
         "or sharded; clear gradients after its step and not before; look at its own learning rate; and keep trained weights in "
         "float32.",
-        includes=("no-gradient", "schedule-hides-rate", "weights-in-bf16", "gradient-clipped-to-nothing"),
+        includes=(
+            "no-gradient",
+            "schedule-hides-rate",
+            "weights-in-bf16",
+            "gradient-clipped-to-nothing",
+            "learning-rate-too-low",
+        ),
     ),
     Cause(
         "update-without-effect",
@@ -214,6 +221,10 @@ CAUSES = (
             "optimizer-state-lost",
             "update-without-effect",
             "loss-differs-from-settings",
+            "normaliser-depends-on-microbatches",
+            "learning-rate-too-high",
+            "advantages-wrong",
+            "rewards-of-other-rollouts",
         ),
     ),
     Cause(

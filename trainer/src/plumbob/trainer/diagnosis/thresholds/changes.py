@@ -149,7 +149,7 @@ GROWN = Threshold(
 FIRST_SIZE = Threshold(
     0.2, "smallest root mean square of the first update of the weights that it moves, in learning rates: Adam's moves each by "
     "nearly one where its epsilon is small against the gradient",
-    "learning-rate-too-low",
+    "optimizer-moves-nothing",
 )  # fmt: skip
 KL_GONE = Threshold(
     0.1, "share of the KL divergence from the reference policy, before a step, that must exceed what rounding makes of one of 0, "

@@ -325,7 +325,7 @@ UPHILL = Threshold(
 STEP_OF_RATE = Threshold(
     0.01, "smallest share of the learning rate by which Adam's first update must move weights with a gradient, on average; about 1 "
     "where its epsilon is small against the gradient",
-    "learning-rate-too-low",
+    "optimizer-moves-nothing",
 )  # fmt: skip
 WARMED_UP = Threshold(
     0.5, "smallest share of --learning-rate that the schedule must reach in the course of the run", "warmup-too-long"

@@ -176,19 +176,20 @@ def _oracles(environment: Environment) -> Iterator[Finding]:
             evidence += f"; but in {len(right)} of {len(bare)} tasks the answer alone earns {earned}"
         elif sum(p.reward < environment.floor(p.task) - _TOLERANCE for p in nothing) > len(nothing) / 2:
             cause = "reward-wrong"  # something is taken from perfect transcripts, or paid for empty ones
-        elif not error and paid and _overpaid(environment, nothing, paid):
-            cause = "reward-exploitable"
-            evidence += "; there an empty reply earns as much as perfect transcripts of other tasks do"
+        elif not error and paid and (over := _overpaid(environment, nothing, paid)):
+            # Where right answers earn nothing in some tasks and wrong ones all in others, something else decides.
+            cause = "reward-exploitable" if over > len(nothing) / 2 else "reward-wrong"
+            evidence += f"; in {over} of these an empty reply earns as much as perfect transcripts of other tasks do"
         command = f"evaluate {environment.config.env} --oracle"
         yield Finding(check, "fail", evidence, cause, command=command)
         return
     yield Finding(check, "pass", evidence)
 
 
-def _overpaid(environment: Environment, nothing: Sequence[Played], paid: Sequence[Played]) -> bool:
-    """Whether most empty replies of the tasks `nothing` earn at least what most perfect transcripts of the tasks `paid` earn."""
+def _overpaid(environment: Environment, nothing: Sequence[Played], paid: Sequence[Played]) -> int:
+    """In how many tasks of `nothing` an empty reply earns at least what most perfect transcripts of the tasks `paid` earn."""
     usual = median(p.reward for p in paid) - _TOLERANCE
-    return sum(environment.floor(p.task) >= usual for p in nothing) > len(nothing) / 2
+    return sum(environment.floor(p.task) >= usual for p in nothing)
 
 
 OTHER_WORDS = "I do not know."
@@ -267,18 +268,24 @@ def _scored_alike(environment: Environment) -> Finding:
     """Score transcripts of training tasks by the held-out tasks' class and settings, with the data of the training tasks."""
     check = "training and held-out tasks score a script alike"
     like = environment.tasks.held_out[0]
-    differ, largest, count, untooled = 0, 0.0, 0, 0
+    differ, largest, count, untooled, unsteady = 0, 0.0, 0, 0, 0
     chosen = _some(environment.oracles) if environment.has_oracle else _some(environment.silent)
     for played in chosen:
         other = type(like)(played.task.data, like.config)
-        script = ScriptedChat(environment.turns_of(played.task) or [ChatReply("")], ending="max_turns")
-        again = environment.play(other, script)
+        replies = environment.turns_of(played.task) or [ChatReply("")]
+        again = environment.play(other, ScriptedChat(replies, ending="max_turns"))
         if not (again.trace.ok and played.trace.ok):
             continue
         gap = abs(again.reward - played.reward)
         untooled += bool(played.trace.tools) and not again.trace.tools
         differ, largest, count = differ + (gap > _TOLERANCE), max(largest, gap), count + 1
+        if gap > _TOLERANCE:
+            same = environment.play(played.task, ScriptedChat(replies, ending="max_turns"))
+            unsteady += same.trace.ok and abs(same.reward - played.reward) > _TOLERANCE
     evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
+    if unsteady:
+        evidence += f"; {unsteady} of these earn another one as training tasks, too, when they are played again"
+        return Finding(check, "fail", evidence, "reward-nondeterministic")
     if untooled:  # then they score what they show, and what they show is another task
         evidence += f"; {untooled} of these have no tools as held-out tasks"
         return Finding(check, "fail", evidence, "evaluation-prompted-differently")

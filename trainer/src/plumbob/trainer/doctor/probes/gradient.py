@@ -27,6 +27,8 @@ LINEAR = 0.3
 FIRST_ORDER, ROUNDED_AWAY = 3.0, 1e-8
 """A change of log-probabilities by so many times what a step along their own gradient makes is rounding, if it is below so many
 nats per token."""
+BACKWARDS = -0.7
+"""A step along a gradient that points backwards changes log-probabilities by at least so many times what its norm says."""
 NO_SIGNAL = "no group has a signal, so there is no advantage to examine it with"
 EPSILON = 1e-8
 """Adam's epsilon, for an optimizer that has none in its parameter groups."""
@@ -178,8 +180,10 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
         f"{slope * SMALL_STEPS[len(slopes) - 1]:+.2g} nats per token, {slope * sign / wanted:+.2f} times what the gradient's "
         f"norm of {norm:.2g} says"
     )
-    bad = not slope * sign > 0
-    return Finding(check, "fail" if bad else "pass", evidence, "gradient-backwards" if bad else None)
+    along = slope * sign / wanted
+    # A gradient with its sign turned round is as long as the right one; anything else has another reason.
+    cause = None if along > 0 else "gradient-backwards" if along < BACKWARDS else "loss-differs-from-settings"
+    return Finding.of(check, (cause, evidence))
 
 
 def _slope(subject: Subject, rows: Sequence[Sample], gradient: Gradient, size: float) -> float:

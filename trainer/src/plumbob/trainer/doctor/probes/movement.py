@@ -30,6 +30,8 @@ from plumbob.trainer.watch.update_rules import decay, projected_steps
 ORDER = 90
 
 RATE = "updates change the policy neither too little nor too much"
+SCATTERED = 0.5
+"""Share of the weights that may move by another rate than the median, where the optimizer has another rate."""
 OVERFITS = "a few updates on one group favour its better rollouts"
 OTHERS = 32
 """Largest number of rows of other groups on which an update's change of the policy is measured."""
@@ -177,7 +179,7 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
         if step >= thresholds.STEP_OF_RATE:
             return Finding(check, "pass", evidence)
         evidence += f"; they move by {step:.2g} of that rate, where Adam's first update moves each by nearly all of it"
-        return Finding(check, "fail", f"{evidence}: its epsilon outweighs the gradient", "learning-rate-too-low")
+        return Finding(check, "fail", f"{evidence}: its epsilon outweighs the gradient", "optimizer-moves-nothing")
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):
         return Finding(check, "fail", evidence, "weights-in-bf16")
     return Finding(check, "fail", evidence, "learning-rate-too-low" if moved else "optimizer-moves-nothing")
@@ -192,15 +194,21 @@ def _schedule(subject: Subject) -> Finding:
         return Finding(
             check, "unsure", f"{settings}: the updates are too small compared with the weights to be measured"
         )
-    off = [(abs(math.log(rate / wanted)) if rate > 0 else math.inf, step) for step, wanted, rate in rates]
-    worst, at = max(off)
-    step, wanted, rate = next(r for r in rates if r[0] == at)
+    off = [(abs(math.log(m.rate / m.wanted)) if m.rate > 0 else math.inf) for m in rates]
+    worst = max(off)
+    at = rates[off.index(worst)]
     evidence = (
-        f"{settings}: of {len(rates)} simulated steps from 1 to {rates[-1][0] + 1}, step {step + 1} is furthest from it: "
-        f"the weights move by a rate of {rate:.3g} in place of {wanted:.3g}"
+        f"{settings}: of {len(rates)} simulated steps from 1 to {rates[-1].step + 1}, step {at.step + 1} is furthest from it: "
+        f"the weights move by a rate of {at.rate:.3g} in place of {at.wanted:.3g}"
     )
-    bad = not worst <= thresholds.RATE_APART
-    return Finding(check, "fail" if bad else "pass", evidence, "schedule-hides-rate" if bad else None)
+    if worst <= thresholds.RATE_APART:
+        return Finding(check, "pass", evidence)
+    if at.rate and at.scattered > SCATTERED:
+        evidence += (
+            f"; {at.scattered:.0%} of them move by another rate than that, so that it is no matter of the rate alone"
+        )
+        return Finding(check, "fail", evidence, "optimizer-moves-nothing")
+    return Finding(check, "fail", evidence, "schedule-hides-rate")
 
 
 def _other_rows(subject: Subject, rows: Sequence[Sample]) -> list[Sample]:

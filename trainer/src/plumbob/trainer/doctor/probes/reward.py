@@ -92,7 +92,7 @@ def _replayed(subject: Subject, task: vf.Task, trace: vf.Trace) -> vf.Trace:
 def _same_reward_held_out(subject: Subject) -> Finding:
     """Score training transcripts by the held-out tasks' class and settings, with the data of the training tasks."""
     drawn, held_out = subject.drawn, subject.run.tasks.held_out[0]
-    differ, largest, played = 0, 0.0, 0
+    differ, largest, played, unsteady = 0, 0.0, 0, 0
     for i in spread(len(drawn.traces), REPLAYS):
         task = drawn.tasks[i]
         as_held_out = type(held_out)(task.data, held_out.config)
@@ -103,12 +103,14 @@ def _same_reward_held_out(subject: Subject) -> Finding:
             continue
         gap = abs(mine.reward - theirs.reward)
         differ, largest, played = differ + (gap > thresholds.REWARD_TOLERANCE), max(largest, gap), played + 1
+        if gap > thresholds.REWARD_TOLERANCE:
+            again = _replayed(subject, task, drawn.traces[i])
+            unsteady += again.ok and abs(again.reward - mine.reward) > thresholds.REWARD_TOLERANCE
+    check = "training and held-out tasks score alike"
     evidence = (
         f"{differ} of {played} transcripts earn another reward when scored as held-out tasks, by up to {largest:.3g}"
     )
-    return Finding(
-        "training and held-out tasks score alike",
-        "fail" if differ else "pass",
-        evidence,
-        "evaluation-parses-differently" if differ else None,
-    )
+    if unsteady:
+        evidence += f"; {unsteady} of these earn another one as training tasks, too, when they are played again"
+        return Finding(check, "fail", evidence, "reward-nondeterministic")
+    return Finding.of(check, ("evaluation-parses-differently" if differ else None, evidence))

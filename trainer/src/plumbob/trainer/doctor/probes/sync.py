@@ -20,6 +20,7 @@ from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import DIFFERENT, after_short_prompts
 from plumbob.trainer.doctor.held_weights import is_tied, other_weights
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
+from plumbob.trainer.doctor.rounded_weights import rounded_scores
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
 from plumbob.trainer.doctor.weight_change import Direction, direction_of, move
 from plumbob.trainer.inference.weight_sync import SyncError, SyncReport, sync_weights
@@ -47,6 +48,8 @@ FUSED = (
     ("gate_proj", "up_proj", "down_proj"),
 )
 """Modules whose adapters may have a scale of their own in an engine: those that engines keep in one matrix, and whole blocks."""
+ROUNDED_REST = 0.5
+"""Share of what a sync loses that may remain unexplained when the trainer's weights are rounded as the engine's may be."""
 AUDIBLE = 20.0
 """How many times the floating-point noise a change must be to be measured."""
 
@@ -292,15 +295,23 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
             f"{evidence}, which is too little compared with the noise of {noise / math.sqrt(len(own)):.2g}",
         )
     _, refused = _sync(subject)
-    lost = ((_engine_scores(subject, shown) - served - wanted).norm() / wanted.norm()).item()
+    missing = _engine_scores(subject, shown) - served - wanted
+    lost = (missing.norm() / wanted.norm()).item()
     evidence += f"; {lost:.1%} of the change is missing in the engine"
     if refused:
         evidence += f"; {refused}"
     cause = "merged-in-bf16" if not lost <= thresholds.ROUNDED else "engine-trainer-mismatch" if refused else None
-    other = other_weights(subject, updated=True) if cause == "merged-in-bf16" else None
+    if cause != "merged-in-bf16":
+        return Finding.of(check, (cause, evidence))
+    other = other_weights(subject, updated=True)
     if other is not None and other[0] != cause:
         return Finding(check, "fail", f"{evidence}; {other[1]}", DIFFERENT)
-    return Finding.of(check, (cause, evidence))
+    rounded = [scores - own - wanted for scores in rounded_scores(subject, lambda: _trainer_scores(subject, shown))]
+    rest = min(((missing - lack).norm() / missing.norm()).item() for lack in rounded)
+    if rest > ROUNDED_REST and other is None:
+        evidence += f"; rounding to bfloat16 would leave {rest:.0%} of that unexplained"
+        return Finding(check, "fail", evidence, DIFFERENT)
+    return Finding(check, "fail", evidence, cause)
 
 
 @torch.no_grad()

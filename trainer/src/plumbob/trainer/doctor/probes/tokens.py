@@ -5,21 +5,16 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.rollout.chat import assistant_header
-from plumbob.rollout.control_tokens import added_tokens
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.doctor.subject import Call, Subject
 from plumbob.trainer.training.row_checks import beginnings_of, begins_late, opening_of, opens_turn, unshown_names
 
 ORDER = 30
-
-ALIKE = 0.5
-"""Smallest similarity of what follows the first difference to what was sampled, if turns were decoded and tokenised again."""
 
 
 def probe(subject: Subject) -> Iterator[Finding]:
@@ -203,19 +198,12 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
     # Without headers the two must be equal: a reply that is missing takes the header of the next turn with it.
-    if text.count(header) < true_text.count(header) and _bare(text, header) == _bare(true_text, header):
+    if text.count(header) < true_text.count(header) and _bare(text.replace(header, "")) == _bare(
+        true_text.replace(header, "")
+    ):
         return "assistant-header-missing"
-    spans = [(len(c.prompt_ids), len(c.prompt_ids) + len(c.completion.token_ids)) for c in calls]
-    if text == true_text:
-        return "retokenised-turns"
-    special = added_tokens(tokenizer)
-    # Text that is tokenised again has the same special tokens.
-    same = [i for i in row if i in special] == [i for i in truth if i in special]
-    if same and any(start <= at < end for start, end in spans):
-        rest, true_rest = tokenizer.decode(row[at:]), tokenizer.decode(truth[at:])
-        if SequenceMatcher(None, rest, true_rest, autojunk=False).ratio() >= ALIKE:
-            return "retokenised-turns"
-    return "row-not-what-was-sampled"
+    # What is tokenised again says the same, but for white space; other text may come from anywhere.
+    return "retokenised-turns" if _bare(text) == _bare(true_text) else "row-not-what-was-sampled"
 
 
 def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
@@ -245,9 +233,9 @@ def _masks(pairs: Sequence[tuple[Sample, list[Call]]]) -> Finding:
     return Finding.of(check, (cause, evidence))
 
 
-def _bare(text: str, header: str) -> str:
-    """The text without the header and without white space."""
-    return "".join(text.replace(header, "").split())
+def _bare(text: str) -> str:
+    """The text without white space."""
+    return "".join(text.split())
 
 
 def _is_part(row: Sequence[int], truth: Sequence[int]) -> bool:

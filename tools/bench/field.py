@@ -1,6 +1,6 @@
 """Measure how the doctor names faults of the field, on which it was not built: field_seen.py and field_unseen.py.
 
-With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 26` those of the later ones.
+With `--set 2` those of the second set, field2_seen.py and field2_unseen.py, with `--set 3` to `--set 27` those of the later ones.
 
     uv run python tools/bench/field.py --half seen                  # everything of the seen half, and the table
     uv run python tools/bench/field.py --half seen --kind probes --only "advantages over the batch"
@@ -19,7 +19,6 @@ named wrongly or a healthy run gave an alarm.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -56,7 +55,7 @@ class Item:
         return f"{self.kind}/{self.how}/{self.name}/{self.env}/{seed}"
 
 
-SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 27)}}
+SETS = {"1": "", **{str(number): f"set{number}-" for number in range(2, 28)}}
 """Number of a set of faults and settings -> what precedes a half's name: with `--set 2`, halves are `set2-seen` and
 `set2-unseen`."""
 
@@ -74,11 +73,10 @@ def modules_of(half: str) -> tuple[str, str]:
 
 def items_of(half: str, all_envs: bool) -> list[Item]:
     """Every run of this half. `all_envs`: faults in each environment where they can happen, not in the first alone."""
-    from plumbob.testing.faults.field import pairs
+    from plumbob.testing.faults.field import entries, pairs
 
     number, half = modules_of(half)
-    faults = getattr(importlib.import_module(f"plumbob.testing.faults.field{number}_{half}"), half.upper())
-    settings = getattr(importlib.import_module(f"plumbob.testing.faults.healthy{number}_{half}"), half.upper())
+    faults, settings = entries("field", number, half), entries("healthy", number, half)
     items = []
     for fault in faults:
         for env in fault.envs if all_envs else fault.envs[:1]:

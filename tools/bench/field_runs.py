@@ -35,7 +35,8 @@ from plumbob.trainer.training import train as training
 from plumbob.trainer.watch.watch import read_metrics
 
 Kind = Literal["probes", "watch"]
-TRAIN = "--batch-size 32 --gradient-accumulation-steps 1 --eval-examples 0"
+SMALL_STEPS = "--batch-size 32 --gradient-accumulation-steps 1"
+"""Options of a run whose entry says nothing of the size of its steps: 4 groups of 8 rollouts."""
 TRL = {
     "reward": "reward/mean",
     "reward_std": "reward/std",
@@ -88,7 +89,9 @@ def examined(what: Sequence[FieldFault] | HealthySetting, kind: Kind, env: str, 
             return _probes(options_of(env, given, seed, model), everything=len(faults) > 1)
         more = "" if isinstance(what, HealthySetting) else " ".join(f.watch_options for f in faults)
         steps = what.steps if isinstance(what, HealthySetting) else max(f.steps for f in faults)
-        trained = f"{TRAIN} --max-steps {steps} {given} {more}"
+        # A healthy setting that has a batch size has steps as large as its author wrote.
+        small = "" if isinstance(what, HealthySetting) and "--batch-size" in given else SMALL_STEPS
+        trained = f"--eval-examples 0 --max-steps {steps} {small} {given} {more}"
         return _watch(options_of(env, trained, seed, model), out)
 
 

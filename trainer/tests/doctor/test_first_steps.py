@@ -119,6 +119,12 @@ def test_a_run_that_fails_says_why_without_its_folder(tmp_path, monkeypatch):
     assert str(tmp_path) not in finding.evidence
 
 
+def test_a_run_that_cannot_be_set_up_is_an_error_and_no_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.train, "set_up", lambda *args: (_ for _ in ()).throw(RuntimeError("no kernel image")))
+    (finding,) = first_steps(settings(), tmp_path)
+    assert (finding.check, finding.verdict) == (CHECK, "error") and "no kernel image" in finding.evidence
+
+
 def test_settings_with_which_no_run_starts_are_an_error(tmp_path):
     (finding,) = first_steps(settings(model=str(tmp_path / "nowhere")), tmp_path)
     assert (finding.check, finding.verdict) == (CHECK, "error")

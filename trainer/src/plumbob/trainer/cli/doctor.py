@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ _HELP = """Find out why a training run does not learn.
 
 `doctor ENV --model M`, with the options of `train`, first examines settings, tasks, rewards and tools, which takes
 seconds and no model. It then runs controlled experiments (probes) on your model, environment and options, in minutes,
-and stops at the first probe that finds a cause. If none does, it takes six training steps as `train` does, and watches
+and stops at the first probe that finds a cause. If none does, it takes five training steps as `train` does, and watches
 them. It names the cause, or, if it finds none, the symptoms that it saw.
 
 `doctor RUN_DIR` examines the metrics and stored rollouts of a run, which may still be running. If they show no cause, or
@@ -252,4 +253,7 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 
 def main() -> None:
-    run_app("doctor", app, sys.argv[1:])
+    try:
+        run_app("doctor", app, sys.argv[1:])
+    finally:
+        gc.freeze()  # Python would look through all that two models leave, for two seconds, before the process ends

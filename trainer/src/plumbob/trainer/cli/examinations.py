@@ -165,7 +165,7 @@ def _first_steps(config: TrainConfig, everything: bool, scope: Scope) -> Finding
 
     _print_status(f"taking {STEPS} training steps as `train` does")
     with tempfile.TemporaryDirectory() as folder:
-        for finding in first_steps(config, Path(folder)):
+        for finding in first_steps(config, Path(folder), scope.environments):
             yield "first_steps", finding
     scope.steps = STEPS
 

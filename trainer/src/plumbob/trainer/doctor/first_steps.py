@@ -7,21 +7,23 @@ work together, with rewards, batches and weights as they come, is seen here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import names_reason
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.examine import describe
+from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.stopped import read_stop
 from plumbob.trainer.training import train
 from plumbob.trainer.watch.history import WINDOW
 from plumbob.trainer.watch.stopped_run import WITHOUT_RUN
 from plumbob.trainer.watch.watch import examine
 
-STEPS = WINDOW + 1
-"""Number of steps: rules that compare a step with those before it need `WINDOW` of them first."""
+STEPS = WINDOW
+"""Number of steps: most rules need as many."""
 GROUPS = 4
 """Most groups of a step."""
 OF_MANY_ROLLOUTS = frozenset({"task-solved"})
@@ -29,23 +31,25 @@ OF_MANY_ROLLOUTS = frozenset({"task-solved"})
 CHECK = "the first training steps show no failure"
 
 
-def first_steps(config: TrainConfig, folder: Path) -> Iterator[Finding]:
+def first_steps(config: TrainConfig, folder: Path, environments: Sequence[Tasks] | None = None) -> Iterator[Finding]:
     """Take the first steps of the run that `config` describes, in `folder`, and yield what the watch finds wrong in them.
 
-    A step has `GROUPS` groups at most; nothing is evaluated or saved. Raises KeyboardInterrupt after a Ctrl-C. One finding that
-    passes is yielded if nothing is wrong, and one that is an error if the run cannot start.
+    `environments`: its tasks, if they are loaded. A step has `GROUPS` groups at most; nothing is evaluated or saved. Raises
+    KeyboardInterrupt after a Ctrl-C. One finding that passes is yielded if nothing is wrong, and one that is an error if the run
+    cannot start.
     """
     short = trial_config(config, folder)
     directory = folder / str(short.run_name)
     try:
-        if train.run(short, trial_steps=STEPS) == INTERRUPTED:
+        if train.run(short, trial_steps=STEPS, environments=environments) == INTERRUPTED:
             raise KeyboardInterrupt
     except UserError as error:
         yield Finding(CHECK, "error", str(error))
         return
-    except Exception:
-        if read_stop(directory) is None:  # what was raised before the first step, where no run has been recorded
-            raise
+    except Exception as error:
+        if read_stop(directory) is None:  # it was raised before the first step, where no run has been recorded
+            yield Finding(CHECK, "error", describe(error))
+            return
     found = examine(directory)
     wrong = [f for f in found if f.verdict == "error" or (names_reason(f) and f.cause not in OF_MANY_ROLLOUTS)]
     for finding in wrong:

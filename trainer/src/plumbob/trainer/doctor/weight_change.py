@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from plumbob.rollout import Sample
+from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.subject import Subject, mean_abs, undone
 
 LARGE_CHANGE = 0.3
@@ -74,4 +75,13 @@ def move(subject: Subject, direction: Direction, factor: float) -> None:
         generator = torch.Generator(local.device).manual_seed(i)
         noise = torch.randn(local.shape, generator=generator, device=local.device)
         local.add_(noise.to(local.dtype), alpha=factor * direction[name])
+    sharding.changed()
+
+
+@torch.no_grad()
+def stretch(sharding: Sharding, before: Mapping[str, torch.Tensor], factor: float) -> None:
+    """Multiply the difference of the trained weights from `before` by `factor`."""
+    for name, parameter in sharding.trainable.items():
+        local = sharding.local(parameter)
+        local.add_(local - before[name].to(local), alpha=factor - 1)
     sharding.changed()

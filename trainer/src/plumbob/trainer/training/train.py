@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
@@ -43,10 +44,17 @@ OBJECTS_BEFORE_COLLECTION = 500_000
 """New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
 
 
-def run(config: TrainConfig, resume_from: Path | None = None, *, trial_steps: int | None = None) -> int:
+def run(
+    config: TrainConfig,
+    resume_from: Path | None = None,
+    *,
+    trial_steps: int | None = None,
+    environments: Sequence[Tasks] | None = None,
+) -> int:
     """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError.
 
     `trial_steps`: most steps to take. Such a trial evaluates and saves nothing, and prints no summary.
+    `environments`: their tasks, if they are loaded.
     """
     started = time.time()
     thresholds = gc.get_threshold()
@@ -60,7 +68,8 @@ def run(config: TrainConfig, resume_from: Path | None = None, *, trial_steps: in
             if config.push_to_hub:
                 check_hub_access(config)
         try:
-            run_ = set_up(config, world, resume_from, _status_printer() if world.is_main else lambda _: None)
+            status = _status_printer() if world.is_main else lambda _: None
+            run_ = set_up(config, world, resume_from, status, environments)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
         # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again

@@ -6,11 +6,13 @@ developed on the half "seen" (field_seen.py); the half "unseen" (field_unseen.py
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 from plumbob.testing.faults.doubles import Inject
 
@@ -99,6 +101,17 @@ def ids(*causes: str) -> frozenset[str]:
 
 MISMATCH = ids("engine-trainer-mismatch")
 """The cause of most differences of engine and trainer that a run directory shows."""
+
+
+def entries(kind: str, number: str, half: str) -> Sequence[Any]:
+    """The faults (`kind` "field") or settings ("healthy") of a half of a set; empty if it has none, as set 27 has no faults.
+
+    Example: entries("healthy", "27", "seen")
+    """
+    name = f"plumbob.testing.faults.{kind}{number}_{half}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    return getattr(importlib.import_module(name), half.upper())
 
 
 def pairs(faults: Sequence[FieldFault], count: int = 6) -> list[tuple[str, FieldFault, FieldFault]]:

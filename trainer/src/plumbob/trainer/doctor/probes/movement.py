@@ -21,6 +21,7 @@ from plumbob.trainer.doctor.probes.gradient import (
 )
 from plumbob.trainer.doctor.schedule import measured_rates
 from plumbob.trainer.doctor.subject import Subject, full_rate, undone
+from plumbob.trainer.doctor.weight_change import stretch
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.watch.history import History
 from plumbob.trainer.watch.ratio_rules import ROOM, clip_room
@@ -30,6 +31,10 @@ from plumbob.trainer.watch.update_rules import decay, projected_steps
 ORDER = 90
 
 RATE = "updates change the policy neither too little nor too much"
+PART = 1 / 8
+"""Part of an update after which the KL term's gradient is measured."""
+OUTWEIGHED = "its epsilon outweighs the gradient"
+"""Why an optimizer moves weights by next to nothing, as the evidence says it."""
 SCATTERED = 0.5
 """Share of the weights that may move by another rate than the median, where the optimizer has another rate."""
 OVERFITS = "a few updates on one group favour its better rollouts"
@@ -74,10 +79,13 @@ def probe(subject: Subject) -> Iterator[Finding]:
         with undone(run):
             schedule = _schedule(subject)
         # A rate that is hidden moves weights by as little as an epsilon that outweighs the gradient.
-        yield from (schedule, weights) if weights.cause == "learning-rate-too-low" else (weights, schedule)
+        little = weights.cause == "learning-rate-too-low" or OUTWEIGHED in weights.evidence
+        yield from (schedule, weights) if little else (weights, schedule)
         yield _rate(subject, near, far)
         if run.objective.kl_beta > 0:
-            yield _kl_pull(subject, rows, push, near.mean)
+            with undone(run):
+                stretch(run.policy.sharding, before, PART)
+                yield _kl_pull(subject, rows, push, near.mean * PART**2)
     if (room := clip_room(run.config, near.mean)) is not None:  # the watch has the same rule
         yield Finding.of(ROOM, room)
     yield _overfits(subject, rows, advantages)
@@ -179,7 +187,7 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
         if step >= thresholds.STEP_OF_RATE:
             return Finding(check, "pass", evidence)
         evidence += f"; they move by {step:.2g} of that rate, where Adam's first update moves each by nearly all of it"
-        return Finding(check, "fail", f"{evidence}: its epsilon outweighs the gradient", "optimizer-moves-nothing")
+        return Finding(check, "fail", f"{evidence}: {OUTWEIGHED}", "optimizer-moves-nothing")
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):
         return Finding(check, "fail", evidence, "weights-in-bf16")
     return Finding(check, "fail", evidence, "learning-rate-too-low" if moved else "optimizer-moves-nothing")
@@ -274,16 +282,18 @@ def _rate(subject: Subject, near: Divergence, far: Divergence) -> Finding:
     return Finding(check, "unsure" if near_a_bound else "pass", evidence)
 
 
-def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, step_kl: float) -> Finding:
+def _kl_pull(subject: Subject, rows: Sequence[Sample], push: float, part_kl: float) -> Finding:
     """After one update, does the reward pull more than the KL term?
 
-    The KL term's gradient grows with the distance from the reference policy, the reward's does not.
+    The KL term's gradient grows with the distance from the reference policy, the reward's does not. It is measured after a part
+    of the update, where it grows in proportion for every estimator: that of k3 per token, 1 - exp(reference - policy), explodes
+    where one token has become much less likely.
 
-    `push`: norm of the reward's gradient; `step_kl`: divergence after the update, in nats per token.
+    `push`: norm of the reward's gradient; `part_kl`: divergence after `PART` of the update, in nats per token.
     """
     pull = norm_of(gradient_of(subject, rows, [0.0] * len(rows)))
-    ratio = pull / push if push else math.inf
-    settled = step_kl / ratio**2 if ratio else math.inf
+    ratio = pull / push / PART if push else math.inf
+    settled = part_kl / (ratio * PART) ** 2 if ratio else math.inf
     evidence = (
         f"after one update, the gradient of the KL term (--kl-beta {subject.run.config.kl_beta:g}) is {ratio:.2g} times "
         f"the reward's, so the policy settles near a KL of {settled:.2g} nats per token"

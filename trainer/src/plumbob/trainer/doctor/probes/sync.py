@@ -15,14 +15,13 @@ import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
-from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.explanations import DIFFERENT, after_short_prompts
 from plumbob.trainer.doctor.held_weights import is_tied, other_weights
 from plumbob.trainer.doctor.probes.gradient import rows_with_advantage
 from plumbob.trainer.doctor.rounded_weights import rounded_scores
 from plumbob.trainer.doctor.subject import Subject, full_rate, mean_abs, undone
-from plumbob.trainer.doctor.weight_change import Direction, direction_of, move
+from plumbob.trainer.doctor.weight_change import Direction, direction_of, move, stretch
 from plumbob.trainer.inference.weight_sync import SyncError, SyncReport, sync_weights
 
 ORDER = 70
@@ -284,7 +283,7 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
     for more in EARLY_UPDATES[1:]:
         if wanted.norm() > AUDIBLE * noise:
             break
-        _stretch(run.policy.sharding, before, more / updates)
+        stretch(run.policy.sharding, before, more / updates)
         updates, wanted = more, _trainer_scores(subject, shown) - own
     many = f"a change like that of {updates} updates" if updates > 1 else "one update"
     evidence = f"{many} changes the trainer's log-probabilities by {wanted.abs().mean().item():.2g} nats"
@@ -312,15 +311,6 @@ def _small_change(subject: Subject, before: Mapping[str, torch.Tensor]) -> Findi
         evidence += f"; rounding to bfloat16 would leave {rest:.0%} of that unexplained"
         return Finding(check, "fail", evidence, DIFFERENT)
     return Finding(check, "fail", evidence, cause)
-
-
-@torch.no_grad()
-def _stretch(sharding: Sharding, before: Mapping[str, torch.Tensor], factor: float) -> None:
-    """Multiply the difference of the trained weights from `before` by `factor`."""
-    for name, parameter in sharding.trainable.items():
-        local = sharding.local(parameter)
-        local.add_(local - before[name].to(local), alpha=factor - 1)
-    sharding.changed()
 
 
 def _trainer_scores(subject: Subject, rows: Sequence[Sample]) -> torch.Tensor:

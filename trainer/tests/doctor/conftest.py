@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import verifiers.v1 as vf
+from plumbob.testing.faults.rewards import reward_name
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.environment import Environment
 from plumbob.trainer.doctor.subject import HELD_OUT, Subject, load_subject
 from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_tasks
+from vf_lookup.taskset import LookupTask
 
 
 @pytest.fixture
@@ -45,6 +48,22 @@ def set_up_subject() -> Callable[[TrainConfig, Path, int], Subject]:
         return load_subject(config, here, folder, lambda _: None, groups, environments=loaded[key])
 
     return make
+
+
+@pytest.fixture
+def reward(monkeypatch):
+    """Replaces lookup's reward by a function of (task, trace, its own value)."""
+
+    def replace(function: Callable[..., float], cls: Any = LookupTask) -> None:
+        own = getattr(cls, name := reward_name(cls))
+
+        async def score(self: Any, trace: vf.Trace) -> float:
+            return function(self, trace, await own(self, trace))
+
+        score.__name__ = name
+        monkeypatch.setattr(cls, name, vf.reward(weight=1.0)(score))
+
+    return replace
 
 
 @pytest.fixture

@@ -4,35 +4,16 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import verifiers.v1 as vf
 from plumbob.testing.examinations import all_findings, causes, changed, lookup_tasks, loud
-from plumbob.testing.faults.rewards import reward_name
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.before_model import cheap, task_sets, transcripts
 from plumbob.trainer.rollouts.tasks import load_tasks
 from vf_gsm8k import taskset
 from vf_gsm8k.taskset import GSM8KTask
 from vf_lookup.taskset import LookupTask
-
-
-@pytest.fixture
-def reward(monkeypatch):
-    """Replaces lookup's reward by a function of (task, trace, its own value)."""
-
-    def replace(function: Callable[..., float], cls: Any = LookupTask) -> None:
-        own = getattr(cls, name := reward_name(cls))
-
-        async def score(self: Any, trace: vf.Trace) -> float:
-            return function(self, trace, await own(self, trace))
-
-        score.__name__ = name
-        monkeypatch.setattr(cls, name, vf.reward(weight=1.0)(score))
-
-    return replace
 
 
 def accepts_parts(task, trace, right):

@@ -1,13 +1,10 @@
 """Specific names are given only if the evidence is that of the specific mistake, and else a general one."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
-import verifiers.v1 as vf
 from plumbob.testing.examinations import causes
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.diagnosis.causes import stands_for
 from plumbob.trainer.doctor.before_model import transcripts
 from plumbob.trainer.doctor.probes import gradient, movement
@@ -15,35 +12,6 @@ from plumbob.trainer.doctor.rounded_weights import rounded_scores
 from plumbob.trainer.doctor.schedule import Measured, measured_rates
 from plumbob.trainer.doctor.subject import undone
 from plumbob.trainer.doctor.third_opinion import explains
-from vf_lookup.taskset import LookupTask
-
-
-@pytest.fixture
-def reward(monkeypatch):
-    """Replaces lookup's reward by a function of (task, trace, its own value)."""
-    own = LookupTask.correct
-
-    def replace(function: Callable[..., float]) -> None:
-        async def score(self, trace: vf.Trace) -> float:
-            return function(self, trace, await own(self, trace))
-
-        monkeypatch.setattr(LookupTask, "correct", vf.reward(weight=1.0)(score))
-
-    return replace
-
-
-@pytest.fixture
-def subject_of(tmp_path, set_up_subject):
-    subjects = []
-
-    def make(**settings):
-        config = TrainConfig(num_generations=4, eval_examples=4, **settings)
-        subjects.append(set_up_subject(config, tmp_path / str(len(subjects)), 4))
-        return subjects[-1]
-
-    yield make
-    for subject in subjects:
-        subject.close()
 
 
 @pytest.mark.slow

@@ -40,10 +40,8 @@ def of_environment(config: TrainConfig, everything: bool, scope: Scope) -> Findi
     from plumbob.trainer.diagnosis.causes import names_reason
 
     found = False
-    for parts in (_without_model, _with_model, _first_steps):
-        if parts is not _without_model and not scope.model:
-            return
-        for name, finding in parts(config, everything, scope):
+    for part in (_without_model, _with_model, _first_steps) if scope.model else (_without_model,):
+        for name, finding in part(config, everything, scope):
             found = found or names_reason(finding)
             yield name, finding
         if scope.broken or (found and not everything):
@@ -78,9 +76,7 @@ def of_run(directory: Path, config: TrainConfig, scope: Scope) -> Findings:
         yield "watch", finding
     if any(names_reason(f) for f in [*findings, *(f for _, f in wrong)]):
         return
-    if (why := _model_left_out(directory.expanduser(), config, scope)) is not None:
-        if why:
-            _print_status(f"the run's model was not examined: {why}")
+    if not _may_load_model(directory.expanduser(), config, scope):
         return
     try:
         # How often the model succeeds, the run's own rollouts show better.
@@ -89,15 +85,18 @@ def of_run(directory: Path, config: TrainConfig, scope: Scope) -> Findings:
         _print_status(f"the run's model was not examined: {first_line(error)}")
 
 
-def _model_left_out(directory: Path, config: TrainConfig, scope: Scope) -> str | None:
-    """Why the probes are not run with a run's model, "" if that need not be told; None if they are."""
+def _may_load_model(directory: Path, config: TrainConfig, scope: Scope) -> bool:
+    """Whether the probes may load the model of this run. If not, the reason is printed, unless it was asked for."""
     if not scope.model or config.mixture or scope.environments is None:
-        return ""
+        return False
     if is_in_use(directory):
-        return "the run is in progress, and a second model may not fit beside it"
-    if config.vllm_url:
-        return f"it would give other weights to the server at {config.vllm_url[0]}"
-    return None
+        why = "the run is in progress, and a second model may not fit beside it"
+    elif config.vllm_url:
+        why = f"it would give other weights to the server at {config.vllm_url[0]}"
+    else:
+        return True
+    _print_status(f"the run's model was not examined: {why}")
+    return False
 
 
 def _without_model(config: TrainConfig, everything: bool, scope: Scope) -> Findings:

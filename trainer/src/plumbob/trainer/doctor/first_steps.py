@@ -19,7 +19,6 @@ from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.stopped import read_stop
 from plumbob.trainer.training import train
 from plumbob.trainer.watch.history import WINDOW
-from plumbob.trainer.watch.stopped_run import WITHOUT_RUN
 from plumbob.trainer.watch.watch import examine
 
 STEPS = WINDOW
@@ -50,12 +49,9 @@ def first_steps(config: TrainConfig, folder: Path, environments: Sequence[Tasks]
         if read_stop(directory) is None:  # it was raised before the first step, where no run has been recorded
             yield Finding(CHECK, "error", describe(error))
             return
-    found = examine(directory)
+    found = examine(directory, kept=False)
     wrong = [f for f in found if f.verdict == "error" or (names_reason(f) and f.cause not in OF_MANY_ROLLOUTS)]
-    for finding in wrong:
-        # The run's own folder is deleted, and the command that shows it again is the one that has been called.
-        evidence = finding.evidence.partition(WITHOUT_RUN)[0]
-        yield dataclasses.replace(finding, evidence=evidence, places=(), command="")
+    yield from wrong
     if not wrong:
         yield Finding(CHECK, "pass", f"{STEPS} steps, judged by {len(found)} rules of the watch")
 

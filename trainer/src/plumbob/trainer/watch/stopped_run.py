@@ -14,27 +14,27 @@ from plumbob.trainer.run_files.stopped import Stop, read_stop
 from plumbob.trainer.watch.history import Row, gap_limit, number
 
 CHECK = "the run takes all its steps"
-WITHOUT_RUN = ". What can be examined without it:  "
-"""What precedes the command that examines the run's settings."""
 
 
-def stop_finding(run_dir: Path, config: TrainConfig, rows: Sequence[Row]) -> Finding | None:
+def stop_finding(run_dir: Path, config: TrainConfig, rows: Sequence[Row], *, kept: bool = True) -> Finding | None:
     """Why the run ended early or what it was doing when it fell silent, with the command that examines its settings.
 
-    None if it took its steps. `rows`: metrics of the finished steps.
+    None if it took its steps. `rows`: metrics of the finished steps. `kept`: whether the directory stays, so that a command may
+    name it.
     """
     stop = read_stop(run_dir)
     command = f"doctor --config {shlex.quote(str(run_dir / 'config.toml'))}"
+    examined = f". What can be examined without it:  {command}" if kept else ""
     if stop is None:
         if (silent := last_silence(run_dir)) is None:
             return None
         evidence = f"it has finished no step since {silent}; {run_dir / STACKS} says where each of its threads was"
-        return Finding(CHECK, "error", f"{evidence}{WITHOUT_RUN}{command}", None, len(rows) + 1)
+        return Finding(CHECK, "error", f"{evidence}{examined}", None, len(rows) + 1)
     where = f"in step {stop.step}" if stop.step else "in the set-up, before its first step"
     evidence = f"it stopped {where}: {stop.kind}: {stop.reason}"
     cause = _cause(stop, config, rows)
     if cause is None:
-        return Finding(CHECK, "error", f"{evidence}{WITHOUT_RUN}{command}", None, stop.step)
+        return Finding(CHECK, "error", f"{evidence}{examined}", None, stop.step)
     if stop.kind == "SyncError" and cause == "engine-trainer-mismatch":
         evidence += ". Metrics cannot tell which side is wrong; the probes can"
     return Finding(CHECK, "fail", evidence, cause, stop.step, command=command)

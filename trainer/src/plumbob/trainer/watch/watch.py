@@ -173,15 +173,17 @@ def warning(finding: Finding, config: TrainConfig) -> str:
     return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {remedy}"
 
 
-def examine(run_dir: Path) -> list[Finding]:
+def examine(run_dir: Path, *, kept: bool = True) -> list[Finding]:
     """Apply every check to a run directory: metrics.jsonl, traces/, stopped.json, stacks.txt, evaluations in summary.json.
 
     The first failure is the one to look at first. Raises UserError without a run directory, or if a run has neither
     finished a step nor said why it ended or where it may hang.
+
+    `kept`: whether the directory stays; if not, findings name no place in it and no command.
     """
     config = run_config(run_dir)
     rows = read_metrics(run_dir)
-    stopped = stop_finding(run_dir, config, rows)
+    stopped = stop_finding(run_dir, config, rows, kept=kept)
     if not rows and stopped is None:
         raise UserError(f"{run_dir} has no finished training step yet, so there is nothing to examine")
     watch = Watch(config)
@@ -200,7 +202,11 @@ def examine(run_dir: Path) -> list[Finding]:
     found += saved_model(run_dir, config, rows)
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         found = [*found, stopped] if any(f.cause for f in found) else [stopped, *found]
-    found = [with_places(_quoted(finding, rollouts), rollouts, run_dir) for finding in found]
+    found = [_quoted(finding, rollouts) for finding in found]
+    if kept:
+        found = [with_places(finding, rollouts, run_dir) for finding in found]
+    else:
+        found = [dataclasses.replace(finding, places=(), command="") for finding in found]
     if len(rows) < WINDOW:
         few = f"the run has {len(rows)} of the {WINDOW} steps that most rules need"
         found.append(Finding("there are enough steps to judge", "unsure", few))

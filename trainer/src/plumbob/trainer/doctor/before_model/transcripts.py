@@ -283,13 +283,21 @@ def _scored_alike(environment: Environment) -> Finding:
             same = environment.play(played.task, ScriptedChat(replies, ending="max_turns"))
             unsteady += same.trace.ok and abs(same.reward - played.reward) > _TOLERANCE
     evidence = f"{differ} of {count} transcripts earn another reward as held-out tasks, by up to {largest:.3g}"
+    if untooled and not unsteady:  # then they score what they show, and what they show is another task
+        evidence += f"; {untooled} of these have no tools as held-out tasks"
+        return Finding(check, "fail", evidence, "evaluation-prompted-differently")
+    return scored_otherwise(check, evidence, differ, unsteady)
+
+
+def scored_otherwise(check: str, evidence: str, differ: int, unsteady: int) -> Finding:
+    """The finding that `differ` transcripts earn another reward as held-out tasks than as training tasks.
+
+    `unsteady`: how many of these earn another one as training tasks, too, when they are played again.
+    """
     if unsteady:
         evidence += f"; {unsteady} of these earn another one as training tasks, too, when they are played again"
         return Finding(check, "fail", evidence, "reward-nondeterministic")
-    if untooled:  # then they score what they show, and what they show is another task
-        evidence += f"; {untooled} of these have no tools as held-out tasks"
-        return Finding(check, "fail", evidence, "evaluation-prompted-differently")
-    return Finding(check, "fail" if differ else "pass", evidence, "evaluation-parses-differently" if differ else None)
+    return Finding.of(check, ("evaluation-parses-differently" if differ else None, evidence))
 
 
 def _wrong_alike(environment: Environment) -> Finding | None:

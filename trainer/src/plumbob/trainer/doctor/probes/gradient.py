@@ -175,12 +175,11 @@ def _direction(subject: Subject, rows: Sequence[Sample], sign: float) -> Finding
             f"a step changes rollouts by {change:+.2g} nats per token, which is rounding; gradient norm {norm:.2g}"
         )
         return Finding(check, "unsure", evidence)
-    evidence = (
-        f"a step of {SMALL_STEPS[len(slopes) - 1]:.0e} of the weights changes {len(rows)} rollouts by "
-        f"{slope * SMALL_STEPS[len(slopes) - 1]:+.2g} nats per token, {slope * sign / wanted:+.2f} times what the gradient's "
-        f"norm of {norm:.2g} says"
-    )
     along = slope * sign / wanted
+    evidence = (
+        f"a step of {SMALL_STEPS[len(slopes) - 1]:.0e} of the weights changes {len(rows)} rollouts by {change:+.2g} nats per "
+        f"token, {along:+.2f} times what the gradient's norm of {norm:.2g} says"
+    )
     # A gradient with its sign turned round is as long as the right one; anything else has another reason.
     cause = None if along > 0 else "gradient-backwards" if along < BACKWARDS else "loss-differs-from-settings"
     return Finding.of(check, (cause, evidence))

@@ -33,8 +33,6 @@ ORDER = 90
 RATE = "updates change the policy neither too little nor too much"
 PART = 1 / 8
 """Part of an update after which the KL term's gradient is measured."""
-OUTWEIGHED = "its epsilon outweighs the gradient"
-"""Why an optimizer moves weights by next to nothing, as the evidence says it."""
 SCATTERED = 0.5
 """Share of the weights that may move by another rate than the median, where the optimizer has another rate."""
 OVERFITS = "a few updates on one group favour its better rollouts"
@@ -75,11 +73,10 @@ def probe(subject: Subject) -> Iterator[Finding]:
             turn = _cosine(computed, seen) if len(computed) == len(seen) else math.nan
             gone = int(((computed != 0) & (seen == 0)).sum()) if len(computed) == len(seen) else 0
             yield _clipped_once(subject, push, used, turn, gone / max(int((computed != 0).sum()), 1))
-        weights = _weights(subject, before, touched)
+        weights, little = _weights(subject, before, touched)
         with undone(run):
             schedule = _schedule(subject)
         # A rate that is hidden moves weights by as little as an epsilon that outweighs the gradient.
-        little = weights.cause == "learning-rate-too-low" or OUTWEIGHED in weights.evidence
         yield from (schedule, weights) if little else (weights, schedule)
         yield _rate(subject, near, far)
         if run.objective.kl_beta > 0:
@@ -145,8 +142,10 @@ def _clipped_once(subject: Subject, computed: float, used: float, turn: float, g
     return Finding(check, "fail" if bad else "pass", evidence, "gradient-clipped-to-nothing" if bad else None)
 
 
-def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[str, torch.Tensor]) -> Finding:
-    """Does an update change most weights that have a gradient?
+def _weights(
+    subject: Subject, before: dict[str, torch.Tensor], touched: dict[str, torch.Tensor]
+) -> tuple[Finding, bool]:
+    """Does an update change most weights that have a gradient? And is it that weights move, but by too little?
 
     `before`: copies of the weights before the update. `touched`: trained tensor -> mask of its entries with a gradient.
     """
@@ -181,16 +180,18 @@ def _weights(subject: Subject, before: dict[str, torch.Tensor], touched: dict[st
     full = sum(bool(mask.any()) for mask in touched.values())
     if moved and not coarse and len(still) > thresholds.STILL_TENSORS * full:
         evidence += f"; {len(still)} of {full} tensors with a gradient do not move at all, such as {still[0]}"
-        return Finding(check, "fail", evidence, "optimizer-moves-nothing")
+        return Finding(check, "fail", evidence, "optimizer-moves-nothing"), False
     step = way / max(entries, 1) / _rate_of(subject) if _rate_of(subject) else math.inf
     if share >= thresholds.MOVED_SHARE:
         if step >= thresholds.STEP_OF_RATE:
-            return Finding(check, "pass", evidence)
+            return Finding(check, "pass", evidence), False
         evidence += f"; they move by {step:.2g} of that rate, where Adam's first update moves each by nearly all of it"
-        return Finding(check, "fail", f"{evidence}: {OUTWEIGHED}", "optimizer-moves-nothing")
+        evidence += ": its epsilon outweighs the gradient"
+        return Finding(check, "fail", evidence, "optimizer-moves-nothing"), True
     if "bfloat16" in kinds or "float16" in kinds or (coarse and total):
-        return Finding(check, "fail", evidence, "weights-in-bf16")
-    return Finding(check, "fail", evidence, "learning-rate-too-low" if moved else "optimizer-moves-nothing")
+        return Finding(check, "fail", evidence, "weights-in-bf16"), False
+    cause = "learning-rate-too-low" if moved else "optimizer-moves-nothing"
+    return Finding(check, "fail", evidence, cause), bool(moved)
 
 
 def _schedule(subject: Subject) -> Finding:

@@ -13,6 +13,7 @@ import verifiers.v1 as vf
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.findings import Finding
+from plumbob.trainer.doctor.before_model.transcripts import scored_otherwise
 from plumbob.trainer.doctor.environment import spread
 from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB
@@ -110,7 +111,4 @@ def _same_reward_held_out(subject: Subject) -> Finding:
     evidence = (
         f"{differ} of {played} transcripts earn another reward when scored as held-out tasks, by up to {largest:.3g}"
     )
-    if unsteady:
-        evidence += f"; {unsteady} of these earn another one as training tasks, too, when they are played again"
-        return Finding(check, "fail", evidence, "reward-nondeterministic")
-    return Finding.of(check, ("evaluation-parses-differently" if differ else None, evidence))
+    return scored_otherwise(check, evidence, differ, unsteady)

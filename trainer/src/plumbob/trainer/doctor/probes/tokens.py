@@ -198,9 +198,8 @@ def _explained(subject: Subject, row: list[int], truth: list[int], calls: Sequen
         return "tools-not-in-prompt"
     header = assistant_header(tokenizer).strip()
     # Without headers the two must be equal: a reply that is missing takes the header of the next turn with it.
-    if text.count(header) < true_text.count(header) and _bare(text.replace(header, "")) == _bare(
-        true_text.replace(header, "")
-    ):
+    same = _bare(text.replace(header, "")) == _bare(true_text.replace(header, ""))
+    if same and text.count(header) < true_text.count(header):
         return "assistant-header-missing"
     # What is tokenised again says the same, but for white space; other text may come from anywhere.
     return "retokenised-turns" if _bare(text) == _bare(true_text) else "row-not-what-was-sampled"

@@ -53,6 +53,7 @@ def accumulate(
                         if value.requires_grad:
                             policy.sharding.backward(value, last=last)
                         sums.append(measured)
+                        del value  # it holds the microbatch's graph, which must not stay through the next forward pass
                     else:
                         _empty_microbatch(run, minibatch, last=last)
             except torch.OutOfMemoryError as error:

@@ -34,7 +34,10 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
     `inputs`: as the training step makes them, not as a loss may change them. The numbers are 0 until the backward pass has
     run, and stay on the device.
     """
+    # The hook below belongs to `inputs.logprobs` and must not hold it: torch's own references are invisible to Python's
+    # garbage collector, so the two would keep each other, and the microbatch's whole graph, until the process ends.
     without, policy = _slopes_of_kl(inputs, objective), _slopes_of_advantages(inputs, objective)
+    rows, advantages, weights = inputs.rows, inputs.advantages, inputs.weights
     wanted = policy + without
     at_one = -inputs.corrections * inputs.advantages * inputs.weights
     names = ("misweighted", "unpulled", "unpulled_parts", "other_kl", "stronger_kl", "negated", "scaled", "unratioed")
@@ -47,17 +50,17 @@ def misweighted(inputs: LossInputs, objective: Objective) -> dict[str, torch.Ten
         unpulled = wrong & ((slopes - without).abs() <= limit)
         pulled = ~wrong & (policy.abs() > limit)
         # Rows are at most as many as tokens, but for rows without any, whose numbers no token has.
-        rows = inputs.rows.clamp(max=len(wanted))
-        partly = torch.zeros(len(wanted) + 1, device=wanted.device).index_add(0, rows, pulled.float())[rows] > 0
-        for alike in (inputs.advantages > 0, inputs.advantages < 0):
+        at = rows.clamp(max=len(wanted))
+        partly = torch.zeros(len(wanted) + 1, device=wanted.device).index_add(0, at, pulled.float())[at] > 0
+        for alike in (advantages > 0, advantages < 0):
             partly |= alike & (pulled & alike).any()
         coefficient = ((slopes - policy) * without).sum() / without.square().sum().clamp(min=1e-30)  # by least squares
         other_kl = wrong & ((slopes - policy - coefficient * without).abs() <= limit)
         # A KL term that is the difference of log-probabilities itself has the same slope everywhere.
-        constant = ((slopes - policy) * inputs.weights).sum() / inputs.weights.square().sum().clamp(min=1e-30)
+        constant = ((slopes - policy) * weights).sum() / weights.square().sum().clamp(min=1e-30)
         linear = (constant.abs() - objective.kl_beta).abs() <= 0.01 * objective.kl_beta
         if objective.kl_beta:
-            other_kl |= wrong & linear & ((slopes - policy - constant * inputs.weights).abs() <= limit)
+            other_kl |= wrong & linear & ((slopes - policy - constant * weights).abs() <= limit)
         unratioed = wrong & ((slopes - at_one - without).abs() <= limit)
         negated = wrong & ((slopes + wanted).abs() <= limit)
         size = wanted.square().sum()

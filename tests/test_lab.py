@@ -54,5 +54,4 @@ def test_the_report_of_doctor_has_the_keys_that_lab_probe_reads():
 def test_the_lab_that_is_documented_still_has_readable_files():
     entries = Lab(ROOT / "docs/results/lab").entries
     assert [note for entry in entries for note in entry.notes] == []
-    decided = [entry.hypothesis.id for entry in entries if entry.verdict]
-    assert decided == ["H01", "H02"]
+    assert {f"H{i:02d}" for i in range(1, 9)} <= {entry.hypothesis.id for entry in entries}

@@ -5,6 +5,7 @@ for Ctrl-C in step N of its first start.
 """
 
 import json
+import os
 import signal
 import sys
 import time
@@ -32,11 +33,12 @@ def main():
         print("nothing works")
         return int(given["fail"])
     directory.mkdir(parents=True, exist_ok=resumed)
+    given["variables"] = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")]
     (directory / "checkpoint.json").write_text(json.dumps(given))
     steps, seed = int(given["max_steps"]), int(given["seed"])
     numbers = {"max_steps": steps, "seed": seed, "gain": float(given.get("gain", 0))}
     gain = numbers["gain"] * (1 + seed / 50)
-    lines = [f"{name} = {value}" for name, value in numbers.items()]
+    lines = [f"{name} = {value}" for name, value in numbers.items()] + [f'output_dir = "{directory.parent}"']
     (directory / "config.toml").write_text("\n".join(['command = "train"', f'env = "{given["env"]}"', *lines]))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     metrics = directory / "metrics.jsonl"

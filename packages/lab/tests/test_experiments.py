@@ -162,21 +162,55 @@ def test_a_second_difference_between_the_arms_is_told_before_and_after(tmp_path)
     assert "Warning: the arms differ also in fog: control (not given), treatment 1" in done.stderr
 
 
+def add(root, name):
+    """Another hypothesis in the lab of `write`, with the same control and another treatment."""
+    first = (root / "hypotheses" / "h01-it-helps.md").read_text()
+    text = first.replace("id: H01", f"id: {name}").replace("--gain 0.5", "--gain 0.25")
+    (root / "hypotheses" / f"{name.lower()}-again.md").write_text(text)
+
+
+def test_hypotheses_run_side_by_side_and_share_the_runs_of_one_command(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    write(tmp_path)
+    add(tmp_path, "H02")
+    done = lab(tmp_path, "run", "H01", "H02", "H01", "--jobs", "4", "--gpus", "3,5")
+    assert done.stdout.count("validated, confidence medium, 3 seeds") == 2
+    ended = re.findall(r"^\[\d/6\] (H\d+ \w+ seed \d)  step 6 of 6", done.stderr, re.MULTILINE)
+    assert len(ended) == 9 and not [title for title in ended if title.startswith("H02 control")]
+    assert "h02/control-seed2 is " in done.stderr
+    results = tmp_path / "experimental-results"
+    for arm, gpu in (("control", "3"), ("treatment", "5")):
+        began_with = json.loads((results / "h01" / f"{arm}-seed0/checkpoint.json").read_text())
+        assert began_with["variables"] == ["1", gpu]
+    page = (tmp_path / "hypotheses" / "h02-again.md").read_text()
+    assert "Run once for another hypothesis with the same command: control-seed0 (h01), " in page
+    add(tmp_path, "H03")
+    assert "h03/control-seed0 is " in lab(tmp_path, "run", "H03", "--seeds", "1").stderr
+    assert " is " not in lab(tmp_path, "run", "H03", "--seeds", "1", "--fresh").stderr.replace("runs are in", "")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_run_that_is_under_way_and_lab_run_goes_on_with_it(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "jobs"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, " --jobs 2")], ids=str
+)
+def test_ctrl_c_ends_the_runs_that_are_under_way_and_lab_run_goes_on_with_them(tmp_path, number, jobs):
     write(tmp_path, treatment="--gain 0.5 --stop-at 3")
-    process = subprocess.Popen([*LAB, "run", "H01", "-C", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*LAB, "run", "H01", *jobs.split(), "-C", str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
     half = RunFiles(tmp_path / "experimental-results/h01/treatment-seed0")
+    control = half.directory.with_name("control-seed0")
     deadline = time.monotonic() + 600
-    while len(RunFiles(half.directory).rows) < 2 and time.monotonic() < deadline:
+    while (
+        len(RunFiles(half.directory).rows) < 2 or RunFiles(control).state != "finished"
+    ) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
     _, told = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert f"go on with:  lab run H01 -C {os.path.relpath(tmp_path)}" in told
+    assert f"go on with:  lab run H01{jobs} -C {os.path.relpath(tmp_path)}" in told
     assert half.state == "unfinished"
-    first = RunFiles(half.directory.with_name("control-seed0")).directory / "metrics.jsonl"
+    first = control / "metrics.jsonl"
     before = first.stat().st_mtime_ns
     write(tmp_path, treatment="--gain 0.5 --stop-at 3", status="testing")
     again = subprocess.Popen(

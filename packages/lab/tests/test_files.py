@@ -73,6 +73,22 @@ def test_init_takes_over_environment_model_and_flags_that_need_quotes(tmp_path):
     assert control.options[-4:] == ("--scale-rewards", "group", "--seed", "3")
 
 
+def test_options_that_only_one_environment_knows_are_not_given_to_another(tmp_path):
+    lay_out(tmp_path / "l", "musique", "tiny-musique", "--max-steps 4", "--datasets synthetic -a hops=2")
+    single, lookup, multi = plan(Lab(tmp_path / "l").entry("h07").hypothesis, tmp_path, [0])
+    assert "hops=2" not in single.options and single.options[5:] == (
+        "--datasets",
+        "synthetic",
+        "--max-tokens",
+        "160",
+        "--seed",
+        "0",
+    )
+    assert lookup.options == ("lookup", "--model", "tiny", "--max-steps", "4", "--seed", "0")
+    assert multi.options[3:9] == ("--max-steps", "4", "--datasets", "synthetic", "-a", "hops=2")
+    assert "hops=2" in Lab(tmp_path / "l").entry("h01").hypothesis.env_flags
+
+
 def test_init_overwrites_nothing(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(UserError, match="exists already"):
@@ -115,7 +131,10 @@ def test_a_status_that_was_typed_in_is_not_believed(lab):
         (("status: pending", "status: done"), "status: Input should be 'pending', 'testing'"),
         (("seeds: 3", "sedes: 3"), "sedes: there is no such field; did you mean seeds?"),
         (("flags: --scale-rewards none", "flgas: x"), "flgas: there is no such field; did you mean flags?"),
-        (("mean(reward/mean) of treatment", "mean(reward/mean) of placebo"), "the arms are: control, treatment"),
+        (
+            ("mean(reward/mean) of treatment", "mean(reward/mean) of placebo"),
+            "the arms are: control, epsilon, treatment",
+        ),
         (("id: H01", "id: [H01"), "is not YAML"),
         (("---\nid: H01", "id: H01"), "has no front matter"),
         (('flags: "--max-steps 4"', 'flags: "--x \'open"'), "No closing quotation"),

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
@@ -24,16 +25,73 @@ from plumbob.lab.runs.plan import (
     program,
     set_aside,
     start,
+    take_over,
     unnamed_changes,
 )
 from plumbob.lab.verdict import Verdict, judge
 
 
-def run_experiment(lab: Lab, entry: Entry, seeds: int | None, *, fresh: bool = False) -> int:
-    """Run what is not finished yet of every arm, then state the verdict; returns the exit code. Raises UserError.
+def run_experiments(
+    lab: Lab,
+    entries: Sequence[Entry],
+    seeds: int | None,
+    *,
+    fresh: bool = False,
+    at_once: int = 1,
+    gpus: Sequence[str] = (),
+) -> int:
+    """Run what is not finished yet of every arm, then state the verdicts; returns the exit code. Raises UserError.
 
-    0: all runs are finished. 1: some run failed; the verdict is about the others. 130 after Ctrl-C.
+    Up to `at_once` runs are under way at the same time, each on one of `gpus` if there are any; a command that several arms
+    have is run once. 0: all runs are finished. 1: some run failed; the verdicts are about the others. 130 after Ctrl-C.
     """
+    planned = [(entry, run) for entry in entries for run in _prepared(lab, entry, seeds, fresh=fresh)]
+    if not fresh:
+        _share(lab, planned, lab.entries)
+    titles: dict[Planned, str] = {}
+    for entry, run in sorted(planned, key=lambda each: (each[1].files.state == "not started", each[1].seed)):
+        state, own = run.files.state, [each for of, each in planned if of is entry]
+        if state == "unfinished" or (state == "not started" and run.shown not in {other.shown for other in titles}):
+            name = f"{entry.hypothesis.id} " if len(entries) > 1 else ""
+            resumed = " (resumed)" if state == "unfinished" else ""
+            titles[run] = f"[{own.index(run) + 1}/{len(own)}] {name}{run.arm} seed {run.seed}{resumed}"
+    failed = False
+    try:
+        with closing(follow(titles, at_once, gpus)) as ended:
+            for run, code in ended:
+                if not code and run.files.state == "finished":
+                    continue
+                failed = True
+                print(f"  it ended with exit code {code}; its output ends with:", file=sys.stderr)
+                print(_indented(last_lines(run.log)), file=sys.stderr)
+                if code == 2:
+                    entry = next(entry for entry, each in planned if each is run)
+                    conclude(lab, entry)
+                    raise UserError(
+                        f"{entry.hypothesis.id}: `{run.shown}` is not a command that can run; correct the flags in "
+                        f"{entry.path}"
+                    )
+    except Interrupted:
+        again = _again(lab, entries, seeds, at_once, gpus)
+        print(f"Interrupted. Finished runs are kept; go on with:  {again}", file=sys.stderr)
+        code = INTERRUPTED
+    else:
+        code = 1 if failed else 0
+    _share(lab, planned, entries)
+    verdicts = [(entry, conclude(lab, entry)) for entry in entries]
+    if code != INTERRUPTED:
+        print("\n".join(conclusion(verdict, lab, entry) for entry, verdict in verdicts))
+    return code
+
+
+def _share(lab: Lab, planned: Sequence[tuple[Entry, Planned]], entries: Sequence[Entry]) -> None:
+    for _, run in planned:
+        if (taken := take_over(run, [lab.folder(entry.hypothesis) for entry in entries])) is not None:
+            print(f"{run.files.directory} is {taken}, a run of the same command", file=sys.stderr)
+
+
+def _prepared(lab: Lab, entry: Entry, seeds: int | None, *, fresh: bool) -> list[Planned]:
+    """The runs of a hypothesis, after all that can be wrong with them was asked."""
     h, folder = entry.hypothesis, lab.folder(entry.hypothesis)
     if fresh and (aside := set_aside(folder)) is not None:
         print(f"the earlier runs are in {aside}", file=sys.stderr)
@@ -49,43 +107,16 @@ def run_experiment(lab: Lab, entry: Entry, seeds: int | None, *, fresh: bool = F
     print(f"{h.id} {h.title}: {len(h.arms)} arms x {len(planned) // len(h.arms)} seeds{kept}", file=sys.stderr)
     if finished < len(planned):
         _set_testing(lab, entry)
-    failed: list[Planned] = []
-    for i, run in enumerate(planned, 1):
-        if run.files.state == "finished":
-            continue
-        try:
-            code = _carry_out(run, folder, f"[{i}/{len(planned)}] {run.arm} seed {run.seed}")
-        except Interrupted:
-            conclude(lab, entry)
-            print(f"Interrupted. Finished runs are kept; go on with:  {_again(lab, entry, seeds)}", file=sys.stderr)
-            return INTERRUPTED
-        if code or run.files.state != "finished":
-            failed.append(run)
-            print(f"  it ended with exit code {code}; its output ends with:", file=sys.stderr)
-            print(_indented(last_lines(_log(folder, run))), file=sys.stderr)
-            if code == 2:
-                conclude(lab, entry)
-                raise UserError(
-                    f"{h.id}: `{run.shown}` is not a command that can run; correct the flags in {entry.path}"
-                )
-    print(conclusion(conclude(lab, entry), lab, entry))
-    return 1 if failed else 0
+    return planned
 
 
-def _again(lab: Lab, entry: Entry, seeds: int | None) -> str:
-    """The command that goes on with an experiment, from the current folder."""
-    number = f" --seeds {seeds}" if seeds is not None else ""
-    folder = "" if lab.root.resolve() in (here := Path.cwd(), *here.parents) else f" -C {shlex.quote(str(lab.root))}"
-    return f"lab run {entry.hypothesis.id}{number}{folder}"
-
-
-def _carry_out(run: Planned, folder: Path, title: str) -> int:
-    resumed = " (resumed)" if run.files.state == "unfinished" else ""
-    return follow(run.argv(), run.files, _log(folder, run), title + resumed)
-
-
-def _log(folder: Path, run: Planned) -> Path:
-    return folder / "logs" / f"{run.files.name}.txt"
+def _again(lab: Lab, entries: Sequence[Entry], seeds: int | None, at_once: int = 1, gpus: Sequence[str] = ()) -> str:
+    """The command that goes on with experiments, from the current folder."""
+    words = ["lab run", *(entry.hypothesis.id for entry in entries)]
+    words += [f"--seeds {seeds}"] * (seeds is not None) + [f"--jobs {at_once}"] * (at_once > 1)
+    words += [f"--gpus {','.join(gpus)}"] * bool(gpus)
+    inside = lab.root.resolve() in (here := Path.cwd(), *here.parents)
+    return " ".join(words if inside else [*words, f"-C {shlex.quote(str(lab.root))}"])
 
 
 def _indented(text: str) -> str:
@@ -137,7 +168,7 @@ def conclusion(verdict: Verdict | None, lab: Lab, entry: Entry) -> str:
         for o in outcomes:
             lines.append(f"  {title}  {o.text}  ->  {o.word}{f': {o.told}' if o.told else ''}")
     if verdict.seeds < MIN_SEEDS:
-        lines.append(f"  more seeds:  {_again(lab, entry, MIN_SEEDS)}")
+        lines.append(f"  more seeds:  {_again(lab, [entry], MIN_SEEDS)}")
     return "\n".join([*lines, f"written into {entry.path}"])
 
 

@@ -49,11 +49,14 @@ def init(
         str,
         typer.Option("--flags", help="Options of train that all runs have, in quotes.", metavar="<text>"),
     ] = "--max-steps 50",
+    env_flags: Annotated[
+        str, typer.Option("--env-flags", help="Options that only this environment knows, in quotes.", metavar="<text>")
+    ] = "",
 ) -> None:
     """Lay out a lab: README, problem statement, log, and the hypotheses H01 to H08, ready to run."""
     from plumbob.lab.files.layout import lay_out
 
-    for path in lay_out(directory, env, model, flags):
+    for path in lay_out(directory, env, model, flags, env_flags):
         print(path)
     print(
         f"Next: describe the problem in {directory / 'README.md'}, then:  lab status --dir {directory}", file=sys.stderr
@@ -91,26 +94,34 @@ def _entry_json(entry: Any) -> dict[str, Any]:
     return {**entry.hypothesis.model_dump(mode="json"), **computed, "file": str(entry.path), "notes": entry.notes}
 
 
-@app.command(cls=Command, short_help="Run a hypothesis's experiment and state the verdict.")
+@app.command(cls=Command, short_help="Run experiments of hypotheses and state the verdicts.")
 def run(
-    name: Name,
+    names: Annotated[list[str], typer.Argument(metavar="HYPOTHESIS...", help="Ids, such as H01.")],
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Number of seeds. Default: what the hypothesis says.")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Set the earlier runs of the hypothesis aside, and run all of them anew.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Number of runs at the same time; above 1, each has one thread.")
+    ] = 1,
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="<list>", help="GPUs, as in 0,1, of which each run gets one, in turn.")
+    ] = "",
     directory: Dir = None,
 ) -> int:
-    """Run all arms of a hypothesis with every seed, and state the verdict.
+    """Run all arms of hypotheses with every seed, and state the verdicts.
 
-    Runs that are finished are kept, and one that was interrupted is resumed. Exit code 1 if a run failed.
+    Runs that are finished are kept, and one that was interrupted is resumed. A command that several arms have, such as
+    the control of two hypotheses, is run once. Exit code 1 if a run failed.
     """
-    from plumbob.lab.experiment import run_experiment
+    from plumbob.lab.experiment import run_experiments
     from plumbob.lab.files.workspace import find_lab
 
-    found = find_lab(directory)
-    return run_experiment(found, found.entry(name), seeds, fresh=fresh)
+    found, ids = find_lab(directory), [gpu for gpu in gpus.split(",") if gpu]
+    entries = list({entry.hypothesis.id: entry for entry in map(found.entry, names)}.values())
+    return run_experiments(found, entries, seeds, fresh=fresh, at_once=jobs, gpus=ids)
 
 
 @app.command(cls=Command, short_help="Run `doctor` with a hypothesis's settings.")

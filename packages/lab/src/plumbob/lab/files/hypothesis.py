@@ -56,6 +56,8 @@ class Hypothesis(BaseModel):
     model: str = "tiny"
     flags: str = ""
     """Options of `train` in every arm."""
+    env_flags: str = ""
+    """Options that only `env` knows, such as its data: of every arm but those with another `env`."""
     seeds: Annotated[int, Field(ge=1)] = 3
     changes: tuple[str, ...] = ()
     """Options in which the arms may differ, such as scale_rewards; `command`, if they run different commands."""
@@ -71,7 +73,7 @@ class Hypothesis(BaseModel):
                 raise ValueError(
                     f"arm {name!r}: use small letters, digits and _, and no word of the criteria's language"
                 )
-        for text in (self.flags, *(arm.flags for arm in self.arms.values())):
+        for text in (self.flags, self.env_flags, *(arm.flags for arm in self.arms.values())):
             shlex.split(text)
         self.criteria()
         return self

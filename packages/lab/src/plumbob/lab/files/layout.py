@@ -14,9 +14,9 @@ from plumbob.lab.files.hypothesis import read_hypothesis
 from plumbob.lab.files.workspace import Lab, slug, update_tables
 
 
-def lay_out(root: Path, env: str, model: str, flags: str) -> list[Path]:
+def lay_out(root: Path, env: str, model: str, flags: str, env_flags: str = "") -> list[Path]:
     """Write the files of a new lab; returns their paths. Raises UserError if one of them exists, before any is written."""
-    values = {"ENV": env, "MODEL": model, "FLAGS": flags}
+    values = {"ENV": env, "MODEL": model, "FLAGS": flags, "ENV_FLAGS": env_flags}
     planned = [(root / name, _filled(text, values)) for name, text in _templates() if name != "new.md"]
     for path, _ in planned:
         if path.exists():
@@ -45,6 +45,7 @@ def add_hypothesis(lab: Lab, title: str) -> Path:
         "ENV": first.env if first else "lookup",
         "MODEL": first.model if first else "tiny",
         "FLAGS": first.flags if first else "--max-steps 50",
+        "ENV_FLAGS": first.env_flags if first else "",
     }
     path = lab.root / "hypotheses" / f"{name.lower()}-{slug(title)}.md"
     sections.write(path, _filled(dict(_templates())["new.md"], values))

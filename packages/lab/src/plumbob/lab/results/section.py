@@ -43,6 +43,7 @@ def results_markdown(
         "Commands, each also with `--output-dir` and `--run-name`:\n\n```\n"
         + "\n".join(run.shown for run in planned)
         + "\n```",
+        *_taken(planned, folder.name),
         f"Files: run directories, logs, plots and `verdict.json` in [{link.removeprefix('../')}]({link}/).",
     ]
     if (probed := folder / "doctor.md").is_file():
@@ -130,6 +131,13 @@ def _runs(planned: Sequence[Planned]) -> str:
         "warnings of the watch",
     )
     return markdown(columns, rows)
+
+
+def _taken(planned: Sequence[Planned], own: str) -> list[str]:
+    """A sentence about runs whose records are those of a run of the same command in another folder than `own`."""
+    places = {run.files.name: Path(run.files.options.get("output_dir", own)).name for run in planned}
+    taken = [f"{name} ({place})" for name, place in places.items() if place != own]
+    return [f"Run once for another hypothesis with the same command: {', '.join(taken)}."] if taken else []
 
 
 def _order(planned: Sequence[Planned]) -> Mapping[str, RunFiles]:

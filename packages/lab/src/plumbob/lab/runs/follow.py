@@ -1,4 +1,4 @@
-"""Start a run as a process, show how far it is, and pass Ctrl-C on to it, so that it saves its work."""
+"""Start runs as processes, several at a time, show how far they are, and pass Ctrl-C on to them, so that they save their work."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
 from plumbob.lab.run_files import RunFiles
+from plumbob.lab.runs.plan import Planned
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -23,44 +25,82 @@ POLL_SECONDS = 0.5
 
 
 class Interrupted(Exception):
-    """The user asked to stop, and the run that was under way has ended."""
+    """The user asked to stop, and the runs that were under way have ended."""
 
 
-def follow(argv: Sequence[str], run: RunFiles, log: Path, title: str) -> int:
-    """Run a command to its end, with its output appended to `log`; returns its exit code.
+@dataclass(frozen=True)
+class _Started:
+    run: Planned
+    title: str
+    process: subprocess.Popen[bytes]
+    began: float = field(default_factory=time.monotonic)
 
-    Raises Interrupted after Ctrl-C or SIGTERM, which the command gets as Ctrl-C. It has a session of its own, because a
-    terminal would otherwise send Ctrl-C to it as well, and a second one would end it before it has saved its work.
-    Raises UserError if it cannot be started.
+    def __str__(self) -> str:
+        return f"{self.title}  {_progress(self.run.files)}"
+
+
+def follow(titles: Mapping[Planned, str], at_once: int = 1, gpus: Sequence[str] = ()) -> Generator[tuple[Planned, int]]:
+    """Make runs, or the rest of them, up to `at_once` at a time; yields each with its exit code when it has ended.
+
+    Side by side they have one thread each. Each sees one of `gpus`, in turn, or all without any. Raises Interrupted after
+    Ctrl-C or SIGTERM, which the runs get as Ctrl-C, as they do when the generator is closed. Raises UserError if one
+    cannot be started.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    waiting, under_way = iter(titles.items()), dict[int, _Started]()
+    with _signals_passed_on(under_way) as asked:
         try:
-            process = subprocess.Popen(
-                argv, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        except OSError as error:
-            raise UserError(f"cannot start {argv[0]}: {error.strerror}") from None
-        with _signals_passed_on(process) as asked, _line(title) as show:
-            while process.poll() is None:
-                show(_progress(run))
+            while True:
+                for slot in set(range(at_once)) - set(under_way) if not asked else ():
+                    if (job := next(waiting, None)) is not None:
+                        one_gpu = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+                        threads = {"OMP_NUM_THREADS": "1"} if at_once > 1 else {}
+                        under_way[slot] = _start(*job, {**threads, **os.environ, **one_gpu})
+                if not under_way:
+                    break
+                _show("; ".join(map(str, under_way.values())))
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_SECONDS)
-            show(_progress(run))
+                    next(iter(under_way.values())).process.wait(POLL_SECONDS / len(under_way))
+                for slot in [slot for slot, one in under_way.items() if one.process.poll() is not None]:
+                    ended = under_way.pop(slot)
+                    _show("")
+                    print(f"{ended}, {time.monotonic() - ended.began:.0f} s", file=sys.stderr, flush=True)
+                    if not asked:
+                        yield ended.run, ended.process.returncode
+        finally:
+            _interrupt(under_way)
+            for one in under_way.values():
+                one.process.wait()
     if asked:
         raise Interrupted
-    return process.returncode
+
+
+def _start(run: Planned, title: str, env: Mapping[str, str]) -> _Started:
+    argv, no_input = run.argv(), subprocess.DEVNULL
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("ab") as out:
+        try:
+            # In a session of its own: a terminal would otherwise send Ctrl-C to it as well, and a second one would end it
+            # before it has saved its work.
+            process = subprocess.Popen(argv, stdin=no_input, stdout=out, stderr=out, env=env, start_new_session=True)
+        except OSError as error:
+            raise UserError(f"cannot start {argv[0]}: {error.strerror}") from None
+    return _Started(run, title, process)
+
+
+def _interrupt(under_way: Mapping[int, _Started]) -> None:
+    for one in list(under_way.values()):
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
 
 
 @contextmanager
-def _signals_passed_on(process: subprocess.Popen[bytes]) -> Generator[list[int]]:
-    """Send each Ctrl-C or SIGTERM to the process as Ctrl-C; the list has those that came."""
+def _signals_passed_on(under_way: Mapping[int, _Started]) -> Generator[list[int]]:
+    """Send each Ctrl-C or SIGTERM to the processes as Ctrl-C; the list has those that came."""
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+        _interrupt(under_way)
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -70,23 +110,11 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Generator[list[int]]
             signal.signal(number, handler)
 
 
-@contextmanager
-def _line(title: str) -> Generator:
-    """A function that shows a text after the title: in a terminal in one line that changes, else only at the end."""
-    began, last, live = time.monotonic(), "", sys.stderr.isatty()
-
-    def show(text: str) -> None:
-        nonlocal last
-        last = text
-        if live:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            print(f"\r\033[K{f'{title}  {text}'[: width - 1]}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        taken = f"{time.monotonic() - began:.0f} s"
-        print(f"{chr(13) + chr(27) + '[K' if live else ''}{title}  {last}, {taken}", file=sys.stderr, flush=True)
+def _show(text: str) -> None:
+    """In a terminal, show a text in one line in place of the one before; elsewhere nothing."""
+    if sys.stderr.isatty():
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        print(f"\r\033[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _progress(run: RunFiles) -> str:

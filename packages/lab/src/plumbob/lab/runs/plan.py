@@ -36,6 +36,11 @@ class Planned:
         """The command as in a shell."""
         return shlex.join([*self.start, *self.options])
 
+    @property
+    def log(self) -> Path:
+        """Where its output is appended."""
+        return self.files.directory.parent / "logs" / f"{self.files.name}.txt"
+
     def argv(self) -> list[str]:
         """The process to start: a new run, or the rest of an interrupted one. Raises UserError for an unknown program."""
         place = self.files.directory
@@ -72,7 +77,8 @@ def start(arm: Arm) -> list[str]:
 
 def options(h: Hypothesis, arm: Arm) -> list[str]:
     """Environment, model and options of an arm; the arm's own come last, so that they override the common ones."""
-    return [arm.env or h.env, "--model", arm.model or h.model, *shlex.split(h.flags), *shlex.split(arm.flags)]
+    common = h.flags if arm.env not in (None, h.env) else f"{h.flags} {h.env_flags}"
+    return [arm.env or h.env, "--model", arm.model or h.model, *shlex.split(common), *shlex.split(arm.flags)]
 
 
 def program(words: Sequence[str]) -> list[str]:
@@ -112,6 +118,29 @@ def check_commands(planned: Sequence[Planned], folder: Path, name: str) -> None:
             )
         saved[run.files.name] = run.shown
     sections.write(path, json.dumps(saved, indent=2, sort_keys=True) + "\n")
+
+
+RECORDS = ("config.toml", "metrics.jsonl", "warnings.jsonl", "chat_template.jinja", "summary.json")
+"""The small files of a run directory; the last one is there when a run is finished."""
+
+
+def take_over(run: Planned, folders: Sequence[Path]) -> Path | None:
+    """Copy the records of a finished run of the same command, in these folders of experiments, for one that is not started.
+
+    Returns the directory that the records are of, or None if there was nothing to do.
+    """
+    if run.files.state != "not started":
+        return None
+    for path in [path for folder in folders if (path := folder / COMMANDS).is_file()]:
+        for name, command in json.loads(sections.read(path)).items():
+            source = RunFiles(path.parent / name)
+            if command == run.shown and source.state == "finished":
+                run.files.directory.mkdir(parents=True, exist_ok=True)
+                for record in RECORDS:
+                    if (source.directory / record).is_file():
+                        shutil.copy2(source.directory / record, run.files.directory)
+                return source.directory
+    return None
 
 
 def set_aside(folder: Path) -> Path | None:

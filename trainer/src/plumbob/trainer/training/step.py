@@ -34,6 +34,7 @@ from plumbob.trainer.training.forward_backward import (
 )
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
+from plumbob.trainer.training.out_of_memory import rest_engine, wake_engine
 from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import advantages_in_minibatches
@@ -64,8 +65,8 @@ def train_step(
 
     # 2. Advantages [B]: each reward compared with its group's rewards. Every process has all samples, so every process
     #    computes the same advantages.
-    if config.vllm_sleep:
-        run.engine.sleep()
+    if config.vllm_sleep or state.engine_rests:
+        rest_engine(run)
     if not state.microbatch_tokens_fitted:
         status("measuring how many tokens of a microbatch fit into memory")
         fit_microbatch_tokens(run)
@@ -115,8 +116,7 @@ def train_step(
     clock.lap("train")
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
-    if config.vllm_sleep:
-        run.engine.wake_up()
+    wake_engine(run)
     report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
     clock.lap("sync")
 

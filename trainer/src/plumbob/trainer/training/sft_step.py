@@ -75,7 +75,7 @@ def sft_step(run: Run, interruption: Interruption, status: Callable[[str], None]
         "train/rows": len(rows),
         "train/microbatch_tokens": state.microbatch_tokens,
         "train/out_of_memory": state.out_of_memory,
-        **memory_metrics(world, state.peak_bytes),
+        **memory_metrics(world, state),
         **clock.seconds,
         "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
     }
@@ -106,4 +106,4 @@ def cross_entropy(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tup
     weights_N = torch.tensor([minibatch.weights[i] for i in indices]).repeat_interleave(lengths)
     loss = -(weights_N.to(scores.logprobs.device) * scores.logprobs).sum()
     sums = {"loss": loss.detach().float(), "entropy": scores.entropies.sum().float()}
-    return loss, MicrobatchSums(sums, len(scores.logprobs), sum(len(row.token_ids) for row in rows))
+    return loss, MicrobatchSums(sums, len(scores.logprobs), sum(len(row.token_ids) for row in rows), scores.computed)

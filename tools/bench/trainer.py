@@ -34,6 +34,7 @@ from trainer_work import (
     GROUP,
     LORA,
     MAX_COMPLETION,
+    PROMPT,
     WARM_UP,
     count_flops,
     make_model,
@@ -45,8 +46,8 @@ from trainer_work import (
 )
 
 
-def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Seconds of each step of plumbob's trainer."""
+def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> tuple[list[float], int]:
+    """(seconds of each step of plumbob's trainer, number of prompts that its last step computed)."""
     from plumbob.rollout import Sample
     from plumbob.trainer.algorithm.advantages import compute_advantages
     from plumbob.trainer.config.train import TrainConfig
@@ -80,6 +81,7 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
         config=config,
         world=world,
         policy=policy,
+        optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
         objective=config.objective(),
         state=TrainState(microbatch_tokens=config.microbatch_tokens),
@@ -98,20 +100,22 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
         for i, (prompt, completion) in enumerate(rows)
     ]
 
+    tallies = []
+
     def one_step() -> None:
         advantages = compute_advantages(samples, "none")
         (minibatch,) = make_minibatches(samples, advantages, run.config, run.world, count=1)
-        optimizer_step(run, minibatch, Interruption())
+        tallies.append(optimizer_step(run, minibatch, Interruption()))
 
     seconds = [timed(one_step) for _ in range(args.steps)]
     assert run.state.out_of_memory == 0 and run.state.skipped_in_a_row == 0
     if args.profile:
         profile(one_step)
-    return seconds
+    return seconds, (tallies[-1].computed - sum(len(c) for _, c in rows)) // PROMPT
 
 
-def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Seconds of each step of TRL's trainer but the first, which has no start time."""
+def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> tuple[list[float], int]:
+    """(seconds of each step of TRL's trainer but the first, which has no start time; number of prompts: one for each row)."""
     from datasets import Dataset
     from peft import LoraConfig
     from tokenizers import Tokenizer, models
@@ -180,7 +184,7 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
         callbacks=[Clock()],
     )
     trainer.train()
-    return [b - a for a, b in itertools.pairwise(ends)]
+    return [b - a for a, b in itertools.pairwise(ends)], len(rows)
 
 
 def profile(function: Any) -> None:
@@ -259,7 +263,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    seconds = {"plumbob": plumbob_arm, "trl": trl_arm}[args.arm](args, rows)
+    seconds, prompts = {"plumbob": plumbob_arm, "trl": trl_arm}[args.arm](args, rows)
     median = statistics.median(seconds[WARM_UP:])
     tokens = sum(len(p) + len(c) for p, c in rows)
     return {
@@ -273,6 +277,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "TFLOP": count_flops(args, rows) / 1e12,
         "matmul TFLOP/s": rate / 1e12,
         "share": count_flops(args, rows) / median / rate,
+        # Of what is computed: prompts that rows share are computed once. TRL's padding is not counted in either.
+        "executed share": count_flops(args, rows, prompts) / median / rate,
     }
 
 
@@ -363,7 +369,7 @@ def run_cases(cases: list[str], show: bool) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: dict[str, dict[str, float]]) -> None:
-    print(f"\n{'case':<22}{'step s':>8}{'tokens/s':>10}{'peak GiB':>10}{'share':>7}   against trl")
+    print(f"\n{'case':<22}{'step s':>8}{'tokens/s':>10}{'peak GiB':>10}{'share':>7}{'executed':>10}   against trl")
     for case, r in results.items():
         if "step s" not in r:
             continue
@@ -372,7 +378,8 @@ def print_table(results: dict[str, dict[str, float]]) -> None:
         if base and base["peak GiB"]:
             against += f", {r['peak GiB'] / base['peak GiB']:.2f} x memory"
         print(
-            f"{case:<22}{r['step s']:>8.3f}{r['tokens/s']:>10.0f}{r['peak GiB']:>10.1f}{r['share']:>7.1%}   {against}"
+            f"{case:<22}{r['step s']:>8.3f}{r['tokens/s']:>10.0f}{r['peak GiB']:>10.1f}{r['share']:>7.1%}"
+            f"{r['executed share']:>10.1%}   {against}"
         )
 
 

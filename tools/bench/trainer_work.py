@@ -62,19 +62,21 @@ def timed(function: Any) -> float:
     return time.perf_counter() - start
 
 
-def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -> float:
-    """FLOPs that one step needs at least: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
+def count_flops(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]], prompts: int | None = None) -> float:
+    """FLOPs of one step: 2 per weight and token forward, 4 backward (2 where the weight is frozen).
 
-    The head is computed at sampled positions only. Attention needs 4 FLOPs per head dimension and pair of positions
+    `prompts`: how many prompts are computed, where rows of a group share theirs; by default one for each row. The head is
+    computed at sampled positions only. Attention needs 4 FLOPs per head dimension and pair of positions
     forward, and twice that backward. Recomputed values, such as the logits of the head, are not counted a second time.
     """
     c = qwen_config(args.shape)
     head_dim = c.hidden_size // c.num_attention_heads
     kv = head_dim * c.num_key_value_heads
     layer = 2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size
-    tokens = sum(len(p) + len(r) for p, r in rows)
+    prompts = len(rows) if prompts is None else prompts
     sampled = sum(len(r) for _, r in rows)
-    pairs = sum((len(p) + len(r)) ** 2 / 2 for p, r in rows)
+    tokens = sampled + prompts * PROMPT
+    pairs = sum(((PROMPT + len(r)) ** 2 - PROMPT**2) / 2 for _, r in rows) + prompts * PROMPT**2 / 2
     flops_per_weight = 4 if args.mode == "lora" else 6
     lora = 0
     if args.mode == "lora":

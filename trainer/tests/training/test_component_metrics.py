@@ -1,9 +1,11 @@
-"""Components of the reward in a step's metrics, also if they are named like numbers of the trainer's own."""
+"""Components of the reward in a step's metrics, also if they are named like numbers of the trainer's own; other names."""
 
+import pytest
 from plumbob.rollout import Sample
+from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.run_files.metric_names import component_metric, describe
-from plumbob.trainer.training.metrics import batch_metrics
+from plumbob.trainer.training.metrics import batch_metrics, debug_metrics
 
 NAMES = ("exact", "mean", "misplaced", "group_std", "std")
 
@@ -30,3 +32,20 @@ def test_a_component_never_takes_the_place_of_a_number_of_the_trainer_s_own():
     for name in NAMES:
         metric = describe(component_metric(name))
         assert metric is not None and metric.name == "reward/COMPONENT"
+
+
+def test_names_of_the_checklist_have_its_meanings():
+    """Absolute advantages, deviations within groups, rows near the context limit, whatever ended them."""
+    cases = [("a", 0.0, 90), ("a", 1.0, 89), ("b", 3.0, 100), ("b", 3.0, 20)]
+    samples = [
+        Sample([1] * n, [False] + [True] * (n - 1), [0.0] * n, reward, group, "max_turns", False)
+        for group, reward, n in cases
+    ]
+    row = debug_metrics(Batch(samples=samples, drawn=samples), compute_advantages(samples), max_context=100)
+    assert row == {
+        "debug/advantage_max": 0.5,
+        "debug/advantage_mean": pytest.approx(0.25),  # of signed ones it is 0
+        "debug/reward_std": pytest.approx(0.25),  # .5 and 0; of all rewards it is 1.3
+        "debug/context_length_mean": pytest.approx(299 / 4),
+        "debug/context_truncation_rate": 0.5,
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -18,8 +20,9 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing import kill_driver
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
-from plumbob.trainer.config.options import read_toml
+from plumbob.trainer.config.options import flag, read_toml
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.policy import Policy
@@ -31,6 +34,7 @@ from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.manifest import write_manifest
 from plumbob.trainer.training.minibatches import make_minibatches
+from plumbob.trainer.training.out_of_memory import remedies, wake_engine
 from plumbob.trainer.training.train import run
 from safetensors.torch import load_file
 
@@ -50,8 +54,8 @@ def config_of(folder: Path, name: str, **settings) -> TrainConfig:
     return TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": name, **settings})
 
 
-def resume(directory: Path) -> int:
-    return run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory)
+def resume(directory: Path, **changed) -> int:
+    return run(TrainConfig(**{**read_toml(directory / "config.toml", TrainConfig), **changed}), directory)
 
 
 def metrics(directory: Path) -> list[dict]:
@@ -233,15 +237,27 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_too_many_end_the_run(tmp_p
 
 
 class SmallMemory:
-    """Stands before a policy's `score`: out of memory in passes of more than `limit` tokens, or in the call numbered so."""
+    """Stands before a policy's `score`: out of memory in passes of more than `limit` tokens, or in the call numbered so.
 
-    def __init__(self, score, *, limit: int = 10**9, call: int = 0, in_backward: bool = False) -> None:
-        self.score, self.limit, self.call, self.in_backward = score, limit, call, in_backward
+    `unless`: whether memory suffices at the moment after all.
+    """
+
+    def __init__(
+        self,
+        score,
+        *,
+        limit: int = 10**9,
+        call: int = 0,
+        in_backward: bool = False,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.score, self.limit, self.call, self.in_backward, self.unless = score, limit, call, in_backward, unless
         self.calls = 0
 
     def __call__(self, rows, temperature):
         self.calls += 1
         full = sum(len(row.token_ids) for row in rows) > self.limit or self.calls == self.call
+        full = full and not self.unless()
         if full and not self.in_backward:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more.")
         scores = self.score(rows, temperature)
@@ -293,9 +309,93 @@ def test_a_step_that_ran_out_of_memory_has_the_same_gradient_in_smaller_microbat
         assert relative_difference(a, b) < 1e-4
 
 
-def test_a_row_that_does_not_fit_alone_ends_the_run(real_run, monkeypatch):
-    with pytest.raises(RunFailed, match="a single rollout of up to 8[0-9] tokens runs out of memory; use --grad"):
-        gradients(real_run, SmallMemory(real_run.policy.score, limit=50), monkeypatch)
+def test_before_a_run_is_given_up_the_engine_gives_back_what_it_holds(real_run, monkeypatch):
+    """A row that fits beside an engine without its cache is trained on; one that does not fit either ends the run."""
+    state = real_run.state
+    score = real_run.policy.score
+    whole = gradients(real_run, SmallMemory(score), monkeypatch)
+    beside = gradients(real_run, SmallMemory(score, limit=50, unless=lambda: state.engine_asleep), monkeypatch)
+    assert state.engine_rests and state.engine_asleep
+    for a, b in zip(beside, whole, strict=True):
+        assert relative_difference(a, b) < 1e-4
+    wake_engine(real_run)
+    with pytest.raises(RunFailed) as failed:
+        gradients(real_run, SmallMemory(score, limit=50), monkeypatch)
+    wake_engine(real_run)
+    state.engine_rests = False
+    said = str(failed.value)
+    assert (
+        "a single rollout of up to 8" in said and "use --gradient-checkpointing, --bf16, a --max-context below" in said
+    )
+    assert re.search(r"weights [\d.e-]+ GiB, the engine's copy of them [\d.e-]+ GiB", said)
+    assert failed.value.unmoved and failed.value.resume_with == "--gradient-checkpointing"
+
+
+def test_only_what_is_not_on_is_named(real_run):
+    """And nothing that --resume refuses is named as an option to resume with."""
+
+    def named(**settings) -> list[str]:
+        run_ = dataclasses.replace(real_run, config=dataclasses.replace(real_run.config, **settings))
+        return [remedy.option for remedy in remedies(run_, 2863)]
+
+    assert named() == ["--gradient-checkpointing", "--bf16", "--max-context 2147", ""]  # and --peft in a new run
+    assert named(gradient_checkpointing=True, bf16=True, peft=True) == ["--max-context 2147"]
+    assert named(engine="vllm")[0] == "--vllm-sleep" and "--vllm-sleep" not in named(engine="vllm", vllm_gpus="1")
+    fixed = {flag(name) for name in real_run.config.fixed_on_resume}
+    assert not fixed & {option.split(" ")[0] for option in [*named(), *named(engine="vllm")]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_run_that_is_out_of_memory_keeps_its_last_step_and_goes_on_with_less(tmp_path, monkeypatch, capfd, updates):
+    """Out of memory in step 3: in its first update no weight has moved, so step 2 is saved; in its second it is too late."""
+    original, directory = Policy.score, tmp_path / "r"
+    settings = {"max_steps": 4, "save_steps": 100, "num_minibatches": updates, "eval_examples": 0, "kl_beta": 0.01}
+    now, tried = [0, 0], []
+    before_each_step(monkeypatch, lambda number: now.__setitem__(slice(None), [number, 0]))
+    update = step.optimizer_step
+
+    def optimizer_step(*args, **kwargs):
+        now[1] += 1
+        return update(*args, **kwargs)
+
+    def score(self, rows, temperature):
+        if torch.is_grad_enabled() and now == [3, updates] and not self.config.gradient_checkpointing:
+            tried.append(len(rows))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return original(self, rows, temperature)
+
+    monkeypatch.setattr(step, "optimizer_step", optimizer_step)
+    monkeypatch.setattr(Policy, "score", score)
+    assert run(config_of(tmp_path, "r", **settings)) == 1
+    said = capfd.readouterr().err
+    assert "Stopped in step 3: training on a single rollout" in said and tried[-1] == tried[-2] == 1
+    again = f"train --resume {directory} --gradient-checkpointing"
+    if updates == 2:
+        assert "It has no checkpoint yet" in said and checkpoint.latest(directory) is None
+        return
+    assert f"Saved {directory}/checkpoints/step_2. Resume with:  {again}" in said
+    assert resume(directory, gradient_checkpointing=True) == 0
+    rows = metrics(directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[2]["train/microbatch_tokens"] == TrainConfig().microbatch_tokens  # not what was too much without it
+    whole = tmp_path / "whole"
+    assert run(config_of(tmp_path, "whole", **settings, gradient_checkpointing=True)) == 0
+    for a, b in zip(rows, metrics(whole), strict=True):
+        assert a["reward/mean"] == b["reward/mean"]
+        assert a["optimizer/grad_norm"] == pytest.approx(b["optimizer/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_optimizer_without_memory_for_its_state_ends_the_run_with_the_same_sentence(tmp_path, monkeypatch, capfd):
+    def update(self):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Replicated, "update", update)
+    assert run(config_of(tmp_path, "r", max_steps=1, eval_examples=0)) == 1
+    said = capfd.readouterr().err
+    assert "Stopped in step 1: the step runs out of memory; use --gradient-checkpointing" in said
+    assert "It has no checkpoint yet: start a new run with --gradient-checkpointing" in said
 
 
 @pytest.mark.slow

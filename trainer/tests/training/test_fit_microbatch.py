@@ -129,8 +129,10 @@ def test_a_trial_microbatch_leaves_a_gradient_of_zero_and_a_dropouts_draws(tmp_p
 @pytest.mark.slow
 def test_a_trial_microbatch_that_does_not_fit_says_what_to_do():
     program = """
+        from pathlib import Path
         from types import SimpleNamespace
         import torch
+        from plumbob.trainer.config.train import TrainConfig
         from plumbob.trainer.training.fit_microbatch import trial_microbatch
         from plumbob.trainer.inference.weight_sync import parity_row
 
@@ -138,7 +140,7 @@ def test_a_trial_microbatch_that_does_not_fit_says_what_to_do():
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         trial_microbatch(SimpleNamespace(
-            parity_row=parity_row([1, 2, 3]), config=SimpleNamespace(max_context=4096),
+            parity_row=parity_row([1, 2, 3]), config=TrainConfig(bf16=True), directory=Path("nowhere"),
             world=SimpleNamespace(rank=1, device=torch.device("cpu")), policy=SimpleNamespace(score=score),
         ), 512)
         print("went on")
@@ -146,4 +148,7 @@ def test_a_trial_microbatch_that_does_not_fit_says_what_to_do():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout
     assert "rank 1: a microbatch of up to 512 tokens does not fit into memory" in done.stderr
-    assert "use --gradient-checkpointing. CUDA out of memory." in done.stderr
+    assert (
+        "use --gradient-checkpointing or --max-context 3072. CUDA out of memory. The last checkpoint is none"
+        in done.stderr
+    )

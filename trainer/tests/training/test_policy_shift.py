@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from plumbob.rollout import Sample
 from plumbob.testing.step_gradients import make_run
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.rollouts.collect import collect
-from plumbob.trainer.training.policy_shift import FIRST_STEPS, SCORED_SHARE, rows_to_score_again, step_kl
+from plumbob.trainer.training.minibatches import Minibatch
+from plumbob.trainer.training.policy_shift import (
+    FIRST_STEPS,
+    SCORED_SHARE,
+    good_rollouts_shift,
+    rows_to_score_again,
+    step_kl,
+)
 from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.weight_sample import WeightSample
 
@@ -88,3 +96,15 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     assert changed is not None and changed > 1000 * abs(unchanged)
     one_by_one = step_kl(run.policy, batch.samples, 1.0, 1)  # however few rows share a pass
     assert one_by_one == pytest.approx(changed, rel=1e-4)
+
+
+def test_the_shift_of_good_rollouts_is_that_of_their_tokens_alone() -> None:
+    """A good row rises by .2 on 2 tokens and another falls by .1 on 4; a bad row, and one not scored again, do not count."""
+    world = World(0, 1, torch.device("cpu"))
+    rows = [dataclasses.replace(row, trace_id=name) for row, name in zip(samples([3, 5, 4, 3]), "abcd", strict=True)]
+    before = {i: (torch.full((row.num_sampled,), -1.0), torch.zeros(row.num_sampled)) for i, row in enumerate(rows)}
+    minibatch = Minibatch(rows, [0.5, 0.25, -0.5, 1.0], [1.0] * 4, [0, 1, 2, 3], [0, 1, 2, 3], first_scores=before)
+    after = {"a": torch.full((2,), -0.8), "b": torch.full((4,), -1.1), "c": torch.full((3,), -9.0)}
+    assert good_rollouts_shift(world, [minibatch], after) == pytest.approx((2 * 0.2 - 4 * 0.1) / 6, abs=1e-6)
+    assert good_rollouts_shift(world, [minibatch], {"c": after["c"]}) is None
+    assert good_rollouts_shift(world, [minibatch], {}) is None

@@ -43,7 +43,7 @@ def imitate(folder: Path, name: str = "r", **values) -> Path:
 
 def metrics(directory: Path) -> list[dict]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def metrics(directory: Path) -> list[dict]:
 
 
 def timeless(rows: list[dict]) -> list[dict]:
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
 def test_a_run_leaves_everything_behind(tmp_path, capsys):

@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -182,6 +184,45 @@ def test_memory_that_does_not_hold_one_rollout_fails_it_with_the_reason_and_the_
             sample_all(engine, [[5, 6]], max_tokens=40)
         assert failed == [1] * 5  # with 16 lanes, 8, 4, 2 and 1
     assert len(sample_all(engine, [[5, 6]], max_tokens=3)[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("room", [1.0, 0.4])
+def test_an_engine_that_slept_samples_what_it_would_have_sampled(qwen2, monkeypatch, capsys, room):
+    """Its keys and values are gone meanwhile. Where less memory is left when it wakes, fewer rollouts decode at once."""
+    prompts = [[5 + i, 6, 7] * (1 + 20 * (i % 3)) for i in range(24)]
+    expected = sample_all(engine_of(qwen2), prompts, max_tokens=20)
+    engine = engine_of(qwen2)
+    sample_all(engine, prompts, max_tokens=5)
+    pages, of, cache = engine.pool.count - 1, forward.Cache.of.__func__, weakref.ref(engine._cache.keys[0])
+
+    def limited(cls, weights, count, size):
+        if count - 1 > room * pages:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return of(cls, weights, count, size)
+
+    monkeypatch.setattr(forward.Cache, "of", classmethod(limited))
+    engine.sleep()
+    gc.collect()
+    assert cache() is None and engine.served_weights()
+    engine.forget()
+    engine.wake_up()
+    assert engine.pool.count - 1 == (pages if room == 1 else pages // 4)
+    assert ("ran out of memory" in capsys.readouterr().err) == (room < 1)
+    ours = sample_all(engine, prompts, max_tokens=20)
+    assert [c.token_ids for c in ours] == [c.token_ids for c in expected]
+
+
+def test_an_engine_does_not_sleep_while_it_samples(qwen2):
+    engine = engine_of(qwen2)
+
+    async def asleep_too_early():
+        request = asyncio.ensure_future(engine.generate([5, 6, 7], Sampling(max_tokens=40)))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="cannot sleep"):
+            engine.sleep()
+        return await request
+
+    assert len(asyncio.run(asleep_too_early()).token_ids) == 40
 
 
 def engine_of(model) -> PagedEngine:

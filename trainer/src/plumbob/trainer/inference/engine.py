@@ -142,7 +142,10 @@ class TrainingEngine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give GPU memory back while the trainer trains; no completion may be under way. Collective."""
+        """Give GPU memory back while the trainer trains; no completion may be under way. Collective.
+
+        Until `wake_up` only `forget`, `served_weights` and `close` may be called.
+        """
         ...
 
     def wake_up(self) -> None:

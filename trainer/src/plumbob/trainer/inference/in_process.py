@@ -171,10 +171,18 @@ class InProcessEngine(ABC, Generic[R]):
         return parity
 
     def sleep(self) -> None:
-        """Do nothing: these engines keep their cache and their copy of the weights in memory."""
+        """Give back cached keys and values. The copy of the weights stays, because `update` writes into it."""
+        if self.busy:
+            raise EngineError("the engine cannot sleep while completions are being sampled")
+        self.forget()
+        self._drop_cache()
+
+    @abstractmethod
+    def _drop_cache(self) -> None:
+        """Free the memory for keys and values."""
 
     def wake_up(self) -> None:
-        """Do nothing, because `sleep` gives no memory back."""
+        """Take the memory for keys and values again; by default a cache grows as it is used."""
 
     def close(self) -> None:
         """Do nothing: everything that the engine holds is freed with the process."""

@@ -42,6 +42,8 @@ class TokenScores:
     """Log-probabilities in nats; with a gradient where gradients are on."""
     entropies: torch.Tensor
     """Entropies of the policy in nats; without a gradient."""
+    computed: int = 0
+    """Tokens that the pass computed: padding included, and what rows have in common at their beginning once."""
 
 
 class Policy:
@@ -145,7 +147,8 @@ class Policy:
         """
         if self.plan.layout == "alone" and len(rows) > 1:
             alone = [self.score([row], temperature) for row in rows]
-            return TokenScores(torch.cat([s.logprobs for s in alone]), torch.cat([s.entropies for s in alone]))
+            parts = torch.cat([s.logprobs for s in alone]), torch.cat([s.entropies for s in alone])
+            return TokenScores(*parts, computed=sum(s.computed for s in alone))
         batch = make_batch(rows, self.plan.layout, self.device, self._flash)
         if self.shares:
             batch = share_beginnings(batch, rows)
@@ -153,7 +156,8 @@ class Policy:
             empty = torch.zeros(0, device=self.device)
             return TokenScores(empty, empty)
         self._set_mode()
-        return TokenScores(*self.sharding(batch.ids, batch.inputs, batch.wanted, batch.targets, temperature))
+        scored = self.sharding(batch.ids, batch.inputs, batch.wanted, batch.targets, temperature)
+        return TokenScores(*scored, computed=batch.ids.numel())
 
     @contextmanager
     def in_float32(self) -> Generator[None]:

@@ -17,12 +17,24 @@ from plumbob.trainer.run_files.token_record import TokenRecord
 class RunFailed(Exception):
     """The run cannot go on, for example because all rollouts failed; the message says why."""
 
-    def __init__(self, message: str, records: Sequence[vf.Trace | str] = (), cause: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        records: Sequence[vf.Trace | str] = (),
+        cause: str | None = None,
+        *,
+        unmoved: bool = False,
+        resume_with: str = "",
+    ) -> None:
         super().__init__(message)
         self.records = records
         """Traces that show the failure; a text is a trace as a line of JSON."""
         self.cause = cause
-        """Id of the cause if it was the step's rollouts, so that no weight has changed in the step; else None."""
+        """Id of the cause if it was the step's rollouts; else None."""
+        self.unmoved = unmoved or cause is not None
+        """Whether no weight has changed in the step, so that the weights are those after the last finished one."""
+        self.resume_with = resume_with
+        """Option with which the run can go on, from its last checkpoint; "" if none is known."""
 
 
 @dataclass

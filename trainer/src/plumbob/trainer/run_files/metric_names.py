@@ -106,19 +106,22 @@ METRICS = (
     Metric("tasks/epoch", "epochs", "Number of whole passes over the training tasks before the step's tasks, mean."),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
     Metric("advantage/largest", "advantage", "Largest absolute advantage of the step's rollouts."),
-    # The same under other names, for people who look for these
+    # Under the names, and with the meanings, of a debugging checklist that many people use
     Metric("debug/advantage_max", "advantage", "The same as advantage/largest."),
+    Metric("debug/advantage_mean", "advantage", "Mean absolute advantage: the same as advantage/mean_abs."),
     Metric(
-        "debug/advantage_mean",
-        "advantage",
-        "Mean advantage of the step's rollouts; 0 if each group's mean is subtracted.",
+        "debug/reward_std",
+        "reward",
+        "Mean of the groups' own standard deviations of rewards: 0 if no group has a signal. reward/std is that of all "
+        "rewards of the step.",
     ),
-    Metric("debug/reward_std", "reward", "The same as reward/std."),
     Metric("debug/context_length_mean", "tokens", "The same as rollout/row_tokens."),
     Metric(
         "debug/context_truncation_rate",
         "share",
-        "Share of rollouts that --max-context cut off; rollout/truncated_share counts every limit.",
+        "Share of rollouts whose row is at most 10 tokens shorter than --max-context. rollout/stopped/max_total_tokens is the "
+        "share that this limit ended, some of them long before because a tool result would not fit; "
+        "rollout/truncated_share counts every limit.",
     ),
     *ROLLOUTS,
     # Of each environment, in a run of several
@@ -167,6 +170,13 @@ METRICS = (
         "nats/token",
         "KL divergence (k3 estimate) between the policy that sampled the rollouts and the policy after the step, "
         "on at most 8 rollouts. It is not measured in every step.",
+    ),
+    Metric(
+        "policy/good_rollouts_shift",
+        "nats/token",
+        "Mean change, by the step's updates, of the log-probabilities of the tokens of rollouts with a positive advantage, among "
+        "those that policy/step_kl is measured on; absent if none has one. Training makes good rollouts more likely: where it is "
+        "below 0 in step after step, other gradients push them down with the bad ones (arXiv:2512.04220).",
     ),
     Metric("policy/clip_fraction", "share", "Share of sampled tokens whose gradient the ratio clip removed."),
     Metric(
@@ -320,18 +330,39 @@ METRICS = (
     # Work and resources
     Metric("train/rows", "rows", "Number of rollouts that added to the gradient."),
     Metric("train/tokens", "tokens", "Number of sampled tokens in the step's forward and backward passes."),
+    Metric(
+        "train/computed_tokens",
+        "tokens",
+        "Number of tokens that these passes computed, prompts and tool results included, and what the rows of a pass have in "
+        "common at their beginning once.",
+    ),
+    Metric("train/largest_pass", "tokens", "Most tokens that one of these passes computed."),
     Metric("train/microbatches", "microbatches", "Number of forward and backward passes, on all processes together."),
     Metric("train/microbatch_tokens", "tokens", "Current maximum number of tokens in one microbatch."),
     Metric("train/out_of_memory", "retries", "Number of out-of-memory retries since the run began."),
     Metric(
         "memory/peak_gib",
         "GiB",
-        "Peak GPU memory of tensors since the run began, on the process with the highest peak.",
+        "Peak GPU memory of tensors since the end of the step before, an evaluation between them included, on the process with "
+        "the highest peak. Where it grows from step to step although train/largest_pass does not, something is never freed.",
+    ),
+    Metric(
+        "memory/gpu_gib",
+        "GiB",
+        "GPU memory that this process can have: what it holds, and what is free. Other processes hold the rest.",
+    ),
+    Metric(
+        "memory/resident_gib",
+        "GiB",
+        "Main memory that the process holds at the end of the step, the largest of all processes; Linux only.",
+    ),
+    Metric(
+        "memory/main_gib", "GiB", "Main memory of the machine, or of the container if it is given less; Linux only."
     ),
     Metric(
         "memory/rank_RANK_gib",
         "GiB",
-        "Peak GPU memory of tensors on process RANK since the run began; only with several processes.",
+        "As memory/peak_gib, on process RANK; only with several processes.",
     ),
     Metric("time/rollout", "s", "Time for which the step waited for its rollouts."),
     Metric("time/train", "s", "Time to compute advantages and gradients and to update the weights."),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from plumbob.console import first_line
+from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from plumbob.trainer.training.best import kept_step
@@ -184,15 +185,15 @@ def latest(run_dir: Path) -> Path | None:
 
 
 @contextmanager
-def undone_if_interrupted(state: TrainState) -> Generator[None]:
-    """Restore the task cursor, the pools and the random state if the training step inside is interrupted.
+def undone_if_unfinished(state: TrainState) -> Generator[None]:
+    """Restore the task cursor, the pools and the random state if the training step inside is interrupted or fails.
 
     The step will be taken again, and must then have the same tasks and the same random numbers for dropout.
     """
     cursor, pools, random_state = state.cursor, state.pools, _random_state()
     try:
         yield
-    except Interrupted:
+    except (Interrupted, RunFailed):
         state.cursor, state.pools = cursor, pools
         set_random_state(random_state)
         raise

@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import torch
 from plumbob.trainer.inference.weight_sync import parity_row
+from plumbob.trainer.training.checkpoint import latest
+from plumbob.trainer.training.out_of_memory import note_peak, remedies
 from plumbob.trainer.training.run import Run
 
 SMALLEST_TRIAL = 512
@@ -43,8 +45,7 @@ def fit_microbatch_tokens(run: Run) -> None:
     tokens = SMALLEST_TRIAL
     while True:
         before = torch.cuda.memory_allocated(world.device)
-        state.peak_bytes = max(state.peak_bytes, torch.cuda.max_memory_allocated(world.device))
-        torch.cuda.reset_peak_memory_stats(world.device)
+        note_peak(run)
         trial_microbatch(run, tokens)
         peak = torch.cuda.max_memory_allocated(world.device)
         fitting = min(state.microbatch_tokens, *world.gather(tokens_that_fit(tokens, before, peak, _room(run))))
@@ -90,11 +91,12 @@ def _room(run: Run) -> int:
 
 def exit_out_of_memory(run: Run, tokens: int, failed: str) -> NoReturn:
     """Say what to change and end this process. The others wait in the same microbatch until the launcher ends them."""
-    smaller = f"--microbatch-tokens {tokens // 2} or " if tokens > SMALLEST_TRIAL else ""
+    smaller = [f"--microbatch-tokens {tokens // 2}"] if tokens > SMALLEST_TRIAL else []
+    options = [*smaller, *(remedy.option for remedy in remedies(run, run.config.max_context) if remedy.option)]
     print(
         f"rank {run.world.rank}: a microbatch of up to {tokens} tokens does not fit into memory, and with sharded "
-        "weights "
-        f"a process cannot retry it alone; use {smaller}--gradient-checkpointing. {failed}",
+        f"weights a process cannot retry it alone; use {' or '.join(options)}. {failed.rstrip('.')}. The last checkpoint is "
+        f"{latest(run.directory) or 'none'}; it can be resumed with these options",
         file=sys.stderr,
         flush=True,
     )

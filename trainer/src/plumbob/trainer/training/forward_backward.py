@@ -13,6 +13,7 @@ from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
 from plumbob.trainer.training.minibatches import Minibatch
+from plumbob.trainer.training.out_of_memory import explanation, give_back, resume_with
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import misweighted
 from plumbob.trainer.training.tally import MicrobatchSums, Tally
@@ -33,8 +34,9 @@ def accumulate(
     Returns what was measured. `loss`: `grpo_loss` by default. A loss is a plain sum over tokens, so its gradient is the
     same however the rows are divided into microbatches. If a microbatch runs out of memory, some of its gradient may
     have been added already, so the whole minibatch begins again with half as many tokens in a microbatch; the lower
-    limit holds for the rest of the run. `meanwhile` is called once, when all passes are queued: a GPU still computes then.
-    Raises RunFailed if a single row does not fit.
+    limit holds for the rest of the run. If a single row does not fit, the engine gives back what it can, and the row is tried
+    again. `interruption`: None once the step has changed weights. `meanwhile` is called once, when all passes are queued: a
+    GPU still computes then. Raises RunFailed if a single row does not fit beside such an engine.
     """
     policy, state = run.policy, run.state
     while True:
@@ -64,19 +66,26 @@ def accumulate(
         if not run.world.any(bool(failed)):
             meanwhile()
             return Tally.of(sums)  # sums are read only now, because reading waits for the device
-        _halve_microbatches(run, minibatch, microbatches, failed)
+        _make_room(run, minibatch, microbatches, failed, unmoved=interruption is not None)
 
 
-def _halve_microbatches(run: Run, minibatch: Minibatch, microbatches: list[list[int]], failed: str) -> None:
-    """Halve the limit of tokens on every process. Raises RunFailed if it is below the longest row already."""
+def _make_room(run: Run, minibatch: Minibatch, microbatches: list[list[int]], failed: str, *, unmoved: bool) -> None:
+    """Halve the limit of tokens on every process; if it is below the longest row already, let the engine give memory back.
+
+    Raises RunFailed if the engine has done so already, or has none to give. `unmoved`: whether the step has not changed
+    weights yet.
+    """
     longest = max(len(row.token_ids) for row in minibatch.rows)
-    if run.state.microbatch_tokens < longest:
+    if run.state.microbatch_tokens >= longest:
+        largest = max((sum(len(minibatch.rows[i].token_ids) for i in rows) for rows in microbatches), default=0)
+        run.state.microbatch_tokens = min(run.state.microbatch_tokens, max(run.world.gather(largest))) // 2
+    elif not give_back(run):
         raise RunFailed(
-            f"training on a single rollout of up to {longest} tokens runs out of memory; use --gradient-checkpointing, "
-            f"--peft or a smaller --max-context than {run.config.max_context}. {failed}"
+            f"training on a single rollout of up to {longest} tokens runs out of memory{explanation(run, longest)}. "
+            f"{failed}",
+            unmoved=unmoved,
+            resume_with=resume_with(run, longest),
         )
-    largest = max((sum(len(minibatch.rows[i].token_ids) for i in rows) for rows in microbatches), default=0)
-    run.state.microbatch_tokens = min(run.state.microbatch_tokens, max(run.world.gather(largest))) // 2
     run.state.out_of_memory += 1
     if run.world.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import torch
-from plumbob.rollout import StopReason
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.diagnosis.left_out_rollouts import METRICS, left_out
 from plumbob.trainer.distributed.world import World
@@ -18,9 +20,10 @@ from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
+from plumbob.trainer.training.out_of_memory import GIB
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
 from plumbob.trainer.training.row_checks import end_tokens, first_prompts, row_checks, run_on
-from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.run import Run, TrainState
 from plumbob.trainer.training.tally import Tally
 
 
@@ -44,7 +47,7 @@ def metrics_before_training(
         **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
         **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),
-        **debug_metrics(batch, advantages),
+        **debug_metrics(batch, advantages, run.config.max_context),
         **environment_metrics(run.sampler.environments, batch),
         **pool_metrics(run.sampler.environments, batch.pools),
     }
@@ -63,7 +66,7 @@ def training_metrics(
         **tally.metrics(),
         **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
         **sync_metrics(report),
-        **memory_metrics(run.world, run.state.peak_bytes),
+        **memory_metrics(run.world, run.state),
         "train/microbatch_tokens": run.state.microbatch_tokens,
         "train/out_of_memory": run.state.out_of_memory,
     }
@@ -173,15 +176,22 @@ def advantage_metrics(advantages: Advantages) -> dict[str, float]:
     }
 
 
-def debug_metrics(batch: Batch, advantages: Advantages) -> dict[str, float]:
-    """The step's numbers under the names of a widespread debugging checklist for GRPO."""
-    samples = batch.drawn
+NEAR_LIMIT = 10
+"""Tokens below --max-context from which on a row counts as truncated in `debug/context_truncation_rate`."""
+
+
+def debug_metrics(batch: Batch, advantages: Advantages, max_context: int) -> dict[str, float]:
+    """The step's numbers under the names of a widespread debugging checklist for GRPO, with the meanings they have there."""
+    samples, groups = batch.drawn, defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample.reward)
+    sizes = [abs(value) for value in advantages.values]
     return {
-        "debug/advantage_max": max(map(abs, advantages.values), default=0.0),
-        "debug/advantage_mean": mean_of(advantages.values),
-        "debug/reward_std": statistics.pstdev([s.reward for s in samples]) if samples else 0.0,
+        "debug/advantage_max": max(sizes, default=0.0),
+        "debug/advantage_mean": mean_of(sizes),
+        "debug/reward_std": mean_of([statistics.pstdev(rewards) for rewards in groups.values()]),
         "debug/context_length_mean": mean_of([len(s.token_ids) for s in samples]),
-        "debug/context_truncation_rate": mean_of([s.stop == StopReason.MAX_CONTEXT for s in samples]),
+        "debug/context_truncation_rate": mean_of([len(s.token_ids) >= max_context - NEAR_LIMIT for s in samples]),
     }
 
 
@@ -225,13 +235,40 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def memory_metrics(world: World, before: int) -> dict[str, float]:
-    """Peak GPU memory of tensors since the run began, in GiB, in total and by rank; empty on a CPU. Collective.
+def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
+    """Memory of the step in GiB: of the GPU its peak, in total and by rank, of the main memory what is taken now. Collective.
 
-    `before`: this process's peak in bytes before torch's own counter was last reset.
+    The peak is that of the step: torch's counter begins anew here. Evaluations after a step count to the next one.
     """
+    metrics: dict[str, float] = {}
+    if (resident := resident_gib()) is not None:
+        metrics = {"memory/resident_gib": max(world.gather(resident)), "memory/main_gib": main_gib()}
     if world.device.type != "cuda":
-        return {}
-    peaks = world.gather(max(before, torch.cuda.max_memory_allocated(world.device)) / math.pow(2, 30))
-    by_rank = {f"memory/rank_{rank}_gib": peak for rank, peak in enumerate(peaks)} if world.size > 1 else {}
-    return {"memory/peak_gib": max(peaks), **by_rank}
+        return metrics
+    peak = max(state.peak_bytes, torch.cuda.max_memory_allocated(world.device)) / GIB
+    torch.cuda.reset_peak_memory_stats(world.device)
+    state.peak_bytes = 0
+    free, _ = torch.cuda.mem_get_info(world.device)
+    room = (free + torch.cuda.memory_reserved(world.device)) / GIB
+    pairs = world.gather((peak, room))
+    by_rank = {f"memory/rank_{rank}_gib": own for rank, (own, _) in enumerate(pairs)} if world.size > 1 else {}
+    fullest = max(pairs, key=lambda pair: pair[0])
+    return {**metrics, "memory/peak_gib": fullest[0], "memory/gpu_gib": fullest[1], **by_rank}
+
+
+def resident_gib() -> float | None:
+    """Main memory that this process holds at the moment, in GiB; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") / GIB
+
+
+@functools.cache
+def main_gib() -> float:
+    """Main memory that this process can have, in GiB: the machine's, or what its container is given."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return most / GIB

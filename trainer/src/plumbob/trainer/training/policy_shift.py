@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.kl import estimate_kl
+from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.compiling import uncompiled
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.shared_beginnings import balanced_by_prompt
+from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
 
 SCORED_SHARE = 1 / 64
@@ -57,6 +59,28 @@ def step_kl(
     then = torch.tensor([logprob for row in rows for logprob in row.sampled_logprobs], device=now.device)
     log_ratio = (now - then).double()
     return (torch.expm1(log_ratio) - log_ratio).sum().item() / len(now)
+
+
+def good_rollouts_shift(
+    world: World, minibatches: Sequence[Minibatch], after: Mapping[str, torch.Tensor]
+) -> float | None:
+    """Mean change, over the step, of the log-probabilities of tokens in rows with a positive advantage, in nats; None without any.
+
+    `after`: log-probabilities [n] after the step by the id of the trace, of the rows to measure on, the same on every process.
+    They are compared with the trainer's own before the first update, because the engine's differ from them in bfloat16. Collective.
+    """
+    if not after:
+        return None
+    moved, tokens = 0.0, 0
+    for minibatch in minibatches:
+        for i, (before, _) in minibatch.first_scores.items():
+            name = minibatch.rows[i].trace_id
+            if minibatch.advantages[i] > 0 and name in after:
+                moved += (after[name] - before).double().sum().item()
+                tokens += len(before)
+    parts = world.gather((moved, tokens))
+    count = sum(n for _, n in parts)
+    return sum(part for part, _ in parts) / count if count else None
 
 
 def reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:

@@ -140,8 +140,10 @@ def _restore_state(run: Run, saved: Mapping[str, Any]) -> None:
     state.cursor, state.skipped_in_a_row = saved["cursor"], saved["skipped_in_a_row"]
     if state.pools:
         state.pools = tuple(Pools.from_json(pools) for pools in saved["pools"])
-    limit = saved["microbatch_tokens"]
-    if limit["asked"] == run.config.microbatch_tokens:
+    limit, before = saved["microbatch_tokens"], tomllib.loads(saved["config"])
+    as_before = all(before.get(name, False) == getattr(run.config, name) for name in ("gradient_checkpointing", "bf16"))
+    # A run that ran out of memory, and is resumed with an option that takes less, may have larger microbatches again.
+    if as_before and limit["asked"] == run.config.microbatch_tokens:
         state.microbatch_tokens, state.microbatch_tokens_fitted = int(limit["held"]), True
     state.evaluations = {
         when: {how: Estimate(**values) for how, values in both.items()} for when, both in saved["evaluations"].items()

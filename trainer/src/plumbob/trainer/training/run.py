@@ -42,7 +42,13 @@ class TrainState:
     out_of_memory: int = 0
     """Number of out-of-memory retries."""
     peak_bytes: int = 0
-    """Peak bytes of tensors on this process's GPU before torch's own counter was last reset."""
+    """Peak bytes of tensors on this process's GPU in the step before torch's own counter was last reset."""
+    engine_rests: bool = False
+    """Whether the engine gives memory back while a step trains, as with --vllm-sleep, since training ran out of memory."""
+    engine_asleep: bool = False
+    """Whether it has done so and not yet taken its memory again."""
+    engine_gave: int = 0
+    """Bytes of this process's GPU that it gave back when training had run out of memory."""
     skipped_in_a_row: int = 0
     """Number of optimizer steps skipped since the last applied one, each because its gradient was not finite."""
     evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from plumbob.trainer.rollouts.task_order import epoch_order, walk
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.metrics import memory_metrics
 from plumbob.trainer.training.minibatches import Minibatch
+from plumbob.trainer.training.out_of_memory import rest_engine, wake_engine
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step import Stopwatch, optimizer_step, set_learning_rate
 from plumbob.trainer.training.tally import MicrobatchSums, Tally
@@ -32,20 +33,15 @@ class SftSteps:
 
     def __init__(self, run: Run, interruption: Interruption) -> None:
         self.run, self.interruption = run, interruption
-        self._asleep = False
-        """Whether the engine has given its memory back until the next evaluation."""
 
     def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
-        if self.run.config.vllm_sleep and not self._asleep:
-            self.run.engine.sleep()
-            self._asleep = True
+        if self.run.config.vllm_sleep or self.run.state.engine_rests:
+            rest_engine(self.run)  # until the next evaluation
         return sft_step(self.run, self.interruption, status), Batch()
 
     def before_evaluation(self) -> None:
         """Give the engine the trained weights, which it needs for evaluations alone. Raises SyncError."""
-        if self._asleep:
-            self.run.engine.wake_up()
-            self._asleep = False
+        wake_engine(self.run)
         sync_weights(self.run.policy, self.run.engine, self.run.parity_row)
 
     def close(self) -> None:
@@ -79,7 +75,7 @@ def sft_step(run: Run, interruption: Interruption, status: Callable[[str], None]
         "train/rows": len(rows),
         "train/microbatch_tokens": state.microbatch_tokens,
         "train/out_of_memory": state.out_of_memory,
-        **memory_metrics(world, state.peak_bytes),
+        **memory_metrics(world, state),
         **clock.seconds,
         "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
     }
@@ -110,4 +106,4 @@ def cross_entropy(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tup
     weights_N = torch.tensor([minibatch.weights[i] for i in indices]).repeat_interleave(lengths)
     loss = -(weights_N.to(scores.logprobs.device) * scores.logprobs).sum()
     sums = {"loss": loss.detach().float(), "entropy": scores.entropies.sum().float()}
-    return loss, MicrobatchSums(sums, len(scores.logprobs), sum(len(row.token_ids) for row in rows))
+    return loss, MicrobatchSums(sums, len(scores.logprobs), sum(len(row.token_ids) for row in rows), scores.computed)

@@ -34,7 +34,13 @@ from plumbob.trainer.training.forward_backward import (
 )
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
-from plumbob.trainer.training.policy_shift import reference_kl, rows_to_score_again, step_kl
+from plumbob.trainer.training.out_of_memory import rest_engine, wake_engine
+from plumbob.trainer.training.policy_shift import (
+    good_rollouts_shift,
+    reference_kl,
+    rows_to_score_again,
+    step_kl,
+)
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.tally import Tally
@@ -64,8 +70,8 @@ def train_step(
 
     # 2. Advantages [B]: each reward compared with its group's rewards. Every process has all samples, so every process
     #    computes the same advantages.
-    if config.vllm_sleep:
-        run.engine.sleep()
+    if config.vllm_sleep or state.engine_rests:
+        rest_engine(run)
     if not state.microbatch_tokens_fitted:
         status("measuring how many tokens of a microbatch fit into memory")
         fit_microbatch_tokens(run)
@@ -109,14 +115,14 @@ def train_step(
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
     after: dict[str, torch.Tensor] = {}
     moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens, after)
+    good_moved = good_rollouts_shift(world, minibatches, after)
     batch.token_records = token_records(run, batch, advantages, minibatches, after)
     if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
         policy.sync_reference(config.ref_model_mixup_alpha)
     clock.lap("train")
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
-    if config.vllm_sleep:
-        run.engine.wake_up()
+    wake_engine(run)
     report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
     clock.lap("sync")
 
@@ -126,6 +132,7 @@ def train_step(
         **weighed,
         **training_metrics(run, batch, tally, report, kl_sums),
         **({} if moved is None else {"policy/step_kl": moved}),
+        **({} if good_moved is None else {"policy/good_rollouts_shift": good_moved}),
         "optimizer/learning_rate": run.optimizer.param_groups[0]["lr"],  # not what it should be: what it is
         "train/rows": num_trained,
         **clock.seconds,

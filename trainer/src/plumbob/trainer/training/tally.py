@@ -24,6 +24,8 @@ class MicrobatchSums:
     """Number of sampled tokens that were scored."""
     row_tokens: int = 0
     """Number of all tokens of the rows that were scored."""
+    computed: int = 0
+    """Number of tokens that were computed for them: see `TokenScores.computed`."""
 
     @classmethod
     def of(
@@ -59,7 +61,12 @@ class MicrobatchSums:
             {name: value.float() for name, value in sums.items()},
             len(sampled),
             sum(len(row.token_ids) for row in rows),
+            scores.computed,
         )
+
+
+LARGEST = ("largest_gap", "largest_pass")
+"""Fields of `Tally` that are the largest of some values, and no sums."""
 
 
 @dataclasses.dataclass
@@ -74,6 +81,10 @@ class Tally:
     """Number of sampled tokens that were scored."""
     row_tokens: int = 0
     """Number of all tokens of the rows that were scored."""
+    computed: int = 0
+    """Number of tokens that were computed for them, what rows have in common at their beginning once."""
+    largest_pass: int = 0
+    """Most tokens that one pass computed."""
     entropy: float = 0.0
     """Sum of the policy's entropies, in nats."""
     gap: float = 0.0
@@ -155,7 +166,14 @@ class Tally:
         names = [name for name in sums[0].on_device if all(name in s.on_device for s in sums)]
         values = torch.stack([torch.stack([s.on_device[name] for name in names]) for s in sums]).tolist()
         return cls.total(
-            cls(**dict(zip(names, row, strict=True)), microbatches=1, tokens=s.tokens, row_tokens=s.row_tokens)
+            cls(
+                **dict(zip(names, row, strict=True)),
+                microbatches=1,
+                tokens=s.tokens,
+                row_tokens=s.row_tokens,
+                computed=s.computed,
+                largest_pass=s.computed,
+            )
             for s, row in zip(sums, values, strict=True)
         )
 
@@ -178,12 +196,12 @@ class Tally:
 
     @classmethod
     def total(cls, tallies: Iterable[Tally]) -> Tally:
-        """Add up every field of the tallies; of `largest_gap` take the largest."""
+        """Add up every field of the tallies; of those in `LARGEST` take the largest."""
         result = cls()
         for tally in tallies:
             for f in dataclasses.fields(cls):
                 mine, theirs = getattr(result, f.name), getattr(tally, f.name)
-                setattr(result, f.name, max(mine, theirs) if f.name == "largest_gap" else mine + theirs)
+                setattr(result, f.name, max(mine, theirs) if f.name in LARGEST else mine + theirs)
         return result
 
     def _scale_spread(self) -> float:
@@ -236,5 +254,7 @@ class Tally:
             "optimizer/early_share": self.early / max(self.watched * applied, 1),
             **({"optimizer/uphill_share": self.uphill / self.directed} if self.directed else {}),
             "train/tokens": self.tokens,
+            "train/computed_tokens": self.computed,
+            "train/largest_pass": self.largest_pass,
             "train/microbatches": self.microbatches,
         }

@@ -11,11 +11,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from plumbob.console import INTERRUPTED, UserError
+import torch
+from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config.sft import SftConfig
@@ -33,6 +34,7 @@ from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish, write_report
+from plumbob.trainer.training.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sampling_warnings import checkpoint_warnings, reward_warnings, sampling_warnings
@@ -148,10 +150,11 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 recorder.note(stopped)
         except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
-            # If the rollouts are the reason, the weights are those after the last finished step.
-            kept = isinstance(error, RunFailed) and error.cause and state.step > state.first_step
-            if kept and (saved := _save(run_, recorder, schedule)):
-                recorder.note(f"Saved {saved}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}")
+            if isinstance(error, RunFailed):
+                unsaved = error.unmoved and state.step > state.first_step
+                saved = _save(run_, recorder, schedule) if unsaved else None
+                if saved or error.resume_with:
+                    _note_checkpoint(run_, recorder, saved, error.resume_with)
             return 1
         except Interrupted:
             saved = _save(run_, recorder, schedule)
@@ -185,7 +188,7 @@ def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interr
     state = run_.state
     if run_.world.any(interruption.requested):
         raise Interrupted
-    with checkpoint.undone_if_interrupted(state):
+    with checkpoint.undone_if_unfinished(state), _failing_decently(run_):
         metrics, batch = steps.take(_status(run_, recorder))
     state.step += 1
     _note_microbatch_size(run_, recorder)
@@ -196,6 +199,33 @@ def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interr
     # looks for garbage by itself here (`OBJECTS_BEFORE_COLLECTION`).
     gc.collect()
     return metrics
+
+
+@contextmanager
+def _failing_decently(run_: Run) -> Generator[None]:
+    """Raise RunFailed where a step runs out of memory outside of `accumulate`, as where the optimizer's state is made.
+
+    Not with several processes: the others do not know, and would wait for this one.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if run_.world.size > 1:
+            raise
+        longest, failed = run_.config.max_context, first_line(error)
+        raise RunFailed(
+            f"the step runs out of memory{explanation(run_, longest)}. {failed}", resume_with=resume_with(run_, longest)
+        ) from None
+
+
+def _note_checkpoint(run_: Run, recorder: Recorder, saved: Path | None, option: str) -> None:
+    """Say which checkpoint a run that failed can be resumed from, and how."""
+    kept = saved or checkpoint.latest(run_.directory)
+    if kept is None:
+        recorder.note(f"It has no checkpoint yet: start a new run with {option}")
+        return
+    how = f"{run_.config.COMMAND} --resume {run_.directory}{option and f' {option}'}"
+    recorder.note(f"{'Saved' if saved else 'The last checkpoint is'} {kept}. Resume with:  {how}")
 
 
 def _own_lines(run_: Run) -> list[str]:

@@ -15,6 +15,10 @@ Z95 = 1.96
 """Half the width of a 95% interval, in standard errors."""
 WINDOW = 5
 """Number of steps that a rule averages over, and that it waits for unless fewer are conclusive."""
+LAST = 3 * WINDOW
+"""Number of rows that rules about late steps look at."""
+MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))
+"""Metrics of memory: (what a step takes, what there is)."""
 COLLAPSED = 3
 """Number of steps after a large one by whose rewards a collapse is judged."""
 
@@ -86,6 +90,8 @@ class History:
     """Rows of the first `WINDOW` steps."""
     recent: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Rows of the last `WINDOW` steps."""
+    last: deque[Row] = field(default_factory=lambda: deque(maxlen=LAST))
+    """Rows of the last `LAST` steps."""
     steps: int = 0
     """Number of steps so far."""
     groups: float = 0.0
@@ -132,6 +138,8 @@ class History:
     """(step, gradient norm, median norm before it) of the first step whose norm is `thresholds.NORM_SPIKE` medians."""
     gaps: Trend = field(default_factory=Trend)
     """log(`sync/sampling_gap`) over the steps."""
+    memory: dict[str, Trend] = field(default_factory=lambda: {used: Trend() for used, _ in MEMORIES})
+    """What steps take of each of `MEMORIES`, without the first steps, in which the optimizer's state is made."""
     difficulty: Trend = field(default_factory=Trend)
     """The first of `DIFFICULTY` over the steps."""
     sampled: tuple[int, float] | None = None
@@ -153,6 +161,7 @@ class History:
             if self.changed < thresholds.BREAKING_KL:
                 self.start.append(row)
         self.recent.append(row)
+        self.last.append(row)
         self.prompts_differ |= number(row, "eval/prompts_differ") > 0
         if "eval/cut_off" in row:
             groups = max(number(row, "groups/count"), 1)
@@ -210,6 +219,9 @@ class History:
             self.norms.append(norm)
         if (gap := number(row, "sync/sampling_gap")) > 0:
             self.gaps.add(self.steps, math.log(gap))
+        for used, trend in self.memory.items():
+            if self.steps > WINDOW and number(row, used) > 0:
+                trend.add(self.steps, number(row, used))
         name = next((name for name in DIFFICULTY if name in row), "")
         if name and abs(value := number(row, name)) < 1e9:
             self.difficulty.add(self.steps, value)

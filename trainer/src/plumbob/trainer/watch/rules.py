@@ -20,6 +20,7 @@ from plumbob.trainer.watch.environment_rules import (
     unused_tools,
 )
 from plumbob.trainer.watch.history import WINDOW, History, Rule, fails
+from plumbob.trainer.watch.late_rules import breaks, memory
 from plumbob.trainer.watch.optimizer_rules import cleared, state_kept
 from plumbob.trainer.watch.ratio_rules import ROOM, clipping, on_policy, room
 from plumbob.trainer.watch.reward_rules import (
@@ -132,6 +133,8 @@ RULES: tuple[Rule, ...] = (
     Rule("tools are used as at first", abandoned),
     Rule("rollouts stay as long as they were", length),
     Rule("tasks stay as hard as they were", harder),
+    Rule("the policy keeps what it has learned", breaks),
+    Rule("memory lasts to the run's end", memory),
 )
 """All rules, in the order of the doctor's probes: an earlier failure may cause later ones."""
 

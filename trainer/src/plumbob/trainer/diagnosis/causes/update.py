@@ -244,6 +244,24 @@ CAUSES = (
         symptom=True,
     ),
     Cause(
+        "policy-breaks",
+        "A policy that had learned breaks: its reward falls while gradients, lengths or entropy leave their usual range, or good "
+        "rollouts become less likely with the bad ones.",
+        "Go back to the checkpoint before it (--resume DIR/checkpoints/step_N) with half the --learning-rate, or with "
+        "--kl-beta 0.001; --keep-best keeps the best checkpoint of the next run.",
+        ("H08",),
+        "arXiv:2512.04220; BeastyZ/ConvSearch-R1#6",
+        symptom=True,
+    ),
+    Cause(
+        "memory-grows",
+        "Each step takes more memory than the one before, although it computes no more tokens at once: something is never freed, "
+        "and the run will end for it.",
+        "Report it with config.toml and metrics.jsonl. Until it is mended, --save-steps 10 keeps what is lost small, and "
+        "--resume begins with empty memory; custom code that keeps tensors, traces or hooks from step to step is a likely reason.",
+        symptom=True,
+    ),
+    Cause(
         "gradient-explodes",
         "A gradient norm is a hundred times the usual one: a few tokens decide the update.",
         "Keep --max-grad-norm 1, look at the rollouts of that step in traces/, and lower --learning-rate. If it happens "

@@ -42,8 +42,37 @@ NORM_SPIKE = Threshold(
 STEADY = Threshold(
     4.0, "slope of a straight line over the run, in standard errors, above which a change is steady: by chance in one of "
     "30,000 runs",
-    "mismatch-grows", "task-order-drifts",
+    "mismatch-grows", "task-order-drifts", "memory-grows", "policy-breaks",
 )  # fmt: skip
+STILL_GROWING = Threshold(
+    0.8, "smallest growth of memory in each half of the last fifteen steps, as a share of the run's slope and of these steps' own",
+    "memory-grows",
+)  # fmt: skip
+MEMORY_GROWTH = Threshold(
+    1.02,
+    "largest growth of a step's memory within fifteen steps, as a multiple of the growth of its tokens",
+    "memory-grows",
+)
+BROKEN_REWARD = Threshold(
+    0.3, "largest fall of the reward in one step, as a share of its median over the ten steps before", "policy-breaks"
+)
+BROKEN_CUT = Threshold(
+    0.08, "largest rise of the share of rollouts that limits cut off, in one step or over fifteen", "policy-breaks"
+)
+BROKEN_NORM = Threshold(
+    2.5, "largest gradient norm, as a multiple of the median of the ten steps before, in a step whose reward falls",
+    "policy-breaks",
+)  # fmt: skip
+BROKEN_DRIFT = Threshold(
+    1.5, "largest factor by which entropy or length may change in a step whose reward falls", "policy-breaks"
+)
+SLOW_DRIFT = Threshold(
+    1.3, "largest factor by which entropy or length may change over fifteen steps in which good rollouts become less likely",
+    "policy-breaks",
+)  # fmt: skip
+GOOD_FALL = Threshold(
+    1e-3, "largest mean fall of the log-probabilities of good rollouts' tokens in a step, in nats", "policy-breaks"
+)
 GAP_RISE = Threshold(
     3.0, "largest difference of engine and trainer in the last five steps, as a multiple of the first five, if it rises "
     "steadily", "mismatch-grows",

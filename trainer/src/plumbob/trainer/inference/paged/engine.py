@@ -111,6 +111,29 @@ class PagedEngine(InProcessEngine[PagedRequest]):
     def forget(self) -> None:
         self.pool.forget()
 
+    def _drop_cache(self) -> None:
+        del self._decoding, self._cache  # the recorded graphs hold the cache too
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def wake_up(self) -> None:
+        """Take the memory for keys and values again, or half of it and so on, if training now needs the rest."""
+        slots, pages = self._max_slots, self.pool.count - 1
+        while True:
+            try:
+                self._allocate(slots, pages)
+            except torch.OutOfMemoryError as error:
+                if pages == self._longest:
+                    raise
+                reason = first_line(error)
+            else:
+                return
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            slots, pages = max(slots // 2, 1), max(pages // 2, self._longest)
+            self._say_smaller(slots, reason)
+
     async def _turn(self) -> None:
         try:
             await self._decode_some()
@@ -138,11 +161,12 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._active, self._admitting = [], []
         self._prefill_tokens = max(self._prefill_tokens // 2, 1)
         slots, pages = max(self._max_slots // 2, 1), max((self.pool.count - 1) // 2, self._longest)
-        del self._decoding, self._cache  # the recorded graphs hold the cache too
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        self._drop_cache()
         self._allocate(slots, pages)
+        self._say_smaller(slots, reason)
+
+    @staticmethod
+    def _say_smaller(slots: int, reason: str) -> None:
         print(
             f"  the engine ran out of memory ({reason}); from now on at most {slots} rollouts decode at once, with half "
             "of the memory for keys and values; a lower --engine-memory or --max-context prevents this",

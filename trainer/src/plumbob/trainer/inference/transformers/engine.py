@@ -80,6 +80,9 @@ class TransformersEngine(InProcessEngine[_Request]):
     def forget(self) -> None:
         self._cache.forget_all()
 
+    def _drop_cache(self) -> None:
+        self._cache = SlotCache(self._cache.num_slots)
+
     async def _turn(self) -> None:
         # Rollouts whose turn just ended run their tools and queue their next turn here.
         await asyncio.sleep(0)

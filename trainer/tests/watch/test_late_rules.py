@@ -135,7 +135,8 @@ def test_three_hundred_steps_of_a_healthy_run_s_noise_raise_no_alarm(name: str) 
         own = {
             "memory/peak_gib": noise.gauss(60, 1.5),
             "memory/gpu_gib": 78.0,
-            "policy/good_rollouts_shift": noise.gauss(5e-4, 2e-3),
         }
+        if noise.random() < 0.7:  # it is not measured in every step
+            own["policy/good_rollouts_shift"] = noise.gauss(-2e-4, 4e-3)
         for finding in watch.update({**noise.choice(late), **own, "step": step}):
             assert finding.cause not in LATE, finding

@@ -138,6 +138,8 @@ class History:
     """(step, gradient norm, median norm before it) of the first step whose norm is `thresholds.NORM_SPIKE` medians."""
     gaps: Trend = field(default_factory=Trend)
     """log(`sync/sampling_gap`) over the steps."""
+    good_shifts: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS))
+    """The last `NORMS` values of `policy/good_rollouts_shift`, in nats per token."""
     memory: dict[str, Trend] = field(default_factory=lambda: {used: Trend() for used, _ in MEMORIES})
     """What steps take of each of `MEMORIES`, without the first steps, in which the optimizer's state is made."""
     difficulty: Trend = field(default_factory=Trend)
@@ -219,6 +221,8 @@ class History:
             self.norms.append(norm)
         if (gap := number(row, "sync/sampling_gap")) > 0:
             self.gaps.add(self.steps, math.log(gap))
+        if "policy/good_rollouts_shift" in row:
+            self.good_shifts.append(number(row, "policy/good_rollouts_shift"))
         for used, trend in self.memory.items():
             if self.steps > WINDOW and number(row, used) > 0:
                 trend.add(self.steps, number(row, used))

@@ -64,7 +64,8 @@ def breaks(h: History) -> Outcome:
         f"{cut:+.0%}, gradient norm {norm:.2g} times, entropy {entropy:.2g} times, length {length:.2g} times"
     )
     groups = max(number(row, "groups/count"), 1.0)
-    error = usual([*before, row], "reward/group_std") / math.sqrt(groups)
+    spread = statistics.median(number(r, "reward/group_std", number(r, "reward/std")) for r in rows)
+    error = spread / math.sqrt(groups)
     lost = reward - now > max(thresholds.BROKEN_REWARD * reward, 0.1 * h.scale, thresholds.STEADY * error)
     share_cut = max(usual(before, "rollout/truncated_share"), 1 / groups)
     chance = thresholds.STEADY * math.sqrt(share_cut * max(1 - share_cut, 0.0) / groups)
@@ -78,22 +79,23 @@ def breaks(h: History) -> Outcome:
     failing |= share([row], "rollout/errored", "rollout/count") > thresholds.FAILED_ROLLOUTS
     if lost and sum(signs) >= 2 and not failing:
         return "policy-breaks", evidence
-    shifts = [number(r, "policy/good_rollouts_shift") for r in rows if "policy/good_rollouts_shift" in r]
-    if len(rows) < LAST or len(shifts) < WINDOW:
+    shifts = h.good_shifts
+    if len(rows) < LAST or len(shifts) < LAST:
         return None, evidence
     first, last = rows[:WINDOW], rows[-WINDOW:]
-    fall, falling = sum(shifts) / len(shifts), sum(value < 0 for value in shifts) / len(shifts)
+    fall, by_chance = -statistics.fmean(shifts), statistics.stdev(shifts) / math.sqrt(len(shifts))
     cut = usual(last, "rollout/truncated_share") - usual(first, "rollout/truncated_share")
     times = [usual(last, name) / max(usual(first, name), 1e-9) for name in DRIFTS]
     drifts = cut > thresholds.BROKEN_CUT or any(
         t > thresholds.SLOW_DRIFT or t < 1 / thresholds.SLOW_DRIFT for t in times
     )
     gained = usual(last, "reward/mean") - usual(first, "reward/mean")
-    if fall < -thresholds.GOOD_FALL and falling >= 0.8 and drifts and gained <= 0 and not h.solved and not failing:
+    falls = fall > max(thresholds.GOOD_FALL, thresholds.GOOD_SURE * by_chance)
+    if falls and drifts and gained <= 0 and not h.solved and not failing:
         return "policy-breaks", (
-            f"in {len(shifts)} of the last {LAST} steps the tokens of good rollouts became less likely by {-fall:.2g} nats on "
-            f"average, while entropy is {times[0]:.2g} and length {times[1]:.2g} times what they were, {cut:+.0%} are cut off, and "
-            f"the reward changed by {gained:+.3f}"
+            f"over the last {len(shifts)} measurements a step made the tokens of good rollouts less likely by {fall:.2g} nats, "
+            f"while in {LAST} steps entropy is {times[0]:.2g} and length {times[1]:.2g} times what they were, {cut:+.0%} are cut "
+            f"off, and the reward changed by {gained:+.3f}"
         )
     return None, evidence
 

@@ -70,6 +70,11 @@ SLOW_DRIFT = Threshold(
     1.3, "largest factor by which entropy or length may change over fifteen steps in which good rollouts become less likely",
     "policy-breaks",
 )  # fmt: skip
+GOOD_SURE = Threshold(
+    5.0, "standard errors of the last twenty measurements of good rollouts by which their fall must be more than chance: over 300 "
+    "steps, four of them name a cause in one of a hundred runs by noise alone",
+    "policy-breaks",
+)  # fmt: skip
 GOOD_FALL = Threshold(
     1e-3, "largest mean fall of the log-probabilities of good rollouts' tokens in a step, in nats", "policy-breaks"
 )

@@ -59,7 +59,7 @@ def accumulate(
                     else:
                         _empty_microbatch(run, minibatch, last=last)
             except torch.OutOfMemoryError as error:
-                failed = str(error).splitlines()[0]
+                failed, value = str(error).splitlines()[0], None  # the graph must not stay while the engine makes room
                 if policy.sharding.collective_forward:
                     exit_out_of_memory(run, state.microbatch_tokens, failed)
         minibatch.seen = True

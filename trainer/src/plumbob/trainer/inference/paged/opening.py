@@ -11,7 +11,6 @@ from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import memory_of, pages_that_fit
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import (
-    MOST,
     ForwardPlan,
     limit_by_float64,
     measured_rows,
@@ -19,6 +18,9 @@ from plumbob.trainer.policy.forward_plan import (
     own_logprobs,
 )
 from transformers import PreTrainedModel
+
+MOST_OF_A_TOKEN = 0.1
+"""Most nats that rounding moves one token by. Seen on an H200: .022 in Qwen2.5-Coder-1.5B after 199 steps of GRPO."""
 
 INSTEAD = "use --engine transformers or vllm"
 """What to do where this engine cannot be used."""
@@ -38,14 +40,14 @@ def check_exact(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> 
             compared = _compared(model, plan, max_context)
         finally:
             model.to(home)
-    largest, limit = compared
-    if not largest <= limit:
-        raise NotSupported(f"its log-probabilities differ by {largest:.2g} nats from the model's own")
+    differs, limit = compared
+    if not differs <= limit:
+        raise NotSupported(f"its log-probabilities differ by {differs:.2g} nats from the model's own")
 
 
 @torch.no_grad()
 def _compared(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> tuple[float, float]:
-    """The largest difference of the two, and how large it may be, in nats."""
+    """How much the two differ, and how much they may, in nats: at most, or where rounding may be the reason on average."""
     with measuring(model, max_context) as lengths:
         rows = measured_rows(plan.num_ids, lengths)
         longest = max(len(row.token_ids) for row in rows)
@@ -53,10 +55,13 @@ def _compared(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> tu
         model.set_attn_implementation(plan.own_attention)
         own = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
         scored = torch.cat([torch.tensor(engine.score(row.token_ids)) for row in rows])
-        largest = (own.cpu() - scored).abs().max().item()
-        # A second float32 computation rounds otherwise, and after training by more than before it.
-        within_rounding = plan.limit < largest <= MOST
-        return largest, limit_by_float64(model, rows, own, plan.limit) if within_rounding else plan.limit
+        differences = (own.cpu() - scored).abs()
+        largest = differences.max().item()
+        if largest <= plan.limit or largest > MOST_OF_A_TOKEN:
+            return largest, plan.limit
+        # A second float32 computation rounds otherwise, and after training by more than before it. Of the measured ids, which
+        # are drawn by lot, a trained model finds some so unlikely that rounding moves one of them by far more than the others.
+        return differences.mean().item(), limit_by_float64(model, rows, own, plan.limit)
 
 
 def open_paged(

@@ -30,7 +30,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.training import forward_backward
-from plumbob.trainer.training.best import Best
+from plumbob.trainer.training.run import Best
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 PLAIN = Objective("dr_grpo", 0.2, 0.2)

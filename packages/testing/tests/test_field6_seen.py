@@ -15,8 +15,8 @@ from plumbob.testing.faults.field6_seen import SEEN
 from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, texts, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
-from plumbob.trainer.training.best import Best
 from plumbob.trainer.training.forward_backward import accumulate
+from plumbob.trainer.training.run import Best
 
 FAULTS = {fault.name: fault for fault in SEEN}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import best_metric, mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.learning import LearningConfig
-from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
 from plumbob.trainer.config.reward_weights import read_weights
 
 FIXED_ON_RESUME = (
@@ -213,7 +214,7 @@ class TrainConfig(LearningConfig):
         check_values(self)
         if self.engine == "auto" and self.vllm_url:
             object.__setattr__(self, "engine", "vllm")
-        mixture.check(self)
+        self._check_mixture()
         check_run_name(self.run_name)
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
@@ -234,7 +235,7 @@ class TrainConfig(LearningConfig):
         read_weights(self.reward_weights)
         self._check_objective()
         self._check_vllm()
-        best_metric.check(self)
+        self._check_judged_metric()
 
     def _check_vllm(self) -> None:
         ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
@@ -248,6 +249,55 @@ class TrainConfig(LearningConfig):
             self.vllm_sync in (None, "lora") or not self.peft,
             "with --peft, weights are synced as an adapter: leave --vllm-sync out or set it to lora",
         )
+
+    def _check_mixture(self) -> None:
+        """Raise UserError for what a run of several environments cannot have."""
+        if not self.mixture:
+            return
+        names = [name for name, _ in self.members]
+        require(len(set(names)) == len(names), f"an environment is named twice: {' '.join(names)}; name each one once")
+        require(self.env == names[0], f"env is {self.env}, but the first environment of mixture is {names[0]}")
+        for key, value in (("datasets", self.datasets), ("eval_datasets", self.eval_datasets)):
+            require(value is None, f"{flag(key)} is for one environment; with several, give -a ENV.{key}=... instead")
+        require(self.max_steps != -1, "--num-epochs is for one environment; with several, give --max-steps")
+        for pair in self.env_args:
+            owner, dot, _ = pair.partition("=")[0].partition(".")
+            require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
+
+    def _check_judged_metric(self) -> None:
+        """Raise UserError if no evaluation of the run will have the judged metric, so that nothing could be judged."""
+        metric = self.judged_metric
+        if metric is None or not metric.startswith(best_metric.EVALUATED):
+            return
+        given = "--stop-when-flat" if self.keep_best is None else f"--keep-best {metric}"
+        known = self._evaluation_metrics()
+        if metric not in known:
+            more = "; pass@k needs --eval-rollouts of at least k" if metric.startswith("eval/pass@") else ""
+            require(False, f"{given}: evaluations have {', '.join(known)}{did_you_mean(metric, known)}{more}")
+        require(self.eval_examples > 0, f"{given} needs held-out tasks, so --eval-examples cannot be 0")
+        between = self.eval_steps > 0 and (self.max_steps == -1 or self.eval_steps < self.max_steps)
+        steps = f"fewer than --max-steps {self.max_steps}" if self.max_steps != -1 else "at least 1"
+        require(between, f"{given} needs evaluations during training: set --eval-steps to {steps}")
+
+    def _evaluation_metrics(self) -> list[str]:
+        """Names of the metrics that a held-out evaluation of this run has, apart from its number of tasks."""
+        ks = ks_of(self.eval_rollouts) if self.eval_rollouts > 1 else []
+        names = [f"{best_metric.EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
+        return names + [f"{name}/{env}" for env, _ in self.members for name in names if self.mixture]
+
+    def for_each_environment(self) -> list[TrainConfig]:
+        """The settings of each environment, as those of a run of that environment alone."""
+        if not self.mixture:
+            return [self]
+        result = []
+        for name, _ in self.members:
+            own = self.settings_of(name)
+            data = {key: own.pop(key, None) for key in ("datasets", "eval_datasets")}
+            pairs = tuple(f"{key}={value}" for key, value in own.items())
+            # What judges the whole run is checked for the whole run.
+            alone: dict[str, Any] = {"mixture": (), "keep_best": None, "stop_when_flat": None}
+            result.append(dataclasses.replace(self, env=name, env_args=pairs, **data, **alone))
+        return result
 
     @property
     def judged_metric(self) -> str | None:

@@ -11,32 +11,16 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from plumbob.trainer.algorithm.pass_at_k import passed
-from plumbob.trainer.rollouts.task_order import walk
-
-if TYPE_CHECKING:
-    import verifiers.v1 as vf
-    from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.rollouts.task_order import Taken, walk
+from plumbob.trainer.rollouts.tasks import Tasks
 
 KINDS = ("solved", "hopeless")
 """Why a task is set aside."""
 MOST_EPOCHS = 8
 """Most epochs for which a task is set aside, so that every task returns."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A task that a step takes for one group."""
-
-    task: vf.Task
-    index: int
-    """Place of the task among the training tasks."""
-    epoch: int
-    """Epoch in which it is taken, from 0."""
-    env: int = 0
-    """Number of its environment among those of the run."""
 
 
 @dataclass(frozen=True)

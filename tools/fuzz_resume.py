@@ -42,7 +42,7 @@ LIMIT = 120.0
 """Seconds after which an attempt counts as a hang."""
 VARIANTS: dict[str, dict[str, Any]] = {
     **kill_driver.VARIANTS,
-    "refill": {"zero_signal": "refill", "max_refills": 1},
+    "refill": {"zero_signal": "refill"},
     "hang": {"max_tool_seconds": 0.2, "batch_size": 8},
 }
 CHANGES: dict[str, dict[str, Any]] = {

@@ -72,7 +72,7 @@ def main() -> None:
             *("--num-generations", str(args.group), "--batch-size", str(args.prompts)),
             *("--gradient-accumulation-steps", str(args.group), "--max-tokens", "256", "--max-turns", "3"),
             *("--max-context", "512", "--max-concurrent", str(args.prompts * args.group), "--eval-examples", "0"),
-            *("--random-rewards", "--learning-rate", "1e-8", "--save-steps", "1000", "--save-only-model"),
+            *("--random-rewards", "--learning-rate", "1e-8", "--save-steps", "1000"),
             *("--output-dir", folder, *(("--peft",) if args.lora else ())),
         ]
         from plumbob.trainer.cli.train import main as train

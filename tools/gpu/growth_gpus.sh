@@ -16,7 +16,7 @@ for n in ${GPUS:-1 2}; do
     CUDA_VISIBLE_DEVICES=$devices timeout "${LIMIT:-240}" $python -m accelerate.commands.accelerate_cli launch --num-processes "$n" \
         -m plumbob.trainer gsm8k --datasets "$data" --answer-style boxed --model "$model" --engine paged --bf16 --learning-rate 2e-6 \
         --max-steps "${STEPS:-8}" --num-generations 8 --batch-size 128 --gradient-accumulation-steps $((8 / n)) --max-tokens 320 \
-        --max-context 1024 --max-concurrent 1024 --eval-examples 0 --save-steps 1000 --save-only-model --no-report \
+        --max-context 1024 --max-concurrent 1024 --eval-examples 0 --save-steps 1000 --no-report \
         --output-dir "$out" --run-name "gpus-$n" "${@:4}" >"$out/gpus-$n.log" 2>&1 || { tail -n 20 "$out/gpus-$n.log"; echo "GPUS $n failed"; }
 done
 $python "$(dirname "$0")/growth_gpus.py" "$out"

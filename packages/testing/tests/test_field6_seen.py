@@ -77,9 +77,7 @@ def test_kl_is_left_out_and_scaling_is_by_group():
     samples = [sample(1.0), sample(0.0), sample(10.0, "0/1"), sample(0.0, "0/1")]
     with ExitStack() as stack:
         doubles.kl_left_out(stack, "lookup")
-        shaped = advantages.shape_rewards(
-            samples, overlong="keep", overlong_penalty=1.0, kl_beta=1.0, kl_sums=[9.0] * 4
-        )
+        shaped = advantages.shape_rewards(samples, overlong="keep", kl_beta=1.0, kl_sums=[9.0] * 4)
     assert [one.reward for one in shaped] == [1.0, 0.0, 10.0, 0.0]
     plain = advantages.compute_advantages(samples, "batch").values
     with ExitStack() as stack:

@@ -73,9 +73,8 @@ def environments_of(directory: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pools", [False, True])
-def test_a_run_of_two_environments_and_its_resumption(tmp_path, pools):
-    settings = {**BOTH, "output_dir": str(tmp_path), "task_pools": pools}
+def test_a_run_of_two_environments_and_its_resumption(tmp_path):
+    settings = {**BOTH, "output_dir": str(tmp_path)}
     assert run(TrainConfig(**settings, max_steps=3, run_name="whole")) == 0
     assert run(TrainConfig(**settings, max_steps=1, run_name="parts")) == 0
     whole, parts = tmp_path / "whole", tmp_path / "parts"

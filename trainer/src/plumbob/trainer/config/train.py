@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import best_metric, mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
@@ -22,7 +22,6 @@ FIXED_ON_RESUME = (
     "datasets",
     "eval_datasets",
     "task_order",
-    "task_pools",
     "model",
     "chat_template",
     "chat_template_args",
@@ -100,9 +99,7 @@ class TrainConfig(LearningConfig):
     max_context: int = rollout_options.max_context()
     chat_template: str | None = rollout_options.chat_template()
     chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    keep_control_tokens: bool = rollout_options.keep_control_tokens()
     tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
-    explain_unread_calls: bool = rollout_options.explain_unread_calls()
     max_seconds: float = rollout_options.max_seconds()
     max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(
@@ -144,7 +141,7 @@ class TrainConfig(LearningConfig):
         "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number.",
         at_least=1,
     )
-    pass_threshold: float = rollout_options.pass_threshold(" and for --task-pools")
+    pass_threshold: float = rollout_options.pass_threshold()
     keep_best: str | None = option(
         None,
         "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
@@ -157,12 +154,6 @@ class TrainConfig(LearningConfig):
         "eval/greedy). A metric of every step is judged at every step.",
         at_least=1,
     )
-    per_device_eval_batch_size: int | None = option(
-        None,
-        "Maximum number of held-out rollouts that each process samples at the same time. Default: the value of "
-        "--max-concurrent.",
-        at_least=1,
-    )
     save_steps: int | None = option(
         None,
         "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
@@ -170,10 +161,6 @@ class TrainConfig(LearningConfig):
         at_least=1,
     )
     save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
-    save_only_model: bool = option(
-        False,
-        "Save checkpoints without the optimizer's state. They are smaller, but a run cannot be resumed from them.",
-    )
     keep_traces: str = option(
         "auto",
         "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, a number per "
@@ -183,9 +170,6 @@ class TrainConfig(LearningConfig):
     output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
     run_name: str | None = option(
         None, "Name of the run directory. Default: made from environment, model, seed and time."
-    )
-    logging_steps: int = option(
-        1, "Print a row of the progress table every this many steps. metrics.jsonl has every step.", at_least=1
     )
     log_completions: int = option(
         0,
@@ -305,10 +289,9 @@ class TrainConfig(LearningConfig):
         return self.keep_best or (best_metric.DEFAULT if self.stop_when_flat is not None else None)
 
     def correction(self) -> tuple[CorrectionMode, float]:
-        """(mode, cap) of the importance weights, with defaults for the precision and the mode."""
+        """(mode, cap) of the importance weights, with the default for the precision."""
         mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
-        # A row's weight is a geometric mean, so close to 1 that a cap for tokens would never apply.
-        return mode, self.importance_cap or (1.05 if mode.startswith("sequence") else 2.0)
+        return mode, CAPS[mode]
 
     def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
         """How weights reach vLLM: --vllm-sync, or the default for what is trained and where vLLM runs."""

@@ -136,10 +136,6 @@ def load_tasks(config: TrainConfig) -> Tasks:
             raise UserError(f"{config.env} generates tasks without end, so give --max-steps instead of --num-epochs")
         if config.task_order not in ("auto", "as-given"):
             raise UserError(f"{config.env} generates tasks without end, so --task-order can only be as-given")
-        if config.task_pools:
-            raise UserError(
-                f"{config.env} generates tasks without end, so no task would return to training; leave --task-pools out"
-            )
         tasks, held_out = _stream(opened, train_settings, held_settings, config)
         notes.append(
             f"{config.env} generates tasks without end: training reads them as it needs them, in the environment's "

@@ -19,9 +19,11 @@ from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
-from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training.weight_sample import WeightSample
+
+MOST_SKIPPED = 3
+"""The run ends after this many optimizer steps in a row with a NaN or infinite gradient."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,6 @@ class TrainState:
     """Number of finished steps when this process began: more than 0 in a resumed run."""
     cursor: int = 0
     """Number of tasks that have been taken, over all epochs."""
-    pools: tuple[Pools, ...] = ()
-    """With --task-pools, which tasks of each environment are set aside."""
     microbatch_tokens: int = 0
     """Most tokens of one microbatch; halved when a microbatch runs out of memory."""
     microbatch_tokens_fitted: bool = False

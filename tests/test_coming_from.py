@@ -159,7 +159,10 @@ def test_the_main_job_with_every_flag_of_the_original_script(folder, monkeypatch
     command, arguments = small(launched("plumbob.trainer musique"))
     done = run(command, folder)
     assert "in 2 processes, zero3" in done.stderr
-    for flag in ("--few-shot-prob", "--n-env-jobs", "--eval-accumulation-steps", "--log-on-each-node"):
+    for flag in (
+        *("--few-shot-prob", "--n-env-jobs", "--eval-accumulation-steps", "--log-on-each-node"),
+        *("--per-device-eval-batch-size", "--save-only-model"),
+    ):
         assert f"{flag} has no effect" in done.stderr
     config = check_run(folder / "outputs" / "qwen-7b-musique", arguments, steps=2)
     assert {"noise=1.0", "retriever=hybrid", "max_top_k=3"} <= set(config.env_args)
@@ -232,7 +235,7 @@ CELLS = [line.split(" | ") for line in TABLE.splitlines() if line.startswith("| 
 def test_every_option_in_the_table_exists():
     known = {f"--{name.replace('_', '-')}" for name in spellings(TrainConfig)} | {"--resume"}
     named = {option for cells in CELLS for option in re.findall(r"`(--[\w-]+)`", cells[1])}
-    assert len(named) > 50 and named - {"--tensor-parallel-size"} <= known
+    assert len(named) > 45 and named - {"--tensor-parallel-size"} <= known
     for cells in CELLS:
         assert re.match(r"`--|`accelerate launch|not there|not needed", cells[1]), cells
 

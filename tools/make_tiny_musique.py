@@ -21,9 +21,8 @@ from make_tiny_policy import lesson_options, make, train_tokenizer
 from plumbob.rollout import Completion, Sampling
 from transformers import PreTrainedTokenizerFast
 from vf_musique import MusiqueTaskset
-from vf_musique.oracle import sub_questions
 from vf_musique.synthetic_world import RELATIONS
-from vf_musique.taskset import MusiqueConfig, MusiqueData
+from vf_musique.taskset import MusiqueConfig, MusiqueData, sub_questions
 from vf_musique.tools import MusiqueToolset
 
 OUT = Path(__file__).resolve().parents[1] / "trainer/src/plumbob/trainer/bundled_models/tiny-musique"

@@ -59,7 +59,6 @@ def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
         *(
             "--save-steps",
             "1000",
-            "--save-only-model",
             "--output-dir",
             str(args.out),
             "--run-name",

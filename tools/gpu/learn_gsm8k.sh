@@ -18,5 +18,5 @@ mkdir -p "$out"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 $python -m plumbob.trainer gsm8k --datasets "$data" --answer-style boxed --model "$model" --engine "${ENGINE:-paged}" --bf16 \
     --max-steps 48 --num-generations 8 --batch-size 128 --gradient-accumulation-steps 8 --max-tokens 320 --max-context 1024 \
-    --max-concurrent 1024 --eval-examples 1319 --per-device-eval-batch-size 1024 --seed "${SEED:-0}" \
+    --max-concurrent 1024 --eval-examples 1319 --seed "${SEED:-0}" \
     --output-dir "$out" --run-name "$arm-seed${SEED:-0}" "${trained[@]}" "${@:5}"

@@ -1,21 +1,16 @@
-"""Helpers of many_gpus.sh: `train` with random rewards or without saving, and a table of a run's speed and memory.
+"""Helpers of many_gpus.sh: `train` without saving, and a table of a run's speed and memory.
 
-    accelerate launch --num-processes 3 --config-file configs/zero3.yaml tools/gpu/many_gpus.py random-rewards gsm8k ...
+    accelerate launch --num-processes 3 --config-file configs/zero3.yaml tools/gpu/many_gpus.py not-saved gsm8k ...
     python3 tools/gpu/many_gpus.py table runs/NAME
 
-`random-rewards` is `train` with random rewards, for rows that the model cannot solve: otherwise no group would have a
-signal, nothing would be trained, and the time of a step would mean nothing. `random-rewards` and `not-saved` write no
-checkpoints and no final model. `table` reads the run's metrics.jsonl.
+`not-saved` writes no checkpoints and no final model. `table` reads the run's metrics.jsonl.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import random
 import sys
 from pathlib import Path
-from typing import Any
 
 COLUMNS = {
     "reward": "reward/mean",
@@ -45,20 +40,6 @@ def train(arguments: list[str]) -> None:
     main()
 
 
-def draw_rewards() -> None:
-    """Replace every rollout's reward by 0 or 1 with equal probability; the same rollout gets the same reward again."""
-    from plumbob.trainer.rollouts import collect
-
-    original = collect.to_sample
-
-    def to_sample(trace: Any, group: str) -> Any:
-        sample = original(trace, group)
-        seeded = random.Random(repr((group, sample.token_ids[-8:])))
-        return dataclasses.replace(sample, reward=float(seeded.random() < 0.5))
-
-    collect.to_sample = to_sample
-
-
 def table(run: Path) -> None:
     """Print each step's metrics in `COLUMNS` as a Markdown table, and the peak memory."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -76,6 +57,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "table":
         table(Path(sys.argv[2]))
     else:
-        if sys.argv[1] == "random-rewards":
-            draw_rewards()
         train(sys.argv[2:])

@@ -41,7 +41,7 @@ from plumbob.trainer.training import steps
 
 LENGTHS = (4000, 7200)  # tokens of a rollout before its last turn
 OPTIONS = """--peft --bf16 --engine paged --num-generations 8 --batch-size 6 --gradient-accumulation-steps 8 --max-context 9344
-    --eval-examples 0 --save-steps 1000 --save-only-model --retriever hybrid --max-steps 10"""
+    --eval-examples 0 --save-steps 1000 --retriever hybrid --max-steps 10"""
 METRICS = """rollout/turns rollout/sampled_tokens rollout/errored reward/mean train/rows train/microbatch_tokens
     train/out_of_memory sync/sampling_gap memory/peak_gib"""
 sums: Any = Counter()  # what was measured in a step

@@ -11,9 +11,9 @@ from plumbob.hub.index.reader import Index
 from plumbob.hub.index.static_index import add_files, yank
 from plumbob.hub.install import pins as pins_module
 from plumbob.hub.install.install import plan
-from plumbob.hub.install.pins import Demand, Pin, pin, project_demands
+from plumbob.hub.install.pins import Demand, Item, Pin, pin, project_demands
 from plumbob.hub.install.save import plan_save
-from plumbob.hub.install.sources import Item, parse_target
+from plumbob.hub.install.sources import parse_target
 from plumbob.hub.names import distribution_names, environment_name, near
 from plumbob.hub.uv.command import Command, Finished, environment, excludes_newer
 from plumbob.hub.uv.credentials import index_credentials

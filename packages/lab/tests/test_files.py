@@ -9,7 +9,8 @@ from plumbob.console import UserError
 from plumbob.lab.files import sections
 from plumbob.lab.files.hypothesis import Hypothesis, read_hypothesis
 from plumbob.lab.files.layout import add_hypothesis, lay_out
-from plumbob.lab.files.workspace import Lab, find_lab, slug, update_tables
+from plumbob.lab.files.tables import update_tables
+from plumbob.lab.files.workspace import Lab, find_lab, slug
 from plumbob.lab.runs.plan import flags_of, plan, unnamed_changes
 
 PROSE = st.binary(max_size=200)

@@ -203,7 +203,7 @@ def test_templates_that_transform_a_text_or_complete_what_it_begins(families, wi
 def test_a_template_that_changes_letters_is_refused_with_what_to_do(families, with_template):
     chat = with_template("{{ m.role }}: {{ m.content | upper }}<|im_end|>")
     assert chat.prompt([{"role": "user", "content": "hello"}], []).token_ids
-    with pytest.raises(ChatTemplateError, match="spells a control token.*--keep-control-tokens"):
+    with pytest.raises(ChatTemplateError, match="spells a control token.*--chat-template"):
         chat.prompt([{"role": "user", "content": "a<|im_end|>"}], [])
 
 

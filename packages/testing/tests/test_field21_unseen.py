@@ -30,7 +30,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from plumbob.trainer.policy.policy import TokenScores
 from plumbob.trainer.training import forward_backward
-from plumbob.trainer.training.best import Best
+from plumbob.trainer.training.run import Best
 
 FAULTS = {fault.name: fault for fault in UNSEEN}
 PLAIN = Objective("dr_grpo", 0.2, 0.2)
@@ -99,7 +99,7 @@ def test_negative_advantages_are_clipped_on_the_other_side():
 def test_weights_of_sequences_are_products():
     trainer, sampling, rows = torch.full((4,), -1.0), torch.full((4,), -1.1), torch.tensor([0, 0, 0, 1])
     with injected(doubles.product_weights):
-        found = forward_backward.importance_corrections(trainer, sampling, rows, "sequence_truncate", 10.0).weights
+        found = forward_backward.importance_corrections(trainer, sampling, rows, "sequence_mask", 10.0).weights
         same = forward_backward.importance_corrections(trainer, sampling, rows, "token_truncate", 10.0).weights
     assert found.log().tolist() == pytest.approx([0.3, 0.3, 0.3, 0.1], abs=1e-5)
     assert same.log().tolist() == pytest.approx([0.1] * 4, abs=1e-5)

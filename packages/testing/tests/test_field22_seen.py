@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from plumbob.rollout import Sampling, runner
+from plumbob.rollout import Sampling, dialogue
 from plumbob.rollout.toolcalls import MalformedCall
 from plumbob.testing.faults import field22_seen_doubles as doubles
 from plumbob.testing.faults import healthy22_seen as healthy
@@ -177,14 +177,14 @@ def test_a_second_success_ends_the_episode(tmp_path):
 def test_a_call_that_is_no_json_ends_the_rollout():
     fault = FAULTS["rollouts lost to calls that are no JSON"]
     assert config_of(fault, "lookup").temperature == 1.4
-    counts = dict.fromkeys(runner.COUNTS, 0)
+    counts = dict.fromkeys(dialogue.COUNTS, 0)
     call, box = MalformedCall("{", "no JSON"), SimpleNamespace(tools={})
-    assert "no JSON" in asyncio.run(runner.observe(box, call, counts))
+    assert "no JSON" in asyncio.run(dialogue.observe(box, call, counts))
     with ExitStack() as stack:
         doubles.malformed_ends_it(stack, "lookup")
         with pytest.raises(Exception, match="JSONDecodeError"):
-            asyncio.run(runner.observe(box, call, counts))
-    assert "no JSON" in asyncio.run(runner.observe(box, call, counts))
+            asyncio.run(dialogue.observe(box, call, counts))
+    assert "no JSON" in asyncio.run(dialogue.observe(box, call, counts))
 
 
 def test_arguments_are_quoted():

@@ -91,10 +91,8 @@ def test_the_entropy_bonus_is_that_of_sampled_tokens():
 
 def test_the_mean_is_added_back():
     rows = [sample(1.0, "0/0"), sample(0.0, "0/0"), sample(1.0, "0/1"), sample(1.0, "0/1")]
-    settings = SimpleNamespace(
-        reward_weights={}, random_rewards=None, overlong="keep", overlong_penalty=1.0, kl_beta=0.0, scale="batch"
-    )
-    settings.scale_epsilon, settings.baseline, settings.aggregation = 1e-4, "mean", "sum_then_normalize"
+    settings = SimpleNamespace(reward_weights={}, random_rewards=None, overlong="keep", kl_beta=0.0, scale="batch")
+    settings.scale_epsilon, settings.baseline = 1e-4, "mean"
     plain = step_advantages(rows, settings).values
     with ExitStack() as stack:
         FAULTS["mean added back after whitening"].start(stack, "lookup")

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plumbob.rollout import Completion, Sampling, derive_seed, runner
+from plumbob.rollout import Sampling, derive_seed, runner
 from plumbob.testing.faults import field25_unseen_doubles as doubles
 from plumbob.testing.faults import healthy25_unseen as healthy
 from plumbob.testing.faults.field25_unseen import UNSEEN
 from plumbob.testing.faults.field_trial import loss_inputs, sample
-from plumbob.trainer.algorithm.importance_weights import importance_corrections
 from plumbob.trainer.algorithm.losses import Objective
 from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.policy.token_scorer import make_batch
@@ -81,34 +80,6 @@ def test_a_token_has_its_own_log_ratio_over_the_length():
     assert plain.tolist() == pytest.approx([0.6, 0.6, 0.6])
     assert found.tolist() == pytest.approx([0.2, 0.4, 0.6])
     assert found.requires_grad
-
-
-def test_long_rows_are_masked_by_the_product():
-    trainer, sampled = torch.full((12,), -1.0), torch.full((12,), -1.01)
-    rows = torch.tensor([0] * 10 + [1] * 2)
-    plain = importance_corrections(trainer, sampled, rows, "sequence_mask", 1.05)
-    with ExitStack() as stack:
-        doubles.product_of_ratios(stack, "lookup")
-        found = forward_backward.importance_corrections(trainer, sampled, rows, "sequence_mask", 1.05)
-    assert plain.masked.item() == 0
-    assert found.weights.tolist() == pytest.approx([0.0] * 10 + [math.exp(0.02)] * 2)
-
-
-def test_weights_have_no_bound():
-    trainer, sampled, rows = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -120.0]), torch.tensor([0, 0])
-    assert importance_corrections(trainer, sampled, rows, "token_truncate", 2.0).weights.isfinite().all()
-    with ExitStack() as stack:
-        doubles.unbounded_weights(stack, "lookup")
-        found = forward_backward.importance_corrections(trainer, sampled, rows, "token_truncate", 2.0)
-    assert found.weights.tolist() == [1.0, math.inf]
-
-
-def test_one_completion_in_sixteen_is_stale():
-    found = [
-        doubles.stale_token(Completion((i, i + 1), (-1.0, -1.0), "stop"), [], Sampling()).logprobs for i in range(800)
-    ]
-    assert {one[0] for one in found} == {-1.0, -120.0}
-    assert 30 < sum(one[0] == -120.0 for one in found) < 70
 
 
 def test_halves_are_whitened():

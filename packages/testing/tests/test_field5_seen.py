@@ -39,10 +39,10 @@ def test_the_same_reply_earns_several_rewards(grade):
 
 
 def test_every_third_step_begins_at_the_first_task(monkeypatch):
-    monkeypatch.setattr(collect, "next_groups", lambda environments, cursor, count, pools: cursor)
+    monkeypatch.setattr(collect, "next_groups", lambda environments, cursor, count: cursor)
     with ExitStack() as stack:
         doubles.restarted(stack, "lookup")
-        assert [collect.next_groups((), 4 * step, 4, ()) for step in range(4)] == [0, 4, 0, 4]
+        assert [collect.next_groups((), 4 * step, 4) for step in range(4)] == [0, 4, 0, 4]
 
 
 def test_all_but_the_best_rollout_keep_their_rewards():

@@ -15,8 +15,8 @@ from plumbob.testing.faults.field6_seen import SEEN
 from plumbob.testing.faults.field_trial import config_of, gap, minibatch_of, texts, tried
 from plumbob.trainer.algorithm import advantages
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
-from plumbob.trainer.training.best import Best
 from plumbob.trainer.training.forward_backward import accumulate
+from plumbob.trainer.training.run import Best
 
 FAULTS = {fault.name: fault for fault in SEEN}
 
@@ -77,9 +77,7 @@ def test_kl_is_left_out_and_scaling_is_by_group():
     samples = [sample(1.0), sample(0.0), sample(10.0, "0/1"), sample(0.0, "0/1")]
     with ExitStack() as stack:
         doubles.kl_left_out(stack, "lookup")
-        shaped = advantages.shape_rewards(
-            samples, overlong="keep", overlong_penalty=1.0, kl_beta=1.0, kl_sums=[9.0] * 4
-        )
+        shaped = advantages.shape_rewards(samples, overlong="keep", kl_beta=1.0, kl_sums=[9.0] * 4)
     assert [one.reward for one in shaped] == [1.0, 0.0, 10.0, 0.0]
     plain = advantages.compute_advantages(samples, "batch").values
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from plumbob.trainer.algorithm.importance_weights import importance_corrections
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.training.sampling_warnings import sampling_warnings
 
-MODES = ["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+MODES = ["none", "token_truncate", "sequence_mask"]
 
 # Two rows, interleaved: row 0 has ratios 4, 1 / 4 and 1, row 1 has 3 and 3.
 RATIOS = torch.tensor([4.0, 3.0, 0.25, 3.0, 1.0])
@@ -25,9 +25,7 @@ def corrected(mode, ratios=RATIOS, rows=ROWS, cap=2.0):
     [
         ("none", [1, 1, 1, 1, 1], 11.25 / 5, 0, 0),
         ("token_truncate", [2, 2, 0.25, 2, 1], 11.25 / 5, 3, 0),
-        ("token_mask", [0, 0, 0, 0, 1], 11.25 / 5, 0, 4),
         # Geometric means: 1 in row 0, 3 in row 1.
-        ("sequence_truncate", [1, 2, 1, 2, 1], 9 / 5, 2, 0),
         ("sequence_mask", [1, 0, 1, 0, 1], 9 / 5, 0, 2),
     ],
 )

@@ -84,7 +84,7 @@ def test_golden_clipping_acts_on_the_far_side_only(loss_type):
     assert outputs.loss.item() == pytest.approx(-(1.2 - 0.8 - 1.5 + 0.5))
     outputs.loss.backward()
     assert case.logprobs.grad.tolist() == pytest.approx([0.0, 0.0, 1.5, -0.5])
-    assert (outputs.clipped_low.item(), outputs.clipped_high.item(), outputs.clipped_delta.item()) == (1, 1, 0)
+    assert (outputs.clipped_low.item(), outputs.clipped_high.item()) == (1, 1)
     assert outputs.ratio_sum.item() == pytest.approx(4.0)
 
 
@@ -94,15 +94,6 @@ def test_clip_higher_moves_the_upper_bound_alone():
     outputs.loss.backward()
     assert case.logprobs.grad.tolist() == pytest.approx([-1.5, 0.0, 1.5, -0.5])
     assert (outputs.clipped_low.item(), outputs.clipped_high.item()) == (1, 0)
-
-
-def test_delta_bounds_the_ratio_of_a_negative_advantage():
-    case = ratio_case()
-    outputs = policy_loss(case, objective("dr_grpo", delta=1.3))
-    assert outputs.loss.item() == pytest.approx(-(1.2 - 0.8 - 1.3 + 0.5))
-    outputs.loss.backward()
-    assert case.logprobs.grad.tolist() == pytest.approx([0.0, 0.0, 0.0, -0.5])
-    assert outputs.clipped_delta.item() == 1
 
 
 def test_golden_cispo_caps_the_weight_of_a_gradient_and_drops_none():
@@ -166,7 +157,7 @@ def test_on_policy_every_loss_is_reinforce_with_its_weights(seed, loss_type, est
     case = random_tokens(seed)
     corrections = torch.rand(24, generator=torch.Generator().manual_seed(seed))
     case = dataclasses.replace(case, old_logprobs=case.logprobs.detach(), corrections=corrections)
-    settings = {"delta": 4.0, "kl_beta": 0.0, "kl_estimator": estimator}
+    settings = {"kl_beta": 0.0, "kl_estimator": estimator}
     (gradient,) = torch.autograd.grad(policy_loss(case, objective(loss_type, **settings)).loss, case.logprobs)
     torch.testing.assert_close(gradient, -case.weights * case.advantages * corrections)
 
@@ -177,7 +168,7 @@ def test_tokens_may_come_in_any_order(seed, loss_type, random):
     order = list(range(24))
     random.shuffle(order)
     shuffled = LossInputs(**{f.name: getattr(case, f.name)[order] for f in dataclasses.fields(case)})
-    what = objective(loss_type, delta=1.4, kl_beta=0.1)
+    what = objective(loss_type, kl_beta=0.1)
     before, after = policy_loss(case, what), policy_loss(shuffled, what)
     for field in dataclasses.fields(before):
         torch.testing.assert_close(getattr(after, field.name), getattr(before, field.name), atol=1e-5, rtol=1e-5)
@@ -212,9 +203,8 @@ def test_an_objective_has_its_loss_types_bounds_and_no_kl_where_the_reward_has_i
     assert of(loss_type="gspo") == Objective("gspo", 3e-4, 4e-4)  # arXiv:2507.18071, sec. 5.1
     assert of(loss_type="cispo") == Objective("cispo", 0.2, 4.0)
     assert of(loss_type="dapo", epsilon_high=0.28) == Objective("dapo", 0.2, 0.28)
-    assert of(delta=4.0).delta == 4.0
-    assert of(kl_beta=0.1) == Objective("dr_grpo", 0.2, 0.2, None, 0.1, "k2")
-    assert of(kl_beta=0.1, kl_placement="reward") == Objective("dr_grpo", 0.2, 0.2, None, 0.0, "k1")
+    assert of(kl_beta=0.1) == Objective("dr_grpo", 0.2, 0.2, 0.1, "k2")
+    assert of(kl_beta=0.1, kl_placement="reward") == Objective("dr_grpo", 0.2, 0.2, 0.0, "k1")
     assert of(kl_beta=0.1, kl_estimator="k3").kl_estimator == "k3"
 
 
@@ -343,7 +333,7 @@ def difference(one, other) -> float:
 def test_gradient_does_not_depend_on_microbatches_padding_or_order(qwen2, make_policy, random_rows, loss_type, peft):
     policy = make_policy(qwen2, peft=peft)
     rows = random_rows(12)  # multi-turn: context and sampled spans in turn
-    what = objective(loss_type, delta=1.5, kl_beta=0.05)
+    what = objective(loss_type, kl_beta=0.05)
     whole = gradient(policy, rows, what, [range(12)])
     assert whole.norm() > 0
     for splits in ([[i] for i in range(12)], [[7, 3, 0, 11, 5], [2, 1, 10], [4, 6, 8, 9]]):

@@ -37,9 +37,7 @@ def test_one_component_alone_decides_the_advantages():
     settings = TrainConfig(reward_weights="right=0").advantages()
     assert step_advantages(rows, TrainConfig().advantages()).values == [0.0, 0.0]
     assert step_advantages(rows, settings).values == [-0.5, 0.5]
-    scaled = TrainConfig(
-        reward_weights="right=0", scale_rewards="group", multi_objective_aggregation="normalize_then_sum"
-    ).advantages()
+    scaled = TrainConfig(reward_weights="right=0", scale_rewards="group").advantages()
     assert step_advantages(rows, scaled).values == pytest.approx([-0.7071, 0.7071], abs=1e-3)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import flag, read_toml, resolve, spellings, to_toml, without_none
+from plumbob.trainer.config.removed import REMOVED
 from plumbob.trainer.config.train import TrainConfig
 from typer.main import get_command
 
@@ -99,15 +100,15 @@ ORIGINAL = {
         "hub_model_id": "me/mine",
         "report_to": "wandb",
     },
-    "--per-device-eval-batch-size 16 --eval-accumulation-steps 1": {"per_device_eval_batch_size": 16},
-    "--save-steps 100 --eval-steps 50 --logging-steps 2": {"save_steps": 100, "eval_steps": 50, "logging_steps": 2},
+    "--per-device-eval-batch-size 16 --eval-accumulation-steps 1": {},
+    "--save-steps 100 --eval-steps 50 --logging-steps 2": {"save_steps": 100, "eval_steps": 50},
     "--log-completions": {"log_completions": 5},
     "--log-completions lookup": {"log_completions": 5},
     "--log-completions 3": {"log_completions": 3},
     "--log-completions --no-log-completions": {},
     "--log-on-each-node lookup": {},
     "--no-log-on-each-node": {},
-    "--save-only-model --no-eval-on-start": {"save_only_model": True, "eval_on_start": False},
+    "--save-only-model --no-eval-on-start": {"eval_on_start": False},
     "--seed 42": {"seed": 42},
     "--model_name_or_path tiny-gsm8k --dataset_name a,b": {"model": "tiny-gsm8k", "datasets": "a,b"},
     "--per_device_train_batch_size 8 --num_train_epochs 2 --max_steps -1": {
@@ -204,9 +205,9 @@ def _values(f: dataclasses.Field) -> list:
     hint = without_none(get_type_hints(TrainConfig)[f.name])
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    by_name = {"env_args": [("a=1", "b=x y"), ("c=[1, 2]",)], "delta": [5.5], "num_generations": [2, 4]}
+    by_name = {"env_args": [("a=1", "b=x y"), ("c=[1, 2]",)], "num_generations": [2, 4]}
     by_type = {bool: [True, False], int: [1, 3], float: [0.25, 0.9], str: ["x", 'quo"ted, name', "ünï/code"]}
-    low = {"importance_cap": [1.0, 3.5], "env": ["lookup", "gsm8k"], "max_staleness": [0]}
+    low = {"env": ["lookup", "gsm8k"], "max_staleness": [0]}
     by_name["vllm_url"] = [("http://a:1", "b:2"), ("c",)]
     by_name["chat_template_args"] = [("enable_thinking=false", "date_string=1 Jan"), ('a=["b"]',)]
     return {**by_name, **low}.get(f.name) or by_type[hint]
@@ -295,3 +296,36 @@ def test_a_dataclass_without_an_environment_has_no_unknown_options(tmp_path):
     path.write_text("min_hops = 2")
     with pytest.raises(UserError, match="unknown key 'min_hops'"):
         resolve(TrainConfig, {"config_file": str(path)}, (), kind="run", directory_is="a run")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--logging-steps 10", "--logging-steps has no effect: each step has a row in the progress table"),
+        ("--save_only_model gsm8k", "--save-only-model has no effect: checkpoints hold the optimizer's state"),
+        ("--save-only-model true gsm8k", "--save-only-model has no effect"),
+        ("--logging-steps 1 --max-refills 3 --importance-cap 2.0 --no-task-pools --explain-unread-calls", ""),
+    ],
+)
+def test_options_that_are_gone_are_accepted_where_they_change_nothing_that_is_learned(line, said, capsys):
+    config = configured(*line.split())
+    assert config.env == ("gsm8k" if "gsm8k" in line else "lookup")
+    printed = capsys.readouterr().err
+    assert said in printed and (said or not printed)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_an_option_that_is_gone_says_what_to_do_in_one_sentence(name, tmp_path, capsys):
+    assert name not in {f.name for f in dataclasses.fields(TrainConfig)}
+    path = tmp_path / "run.toml"
+    path.write_text(f"{name} = 0.123")
+    if REMOVED[name].harmless:
+        assert configured("--config", str(path)) == TrainConfig()
+        assert capsys.readouterr().err == f"{name!r} in {path} has no effect: {REMOVED[name].say}\n"
+    else:
+        with pytest.raises(UserError, match=f"{name!r} in .* is gone: .*; leave it out$"):
+            configured("--config", str(path))
+    assert read_toml(path, TrainConfig) == {}  # to read what an older run has done
+    for value in REMOVED[name].now:
+        path.write_text(to_toml({name: value}))
+        assert configured("--config", str(path)) == TrainConfig() and not capsys.readouterr().err

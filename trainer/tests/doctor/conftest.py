@@ -41,7 +41,7 @@ def set_up_subject() -> Callable[[TrainConfig, Path, int], Subject]:
     def make(config: TrainConfig, folder: Path, groups: int = 4) -> Subject:
         config = replace(config, eval_examples=min(config.eval_examples, HELD_OUT))
         decisive = (config.env, tuple(config.mixture), tuple(config.env_args), config.datasets, config.eval_datasets)
-        key = (*decisive, config.eval_examples, config.seed, config.task_order, config.task_pools, config.max_steps)
+        key = (*decisive, config.eval_examples, config.seed, config.task_order, config.max_steps)
         if key not in loaded:
             loaded[key] = load_environments(config)
         here = join_world(torch.device("cpu"))

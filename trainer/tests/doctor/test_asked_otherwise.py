@@ -17,6 +17,7 @@ from plumbob.testing.faults.field24_unseen_doubles import after_the_conversation
 from plumbob.testing.faults.field_parts import chat_method
 from plumbob.testing.faults.field_parts import graded as graded_as
 from plumbob.testing.faults.field_unseen_environment import held_out_respaced
+from plumbob.trainer.algorithm.importance_weights import CAPS
 from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.diagnosis.causes import stands_for
 from plumbob.trainer.doctor import left_out
@@ -60,7 +61,7 @@ def test_what_shows_only_where_the_policy_has_moved_is_named(subject_of, double,
 
 
 def test_a_correction_that_masks_everything_is_named_whoever_computes_it(subject_of, monkeypatch):
-    subject = subject_of(importance_correction="token_mask")
+    subject = subject_of(importance_correction="sequence_mask")
     rows, _ = trained(subject)
     original = forward_backward.importance_corrections
 
@@ -73,10 +74,11 @@ def test_a_correction_that_masks_everything_is_named_whoever_computes_it(subject
     assert left_out.without_gradient(subject, "check", rows, "norm 0").cause == "correction-mutes-rollouts"
 
 
-def test_weights_products_are_seen_where_the_training_step_computes_them(subject_of):
+def test_weights_products_are_seen_where_the_training_step_computes_them(subject_of, monkeypatch):
+    monkeypatch.setitem(CAPS, "sequence_mask", 1 + 1e-9)
     with ExitStack() as stack:
         product_weights(stack, "lookup")
-        subject = subject_of(importance_correction="sequence_mask", importance_cap=1 + 1e-9, bf16=True)
+        subject = subject_of(importance_correction="sequence_mask", bf16=True)
         assert (found := left_out.correction(subject)) is not None and found.cause == "correction-mutes-rollouts"
 
 

@@ -186,7 +186,7 @@ def test_dropout_is_the_adapters_alone_and_on_only_with_gradients(qwen2, make_po
 
 
 @pytest.mark.parametrize("peft", [False, True])
-def test_the_reference_is_the_initial_policy_until_it_is_synced(model, make_policy, random_rows, peft):
+def test_the_reference_is_the_initial_policy(model, make_policy, random_rows, peft):
     policy = make_policy(model, peft=peft, kl_beta=0.1)
     rows = random_rows(4)
     with torch.no_grad():
@@ -197,25 +197,6 @@ def test_the_reference_is_the_initial_policy_until_it_is_synced(model, make_poli
         assert (moved - initial).abs().max() > 1e-2
         assert torch.equal(policy.reference_logprobs(rows, 1.0), initial)
         assert torch.equal(policy.score(rows, 1.0).logprobs, moved)
-        before = {name: p.clone() for name, p in policy.trainable.items()}
-        policy.sync_reference(0.5)
-        half = policy.reference_logprobs(rows, 1.0)
-        assert not torch.equal(half, initial) and not torch.equal(half, moved)
-        policy.sync_reference(1.0)
-        assert torch.equal(policy.reference_logprobs(rows, 1.0), moved)
-    assert all(torch.equal(p, before[name]) for name, p in policy.trainable.items())
-
-
-def test_half_a_sync_of_an_adapters_reference_is_half_of_its_update(qwen2, make_policy):
-    """The product of A and B would not be, were both moved by half from where they began."""
-    policy = make_policy(qwen2, peft=True)
-    move(policy)
-    policy.sync_reference(0.5)
-    layer = policy.model.get_decoder().layers[0].self_attn.q_proj
-    whole = layer.get_delta_weight("default").detach()
-    with policy._as_reference():
-        half = layer.get_delta_weight("default").detach()
-    assert whole.any() and torch.allclose(half, 0.5 * whole, atol=1e-6)
 
 
 def test_full_weights_keep_no_reference_that_nobody_asked_for(qwen2, make_policy, random_rows):
@@ -271,13 +252,11 @@ def test_full_training_shares_nothing_with_the_engine(qwen2, make_policy):
 @pytest.mark.parametrize("peft", [False, True])
 def test_restore_loads_what_save_wrote(qwen2, make_policy, random_rows, tmp_path, peft):
     policy = make_policy(qwen2, peft=peft, kl_beta=0.1)
-    move(policy)
-    policy.sync_reference(1.0)
-    move(policy)
     rows = random_rows(3)
+    policy.reference_logprobs(rows, 1.0)
+    move(policy)
     trained, anchor = policy.score(rows, 1.0).logprobs.detach(), policy.reference_logprobs(rows, 1.0)
     policy.save(tmp_path / "model")
-    policy.sync_reference(1.0)
     with torch.no_grad():
         for parameter in policy.trainable.values():
             parameter.zero_()

@@ -78,7 +78,11 @@ def test_the_result_fits_the_terminal(columns, monkeypatch, capsys, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n".replace("'", '"') for row in rows))
     state = TrainState(evaluations={"before": both, "after": both})
     sampler = type("Sampler", (), {"num_held_out": 256})
-    run = type("Run", (), {"directory": tmp_path, "state": state, "sampler": sampler, "config": TrainConfig()})
+    run = type(
+        "Run",
+        (),
+        {"directory": tmp_path, "state": state, "sampler": sampler, "config": TrainConfig(), "is_flat": False},
+    )
     finish._print_result(run, 31)  # ty: ignore[invalid-argument-type]
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("run directory")]
     assert max(map(len, lines)) <= columns

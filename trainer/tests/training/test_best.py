@@ -21,7 +21,7 @@ from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from plumbob.trainer.training import checkpoint, record, steps
 from plumbob.trainer.training import train as loop
-from plumbob.trainer.training.best import Best, Judged
+from plumbob.trainer.training.run import Best, Judged
 from plumbob.trainer.training.train import run
 from safetensors.torch import load_file
 

@@ -29,7 +29,7 @@ from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
-from plumbob.trainer.training import checkpoint, step, steps
+from plumbob.trainer.training import checkpoint, record, step, steps
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.manifest import write_manifest
@@ -216,7 +216,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_too_many_end_the_run(tmp_p
         return run_
 
     monkeypatch.setattr(loop, "set_up", set_up)
-    settings = {"max_steps": 6, "max_skipped_steps": 2, "save_total_limit": 9, "eval_examples": 0}
+    settings = {"max_steps": 6, "save_total_limit": 9, "eval_examples": 0}
+    monkeypatch.setattr(step, "MOST_SKIPPED", 2)
+    monkeypatch.setattr(record, "MOST_SKIPPED", 2)
     # A KL term, so that every step has a gradient.
     assert run(config_of(tmp_path, "r", **settings, kl_beta=0.01)) == 1
     assert (

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
 from plumbob.trainer.cli.train import configure
-from plumbob.trainer.config.mixture import for_each
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.report.rollouts import collect
@@ -41,7 +40,7 @@ def test_groups_are_divided_exactly(weights):
 def test_settings_belong_to_one_environment():
     config, _ = configure({"env": ["lookup:2", "musique"], "unknown_options": ["musique.noise=0.5", "max-hops=2"]})
     assert config.members == [("lookup", 2), ("musique", 1)] and config.env == "lookup"
-    lookup, musique = for_each(config)
+    lookup, musique = config.for_each_environment()
     assert lookup.env_args == ("max_hops=2",) and musique.env_args == ("noise=0.5",) and musique.env == "musique"
 
 
@@ -74,9 +73,8 @@ def environments_of(directory: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pools", [False, True])
-def test_a_run_of_two_environments_and_its_resumption(tmp_path, pools):
-    settings = {**BOTH, "output_dir": str(tmp_path), "task_pools": pools}
+def test_a_run_of_two_environments_and_its_resumption(tmp_path):
+    settings = {**BOTH, "output_dir": str(tmp_path)}
     assert run(TrainConfig(**settings, max_steps=3, run_name="whole")) == 0
     assert run(TrainConfig(**settings, max_steps=1, run_name="parts")) == 0
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -21,7 +21,6 @@ SETTINGS = [
     AdvantageSettings(),
     AdvantageSettings(scale="group", baseline="leave_one_out"),
     AdvantageSettings(scale="batch", overlong="penalise"),
-    AdvantageSettings(scale="group", aggregation="normalize_then_sum"),
     AdvantageSettings(reward_weights={"a": 2.0}),
     AdvantageSettings(random_rewards=3),
 ]

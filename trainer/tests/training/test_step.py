@@ -17,6 +17,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.manifest import write_manifest
 from plumbob.trainer.training.train import run
 
 QUICK = {
@@ -56,9 +57,7 @@ OBJECTIVES = [
     {
         "loss_type": "dapo",
         "epsilon_high": 0.28,
-        "delta": 2.0,
         "scale_rewards": "group",
-        "multi_objective_aggregation": "normalize_then_sum",
         "importance_correction": "token_truncate",
     },
     {
@@ -66,9 +65,9 @@ OBJECTIVES = [
         "num_minibatches": 2,
         "num_iterations": 2,
         "gradient_checkpointing": True,
-        "importance_correction": "token_mask",
+        "importance_correction": "none",
     },
-    {"loss_type": "gspo", "num_iterations": 2, "importance_correction": "sequence_truncate", "max_grad_norm": 0.0},
+    {"loss_type": "gspo", "num_iterations": 2, "importance_correction": "sequence_mask", "max_grad_norm": 0.0},
 ]
 
 
@@ -112,20 +111,16 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True])
-def test_kl_in_the_reward_and_a_reference_that_follows(tmp_path, peft):
-    """Measured at each step's start. Where the reference follows after every step, it is 0 again; halfway, it is less."""
+def test_kl_in_the_reward(tmp_path, peft):
+    """Measured at each step's start."""
     settings = {"kl_beta": 1.0, "kl_placement": "reward", "peft": peft, "max_steps": 2}
     alone = train(tmp_path, "alone", **settings)
     resolved = TrainConfig(**read_toml(tmp_path / "alone" / "config.toml", TrainConfig))
     assert resolved.objective().kl_estimator == "k1"
     assert alone[0]["policy/kl"] == 0 and abs(alone[1]["policy/kl"]) > 1e-4
-    followed = train(tmp_path, "followed", ref_model_sync_steps=1, **settings)
-    assert abs(followed[1]["policy/kl"]) < 1e-6
     # The metrics show the environment's reward, not the shaped one.
-    assert alone[0]["reward/mean"] == followed[0]["reward/mean"]
-    if peft:
-        halfway = train(tmp_path, "halfway", ref_model_sync_steps=1, ref_model_mixup_alpha=0.5, **settings)
-        assert 1e-6 < abs(halfway[1]["policy/kl"]) < abs(alone[1]["policy/kl"])
+    free = train(tmp_path, "free", **{**settings, "kl_beta": 0.0, "max_steps": 1})
+    assert alone[0]["reward/mean"] == free[0]["reward/mean"]
 
 
 # Which rollouts are trained on
@@ -133,25 +128,25 @@ def test_kl_in_the_reward_and_a_reference_that_follows(tmp_path, peft):
 
 @pytest.mark.slow
 def test_refilling_replaces_groups_without_signal(tmp_path):
-    rows = train(tmp_path, max_steps=3, zero_signal="refill", max_refills=4, save_only_model=True)
+    rows = train(tmp_path, max_steps=3, zero_signal="refill")
     replaced = sum(row["groups/replaced"] for row in rows)
     assert replaced > 0
     for row in rows:
         assert row["groups/count"] == 4
         assert row["rollout/count"] == 4 * (4 + row["groups/replaced"])
-        assert 1 <= row["groups/rounds"] <= 5
-        assert row["groups/zero_signal"] == 0 or row["groups/rounds"] == 5
+        assert 1 <= row["groups/rounds"] <= 4
+        assert row["groups/zero_signal"] == 0 or row["groups/rounds"] == 4
     assert state(tmp_path / "r")["cursor"] == 3 * 4 + replaced
 
 
 @pytest.mark.slow
 def test_refilling_ends_where_there_is_no_signal_to_be_had(tmp_path):
     """So cold that the rollouts of a task are all equal: the bound holds, and the step has its size all the same."""
-    (row,) = train(tmp_path, max_steps=1, zero_signal="refill", max_refills=2, temperature=1e-4)
-    assert row["groups/rounds"] == 3 and row["groups/replaced"] == 8 and row["rollout/count"] == 48
+    (row,) = train(tmp_path, max_steps=1, zero_signal="refill", temperature=1e-4)
+    assert row["groups/rounds"] == 4 and row["groups/replaced"] == 12 and row["rollout/count"] == 64
     assert row["groups/count"] == row["groups/zero_signal"] == 4
     assert row["optimizer/updates"] == row["train/rows"] == 0
-    assert state(tmp_path / "r")["cursor"] == 12
+    assert state(tmp_path / "r")["cursor"] == 16
 
 
 @pytest.mark.slow
@@ -241,7 +236,7 @@ def first_prompt(trace: dict) -> int:
 
 
 @pytest.mark.slow
-def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path, capfd):
+def test_epochs_evaluations_between_and_a_checkpoint_without_the_optimizer(tmp_path, capfd):
     """Six tasks, twice, in steps of four: each task comes up exactly twice."""
     rows = train(
         tmp_path,
@@ -252,7 +247,6 @@ def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path,
         eval_datasets=None,
         eval_steps=2,
         eval_on_start=False,
-        save_only_model=True,
     )
     directory = tmp_path / "r"
     assert len(rows) == 3
@@ -265,8 +259,10 @@ def test_epochs_evaluations_between_and_checkpoints_of_the_model_alone(tmp_path,
     assert set(times.values()) == {2 * 4} and len(times) == 6
 
     folder = checkpoint.latest(directory)
-    assert folder is not None and not (folder / "trainer.pt").exists()
-    with pytest.raises(UserError, match=f"--save-only-model.*start a new run from it with --model {folder / 'model'}"):
+    assert folder is not None
+    (folder / "trainer.pt").unlink()
+    write_manifest(folder)
+    with pytest.raises(UserError, match=f"no optimizer state.*start a new run from it with --model {folder / 'model'}"):
         run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory)
     (row,) = train(tmp_path, "next", model=str(folder / "model"), max_steps=1)
     assert row["reward/mean"] >= 0

@@ -45,8 +45,7 @@ def test_two_computations_of_the_slopes_agree_in_later_updates_and_with_a_kl_ter
         inputs = inputs_of(seed)
         old, reference = (inputs.logprobs.detach() + moved * torch.randn(9) for _ in range(2))
         inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=reference)
-        delta = None if LOSSES[loss_type].bound == "cap" else 1.5
-        full = dataclasses.replace(objective(loss_type), kl_beta=0.1, kl_estimator=estimator, delta=delta)
+        full = dataclasses.replace(objective(loss_type), kl_beta=0.1, kl_estimator=estimator)
         counts = misweighted(inputs, full)
         policy_loss(inputs, full).loss.backward()
         assert counts["misweighted"].item() == 0

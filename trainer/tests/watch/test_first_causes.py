@@ -61,7 +61,7 @@ NARROW = {"epsilon": 3e-4, "epsilon_high": 4e-4, "num_iterations": 4}
         ({"kl_beta": 0.1, "kl_estimator": "k1"}, {"policy/step_kl": 1e-6}, {"kl-backwards"}),
         # A gradient that the correction takes away is no missing gradient.
         (
-            {"importance_correction": "token_mask"},
+            {"importance_correction": "sequence_mask"},
             {"correction/masked_share": 1.0, "optimizer/grad_norm": 0.0},
             {"correction-mutes-rollouts"},
         ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, Literal, cast
 
@@ -13,15 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from vf_musique.complete import MusiqueCompleteToolset
 from vf_musique.metrics import share
-from vf_musique.oracle import oracle_messages
 from vf_musique.prompts import AnswerStyle, system_prompt
 from vf_musique.records import Record
 from vf_musique.rewards import F1_FLOOR, Gold, Weights, components, known_words, original_reward, shaped_reward
 from vf_musique.sources import SYNTHETIC_ROWS, Synthetic, load_records, parse_spec
-from vf_musique.submission import Submission, read_completion, read_tags
+from vf_musique.submission import UNANSWERABLE, Submission, read_completion, read_tags
 from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig, ToolUse
 
 RewardName = Literal["shaped", "original"]
+_REFERENCE = re.compile(r"#([0-9]+)")
+"""In a step of the gold decomposition: the answer of an earlier step, by its number."""
 
 
 class Scoring(BaseModel):
@@ -167,6 +170,42 @@ class MusiqueData(vf.TaskData):
         titles = (document.title for document in self.documents if document.supporting)
         known = known_words(self.prompt_text, (hop.answer for hop in self.decomposition[:-1]), titles)
         return Gold(tuple(self.answers), frozenset(self.supporting), self.hops, self.answerable, known)
+
+
+def sub_questions(steps: Sequence[Hop]) -> list[str]:
+    """Return the gold sub-questions, with the earlier answers in place of #1, #2, ..."""
+    answers = [step.answer for step in steps]
+
+    def fill(match: re.Match[str]) -> str:
+        number = int(match[1]) - 1 if len(match[1]) < 4 else -1
+        return answers[number] if 0 <= number < len(answers) else match[0]
+
+    return [_REFERENCE.sub(fill, step.question) for step in steps]
+
+
+def oracle_messages(data: MusiqueData, style: AnswerStyle) -> list[vf.AssistantMessage]:
+    """Return one search per gold hop, then the answer with the supporting documents.
+
+    For an unanswerable question: the searches up to the hop that its documents do not support, then "unanswerable".
+    """
+    steps = data.decomposition
+    missing = next((i for i, step in enumerate(steps) if step.support is None), len(steps))
+    queries = sub_questions(steps)[: missing + 1] or [data.prompt_text]
+    turns = [
+        vf.AssistantMessage(content="", tool_calls=[_call(i, "retrieve_documents", query=query)])
+        for i, query in enumerate(queries)
+    ]
+    answer, cited = (data.answers[0], data.supporting) if data.answerable else (UNANSWERABLE, [])
+    reasoning = " ".join(f"{query} {step.answer}." for query, step in zip(queries, steps, strict=False)) or "Found."
+    if style == "complete":
+        call = _call(len(turns), "complete", reasoning=reasoning, final_answer=answer, cited_doc_ids=cited)
+        return [*turns, vf.AssistantMessage(content="", tool_calls=[call])]
+    final = f"<think>{reasoning}</think>\n<cite>{', '.join(cited)}</cite>\n<answer>{answer}</answer>"
+    return [*turns, vf.AssistantMessage(content=final)]
+
+
+def _call(number: int, name: str, **arguments: Any) -> vf.ToolCall:
+    return vf.ToolCall(id=f"oracle_{number}", name=name, arguments=json.dumps(arguments, ensure_ascii=False))
 
 
 class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):

@@ -13,7 +13,8 @@ from pathlib import Path
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.lab.criteria.statistics import MIN_SEEDS
 from plumbob.lab.files import sections
-from plumbob.lab.files.workspace import Entry, Lab, update_tables
+from plumbob.lab.files.tables import update_tables
+from plumbob.lab.files.workspace import Entry, Lab
 from plumbob.lab.results import plot
 from plumbob.lab.results.section import results_markdown
 from plumbob.lab.runs.follow import Interrupted, follow, last_lines

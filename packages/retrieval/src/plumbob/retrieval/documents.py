@@ -54,11 +54,9 @@ class Retriever(ABC):
 
     def _hits(self, scores: np.ndarray, top_k: int) -> list[Hit]:
         """The best `top_k` hits by `scores`, [number of documents]."""
-        from plumbob.retrieval.order import best  # imports numpy, which importing this package should not
-
         return [
             Hit(self.documents[index].id, float(scores[index]), rank)
-            for rank, index in enumerate(best(scores, top_k).tolist(), start=1)
+            for rank, index in enumerate(_best(scores, top_k).tolist(), start=1)
         ]
 
 
@@ -68,3 +66,16 @@ def check_top_k(top_k: int) -> None:
         raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
+
+
+def _best(scores: np.ndarray, top_k: int) -> np.ndarray:
+    """Indices of the `top_k` highest of `scores` [N], highest first, with equal scores in order of index."""
+    import numpy as np  # takes long to import, and importing this package should not
+
+    check_top_k(top_k)
+    if len(scores) > 64 and top_k < len(scores):
+        # A partition finds the k-th score. Sorting all scores that reach it keeps ties at the k-th place in order.
+        floor = -np.partition(-scores, top_k - 1)[top_k - 1]
+        reached = np.flatnonzero(scores >= floor)
+        return reached[np.argsort(-scores[reached], kind="stable")][:top_k]
+    return np.argsort(-scores, kind="stable")[:top_k]

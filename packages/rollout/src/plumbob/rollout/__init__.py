@@ -1,9 +1,9 @@
 """Token-exact rollouts of verifiers tasksets, in the calling process, against any engine."""
 
 from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
-from plumbob.rollout.dialogue import EndOfScript, derive_seed
+from plumbob.rollout.dialogue import EndOfScript, derive_seed, engine_failed
 from plumbob.rollout.rows import to_sample
-from plumbob.rollout.runner import engine_failed, run_group, run_rollout
+from plumbob.rollout.runner import run_group, run_rollout
 from plumbob.rollout.scripted import ScriptedChat, ScriptedEngine
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, read_arguments
 from plumbob.rollout.types import (

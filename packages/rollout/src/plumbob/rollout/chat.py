@@ -239,8 +239,8 @@ class Chat:
             text, own = self.control.restore(shown(escaped.messages, escaped.tools), escaped.pieces)
         except ValueError as error:
             raise ChatTemplateError(
-                f"the chat template cannot render a message that spells a control token: {error}; with "
-                "--keep-control-tokens the spelling becomes that token"
+                f"the chat template cannot render a message that spells a control token: {error}; give one that writes "
+                "messages as they are with --chat-template"
             ) from None
         return text, self.control.encode(text, own)
 

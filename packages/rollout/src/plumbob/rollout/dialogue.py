@@ -1,9 +1,9 @@
-"""The two ways to hold a conversation with a model: in token ids, or in messages through a chat endpoint.
+"""The two ways to hold a conversation with a model, in token ids or in messages through a chat endpoint, and its turns.
 
 Training uses `TokenDialogue`. Its invariant: the prompt of turn k+1 is the prompt of turn k, followed by the completion
 of turn k verbatim, followed by the ids of what the environment adds. `ChatDialogue` exchanges messages without token
 ids; it evaluates models behind any OpenAI-compatible server, and replays transcripts. Both write the same kind of
-trace.
+trace. `play_turns` is the loop over turns and their tool calls.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from plumbob.rollout.chat import Chat, Rendered
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply
+from plumbob.rollout.environment_code import Caller, Escaped, Stuck
+from plumbob.rollout.toolcalls import NOT_READ, MalformedCall, ParsedCall, ParsedReply
 from plumbob.rollout.types import ChatEngine, Engine, EngineError, Limits, Sampling, StopReason
-from plumbob.rollout.unread_calls import explanation, unread_in
+from plumbob.rollout.unread_calls import explanation, note, unread_in
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+
+COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls")
+"""What a rollout counts, besides its turns: metrics of its trace, under "rollout/"."""
 
 
 class EndOfScript(Exception):
@@ -191,6 +196,110 @@ class ChatDialogue:
             return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
         unread = "" if reply.calls else unread_in(reply.content, self.box.schemas)
         return SampledTurn(reply.calls, calls, unread, reply.explanation)
+
+
+def record_counts(trace: vf.Trace, counts: dict[str, int]) -> None:
+    """Add a finished rollout's counts to the metrics of its trace, and the number of its turns and tools."""
+    every = {"turns": trace.num_turns, "tools": len(trace.tools or ()), **counts}
+    trace.record_metrics({f"rollout/{name}": count for name, count in every.items()})
+
+
+def make_dialogue(
+    trace: vf.Trace, box: ToolBox, engine: Engine | ChatEngine, chat: Chat | None, sampling: Sampling, limits: Limits
+) -> Dialogue:
+    """A dialogue in token ids, or in messages if `chat` is None."""
+    if chat is not None:
+        return TokenDialogue(trace, box, cast(Engine, engine), chat, sampling, limits)
+    return ChatDialogue(trace, box, cast(ChatEngine, engine), sampling, limits)
+
+
+async def play_turns(
+    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+) -> str:
+    """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
+
+    A turn that looks like a call and could not be read is answered with the form of a call (unread_calls.py).
+
+    Returns the stop reason: `StopReason.COMPLETED` after a turn without a call. Turns that the trace already has count
+    towards the limit.
+    """
+    from plumbob.rollout import verifiers_messages, verifiers_scoring
+
+    stop_hooks = task.hooks("stop")
+    for turn in range(trace.num_turns, dialogue.limits.max_turns):
+        if fired := await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller):
+            return fired
+        with of_the_engine(trace):
+            sampled_turn = await dialogue.sample_turn(turn)
+        if sampled_turn.stop is not None:
+            return sampled_turn.stop
+        if sampled_turn.unread:
+            counts["unread_calls"] += 1
+            note(trace.info, turn, sampled_turn.unread, explained=bool(sampled_turn.explanation))
+        if sampled_turn.explanation:
+            with of_the_engine(trace):
+                dialogue.add_messages([verifiers_messages.UserMessage(content=sampled_turn.explanation)])
+            continue
+        if not sampled_turn.calls:
+            return StopReason.COMPLETED
+        # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
+        texts = [await observe(box, call, counts, caller) for call in sampled_turn.calls]
+        results = [
+            verifiers_messages.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
+            for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
+        ]
+        with of_the_engine(trace):
+            dialogue.add_messages(results)
+    return await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
+
+
+FAILED_IN = "failed_in"
+"""Key of `trace.info`: "engine" if a rollout failed outside the environment's code."""
+
+
+@contextmanager
+def of_the_engine(trace: vf.Trace) -> Generator[None]:
+    """Context in which none of the environment's code runs: an error in it is noted on the trace as the engine's."""
+    try:
+        yield
+    except Exception:
+        trace.info[FAILED_IN] = "engine"
+        raise
+
+
+def engine_failed(trace: vf.Trace) -> bool:
+    """Whether a rollout failed because no turn could be sampled: in the engine, or where messages become tokens.
+
+    False for a rollout that succeeded, and for one that failed in the environment's code.
+    """
+    return not trace.ok and trace.info.get(FAILED_IN) == "engine"
+
+
+async def observe(
+    box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int], caller: Caller | None = None
+) -> str:
+    """Run a tool call; returns its result, or a description of its error, as an observation for the model.
+
+    What the model cannot repair is raised: `vf.ToolsetError`, which a tool raises if something that it depends on is
+    down, `Stuck` and `Escaped`. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls").
+    """
+    from plumbob.rollout.verifiers_adapter import ToolsetError
+
+    if isinstance(call, MalformedCall):
+        counts["malformed_calls"] += 1
+        return f"{NOT_READ}{call.reason}."
+    counts["tool_calls"] += 1
+    if call.name not in box.tools:
+        counts["tool_errors"] += 1
+        return f"Error: there is no tool {call.name!r}; the tools are: {', '.join(box.tools)}."
+    try:
+        text = await box.tools[call.name].call(call.arguments, caller)
+    except (ToolsetError, Stuck, Escaped):
+        raise
+    except Exception as error:  # an exception in a tool is an observation for the model
+        counts["tool_errors"] += 1
+        text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
+    return text.encode("utf-8", "replace").decode()  # file names may hold surrogates, which no tokenizer accepts
 
 
 def _of_turn(sampling: Sampling, turn: int, budget: int) -> Sampling:

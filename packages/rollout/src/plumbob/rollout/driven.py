@@ -21,10 +21,9 @@ import verifiers.v1 as vf
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout import verifiers_messages, verifiers_scoring
 from plumbob.rollout.chat import Chat
-from plumbob.rollout.dialogue import Dialogue
+from plumbob.rollout.dialogue import COUNTS, Dialogue, make_dialogue, of_the_engine, play_turns, record_counts
 from plumbob.rollout.environment_code import Caller, extended, outside
 from plumbob.rollout.harness import InProcessHarness, LocalEnv
-from plumbob.rollout.runner import COUNTS, make_dialogue, of_the_engine, play_turns, record_counts, run_rollout
 from plumbob.rollout.scripted import ScriptedChat
 from plumbob.rollout.tasksets import with_objects
 from plumbob.rollout.types import ChatEngine, ChatReply, Engine, Limits, Sampling, StopReason, UnsupportedTaskset
@@ -332,4 +331,4 @@ def rehearse(env: vf.Env, task: vf.Task, shared: Sequence[vf.Toolset] = ()) -> N
     """
     silent = ScriptedChat([ChatReply("")] * 4, ending=StopReason.MAX_TURNS)
     limits = Limits(max_turns=8, max_context=1 << 30, max_seconds=REHEARSAL_SECONDS)
-    asyncio.run(run_rollout(task, silent, None, limits=limits, shared_toolsets=shared, driver=env))
+    asyncio.run(run_driven(env, task, silent, None, Sampling(), limits, shared))

@@ -22,7 +22,7 @@ import aiohttp
 import verifiers.v1 as vf
 from plumbob.rollout import tasksets, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.rollout.runner import COUNTS, observe, record_counts
+from plumbob.rollout.dialogue import COUNTS, observe, record_counts
 from plumbob.rollout.toolcalls import read_arguments
 from plumbob.rollout.types import Limits, StopReason
 from plumbob.rollout.unread_calls import unread_in

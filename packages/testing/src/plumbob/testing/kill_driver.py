@@ -49,7 +49,7 @@ COMMON = {
     "threads": 1,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "full": {"kl_beta": 0.05, "ref_model_sync_steps": 2},
+    "full": {"kl_beta": 0.05},
     "lora": {"peft": True, "lora_dropout": 0.1, "num_minibatches": 2},
 }
 PHASES = {

@@ -126,8 +126,6 @@ def exercise(here: World, folder: Path, name: str, settings: dict[str, Any]) -> 
     before = weights(run)
     skipped = update_that_is_skipped(run)
     same = all(torch.equal(t, before[n]) for n, t in weights(run).items())
-    if config.kl_beta:
-        run.policy.sync_reference(0.5)
     reports.append(update(run))
     kl = sum(reference_kl(run, rows())) if config.kl_beta else 0.0
     parity = sync_weights(run.policy, run.engine, run.parity_row).parity

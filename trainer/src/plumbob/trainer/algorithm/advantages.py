@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from plumbob.trainer.algorithm.trained_rewards import ROUNDING, drawn_by_lot, weighted
+from plumbob.trainer.algorithm.trained_rewards import drawn_by_lot, weighted
 
 if TYPE_CHECKING:
     from plumbob.rollout import Sample
 
 Scale = Literal["none", "group", "batch"]
 Baseline = Literal["mean", "leave_one_out"]
-Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 Overlong = Literal["keep", "mask", "penalise"]
+
+OVERLONG_PENALTY = 1.0
+"""What `--overlong penalise` subtracts from the reward of a rollout that a limit cut off."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,7 @@ class AdvantageSettings:
     scale: Scale = "none"
     scale_epsilon: float = 1e-4
     baseline: Baseline = "mean"
-    aggregation: Aggregation = "sum_then_normalize"
     overlong: Overlong = "keep"
-    overlong_penalty: float = 1.0
     kl_beta: float = 0.0
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of reward components in place of the environment's: see `trained_rewards.weighted`."""
@@ -76,39 +76,26 @@ def step_advantages(
         samples = weighted(samples, settings.reward_weights)
     if settings.random_rewards is not None:
         samples = drawn_by_lot(samples, settings.random_rewards)
-    shaped = shape_rewards(
-        samples,
-        overlong=settings.overlong,
-        overlong_penalty=settings.overlong_penalty,
-        kl_beta=settings.kl_beta,
-        kl_sums=kl_sums,
-    )
-    return compute_advantages(
-        shaped,
-        settings.scale,
-        epsilon=settings.scale_epsilon,
-        baseline=settings.baseline,
-        aggregation=settings.aggregation,
-    )
+    shaped = shape_rewards(samples, overlong=settings.overlong, kl_beta=settings.kl_beta, kl_sums=kl_sums)
+    return compute_advantages(shaped, settings.scale, epsilon=settings.scale_epsilon, baseline=settings.baseline)
 
 
 def shape_rewards(
     samples: Sequence[Sample],
     *,
     overlong: Overlong,
-    overlong_penalty: float,
     kl_beta: float = 0.0,
     kl_sums: Sequence[float] | None = None,
 ) -> list[Sample]:
     """Subtract the penalties for truncation and for KL divergence from the samples' rewards.
 
-    `overlong`: "penalise" subtracts `overlong_penalty` from the reward of each truncated sample (the simplest of the
+    `overlong`: "penalise" subtracts `OVERLONG_PENALTY` from the reward of each truncated sample (the simplest of the
     shapings in arXiv:2503.14476, sec. 3.4). "mask" changes no reward here: the sample is masked out of the loss, and
     its reward still counts in its group's baseline.
     `kl_sums` [B]: for each sample, the estimated KL divergence to the reference policy, summed over its sampled tokens,
     in nats; `kl_beta` times it is subtracted. It is a sum over the whole row because a token is also responsible for
     the divergence of the tokens after it. Raises ValueError if there are not as many as samples. `Sample.rewards` keeps
-    the environment's own components: see `compute_advantages` for the consequences.
+    the environment's own components.
     """
     if kl_sums is not None and len(kl_sums) != len(samples):
         raise ValueError(f"{len(samples)} samples need as many KL sums, got {len(kl_sums)}")
@@ -116,13 +103,10 @@ def shape_rewards(
     for i, sample in enumerate(samples):
         reward = sample.reward
         if overlong == "penalise" and sample.truncated:
-            reward -= overlong_penalty
+            reward -= OVERLONG_PENALTY
         if kl_beta and kl_sums is not None:
             reward -= kl_beta * kl_sums[i]
-        components = sample.rewards or {"reward": sample.reward}
-        shaped.append(
-            sample if reward == sample.reward else dataclasses.replace(sample, reward=reward, rewards=components)
-        )
+        shaped.append(sample if reward == sample.reward else dataclasses.replace(sample, reward=reward))
     return shaped
 
 
@@ -132,7 +116,6 @@ def compute_advantages(
     *,
     epsilon: float = 1e-4,
     baseline: Baseline = "mean",
-    aggregation: Aggregation = "sum_then_normalize",
 ) -> Advantages:
     """Subtract each group's baseline from its rewards, and scale the result.
 
@@ -142,13 +125,7 @@ def compute_advantages(
     (after arXiv:2508.08221). `epsilon` is added to a standard deviation.
     `baseline`: "mean" subtracts the mean reward of the group. "leave_one_out" subtracts the mean reward of the group's
     other samples (RLOO, arXiv:2402.14740), which gives G / (G - 1) times the centred reward in a group of G.
-    `aggregation`: "sum_then_normalize" centres and scales the reward. "normalize_then_sum" centres and scales each
-    component of `Sample.rewards` by itself and adds the components up by their weights (GDPO, arXiv:2601.05242, without
-    its last division by the batch's standard deviation, which is one factor for all). The weights
-    (`Sample.reward_weights`) are applied after scaling, because dividing by a standard deviation would cancel a weight
-    applied before. The part of a reward that is in no component (penalties, KL) is centred but not scaled, so that it
-    keeps its size. With `scale` "none" both aggregations give the same advantages. `samples` must not contain rollouts
-    that failed; the baseline of their group is computed from the other rollouts.
+    `samples` must not contain rollouts that failed; the baseline of their group is computed from the other rollouts.
     """
     finite = [_is_finite(sample) for sample in samples]
     groups: dict[str, list[int]] = defaultdict(list)
@@ -156,10 +133,7 @@ def compute_advantages(
         if finite[i]:
             groups[sample.group].append(i)
     members = list(groups.values())
-    if aggregation == "sum_then_normalize" or scale == "none":
-        values = _normalise([sample.reward for sample in samples], members, scale, epsilon, baseline)
-    else:
-        values = _sum_of_normalised(samples, members, scale, epsilon, baseline)
+    values = _normalise([sample.reward for sample in samples], members, scale, epsilon, baseline)
 
     rewards = [sample.reward for i, sample in enumerate(samples) if finite[i]]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
@@ -196,32 +170,6 @@ def _normalise(
     if scale == "batch" and any(values):
         deviation = _deviation([values[i] for members in groups for i in members]) + epsilon
         values = [value / deviation for value in values]
-    return values
-
-
-def _sum_of_normalised(
-    samples: Sequence[Sample], groups: Sequence[Sequence[int]], scale: Scale, epsilon: float, baseline: Baseline
-) -> list[float]:
-    """One advantage per sample: each reward component centred and scaled by itself, then summed by weight."""
-    terms: list[list[float]] = []
-    components = [sample.rewards or {"reward": sample.reward} for sample in samples]
-    for name in dict.fromkeys(name for each in components for name in each):
-        weights = [sample.reward_weights.get(name, 1.0) for sample in samples]
-        scores = [
-            each.get(name, 0.0) / weight if weight else 0.0 for each, weight in zip(components, weights, strict=True)
-        ]
-        normalised = _normalise(scores, groups, scale, epsilon, baseline)
-        terms.append([weight * value for weight, value in zip(weights, normalised, strict=True)])
-    rest = [sample.reward - math.fsum(each.values()) for sample, each in zip(samples, components, strict=True)]
-    sizes = [math.fsum(map(abs, each.values())) for each in components]
-    rest = [r if abs(r) > ROUNDING * size else 0.0 for r, size in zip(rest, sizes, strict=True)]
-    terms.append(_normalise(rest, groups, "none", epsilon, baseline))
-
-    values = [math.fsum(column) for column in zip(*terms, strict=True)]
-    for members in groups:  # components that cancel leave no signal, and rounding must not be mistaken for one
-        if all(abs(values[i]) <= ROUNDING * math.fsum(abs(term[i]) for term in terms) for i in members):
-            for i in members:
-                values[i] = 0.0
     return values
 
 

@@ -15,7 +15,10 @@ from plumbob.trainer.algorithm.kl import bounded_exp
 if TYPE_CHECKING:
     import torch
 
-CorrectionMode = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+CorrectionMode = Literal["none", "token_truncate", "sequence_mask"]
+
+CAPS: dict[CorrectionMode, float] = {"none": 2.0, "token_truncate": 2.0, "sequence_mask": 1.05}
+"""Bound of a weight. A row's weight is a geometric mean, so close to 1 that a cap for tokens would never apply."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ def importance_corrections(
     none: all weights are 1; w is only measured.
     token_truncate: min(w, cap) (truncated importance sampling: Ionides, 2008; Yao et al., "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training", 2025).
-    token_mask: w inside [1 / cap, cap], else 0 (IcePop; arXiv:2512.16144, eq. 1).
-    sequence_truncate, sequence_mask: truncate or mask one weight for all tokens of a row, their geometric mean of w.
+    sequence_mask: one weight for all tokens of a row, their geometric mean of w, if it is inside [1 / cap, cap], else 0.
 
     A row's exact importance weight would be the product of its tokens' weights. But the product's log is a sum of T
     small differences, so it leaves any fixed bounds as rows get longer, whatever the mismatch. On one checkpoint the
@@ -69,7 +71,7 @@ def importance_corrections(
     needs a cap nearer to 1 than token weights do.
     """
     log_ratio = trainer_logprobs.detach() - sampling_logprobs.detach()
-    if mode in ("sequence_truncate", "sequence_mask"):
+    if mode == "sequence_mask":
         counts = rows.bincount()
         sums = log_ratio.new_zeros(len(counts)).index_add(0, rows, log_ratio)
         log_ratio = (sums / counts.clamp(min=1))[rows]
@@ -77,7 +79,7 @@ def importance_corrections(
     none = rows.new_zeros(())
     if mode == "none":
         return Corrections(ratio.new_ones(ratio.shape), ratio.sum(), none, none)
-    if mode in ("token_truncate", "sequence_truncate"):
+    if mode == "token_truncate":
         return Corrections(ratio.clamp(max=cap), ratio.sum(), (ratio > cap).sum(), none)
     outside = (ratio < 1 / cap) | (ratio > cap)
     return Corrections(ratio.masked_fill(outside, 0.0), ratio.sum(), none, outside.sum())

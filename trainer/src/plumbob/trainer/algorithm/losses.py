@@ -127,8 +127,6 @@ class Objective:
     """The ratio is clipped below 1 - epsilon; a capped ratio has no lower bound."""
     epsilon_high: float
     """The ratio is clipped, or capped, above 1 + epsilon_high."""
-    delta: float | None = None
-    """Upper bound of the ratio where the advantage is negative; None: no bound. Not for capped ratios."""
     kl_beta: float = 0.0
     """Coefficient of the KL term of the loss; 0: no KL term."""
     kl_estimator: Estimator = "k2"
@@ -168,8 +166,6 @@ class LossOutputs:
 
     For cispo: number of tokens with any advantage but 0 whose ratio is capped there; these keep their gradient.
     """
-    clipped_delta: torch.Tensor
-    """Number of tokens without gradient because the advantage is negative and the ratio is above delta."""
     kl: torch.Tensor
     """Sum of the estimates of the KL divergence to the reference policy, in nats; 0 without a reference policy."""
     ratio_sum: torch.Tensor
@@ -202,7 +198,6 @@ def policy_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
         loss=(inputs.weights * costs).sum(),
         clipped_low=bounded.low.sum(),
         clipped_high=bounded.high.sum(),
-        clipped_delta=bounded.delta.sum(),
         kl=kl.detach().sum(),
         ratio_sum=ratio.detach().sum(),
     )
@@ -215,22 +210,18 @@ class _Bounded:
     gains: torch.Tensor
     low: torch.Tensor
     high: torch.Tensor
-    delta: torch.Tensor
 
 
 def _clipped(inputs: LossInputs, objective: Objective, ratio: torch.Tensor) -> _Bounded:
-    """min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A), per token: [N].
+    """min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), per token: [N].
 
-    PPO's clipped objective (arXiv:1707.06347, eq. 7) with DAPO's two bounds (arXiv:2503.14476, eq. 8) and, for negative
-    advantages, the upper bound of INTELLECT-2's two-sided clipping (arXiv:2505.07291). Without delta, a token with a
+    PPO's clipped objective (arXiv:1707.06347, eq. 7) with DAPO's two bounds (arXiv:2503.14476, eq. 8). A token with a
     negative advantage that has become much likelier since it was sampled has an unbounded gradient.
     """
-    low, high, delta = 1 - objective.epsilon, 1 + objective.epsilon_high, objective.delta
+    low, high = 1 - objective.epsilon, 1 + objective.epsilon_high
     positive, negative = inputs.advantages > 0, inputs.advantages < 0
-    free = ratio if delta is None else ratio.clamp(max=delta)
-    gains = (free * inputs.advantages).minimum(ratio.clamp(low, high) * inputs.advantages)
-    too_large = negative & (ratio > delta) if delta is not None else negative & False
-    return _Bounded(gains, (ratio < low) & negative, (ratio > high) & positive, too_large)
+    gains = (ratio * inputs.advantages).minimum(ratio.clamp(low, high) * inputs.advantages)
+    return _Bounded(gains, (ratio < low) & negative, (ratio > high) & positive)
 
 
 def _capped(inputs: LossInputs, objective: Objective, ratio: torch.Tensor) -> _Bounded:
@@ -244,7 +235,7 @@ def _capped(inputs: LossInputs, objective: Objective, ratio: torch.Tensor) -> _B
     cap = 1 + objective.epsilon_high
     gains = ratio.detach().clamp(max=cap) * inputs.advantages * inputs.logprobs
     high = (ratio > cap) & (inputs.advantages != 0)
-    return _Bounded(gains, high & False, high, high & False)
+    return _Bounded(gains, high & False, high)
 
 
 def _sequence_log_ratio(log_ratio: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -67,14 +67,6 @@ def serve(
             metavar="NAME=VALUE",
         ),
     ] = None,
-    keep_control_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--keep-control-tokens",
-            help="Tokenise a control token that a message spells (such as <|im_end|>) as that token, so that the message "
-            "can end its own turn. By default it stays text.",
-        ),
-    ] = False,
     tool_format: Annotated[
         ToolFormatName | None,
         typer.Option(
@@ -101,7 +93,6 @@ def serve(
             max_context=max_context,
             bf16=bf16,
             template=template,
-            keep_control_tokens=keep_control_tokens,
             tool_format=tool_format,
         )
         asyncio.run(_serve(model, host, port, load))

@@ -150,7 +150,7 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
 
     `run_dir`: the run directory, or a checkpoint in it, to resume from; None for a new run.
     """
-    for own in mixture.for_each(config):
+    for own in config.for_each_environment():
         settings = own.settings_of(own.env)
         if data := {own.datasets, own.eval_datasets} - {None}:
             check_reads_data(own.env)

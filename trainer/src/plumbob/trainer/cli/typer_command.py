@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 
 from plumbob.console import UserError
 from plumbob.console.help import Command
-from plumbob.trainer.config.environment import FLAGS_WITHOUT_EFFECT, describe
+from plumbob.trainer.config.environment import describe
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, choices_of, flag, spellings
+from plumbob.trainer.config.removed import is_switch
 
 OLD_SPELLINGS = {"-lr": "--lr"}
 """Spelling of earlier command lines -> option. Other options with one dash have one letter."""
@@ -83,21 +84,19 @@ def rewrite(args: Sequence[str], grammar: Grammar) -> tuple[list[str], list[str]
         elif name in grammar.flags:
             out.append(f"{name}={value}" if equals else name)
         else:
-            taken = [value] if equals else [] if _is_flag_without_effect(name) else _take_value(rest)
+            taken = [value] if equals else _take_value(rest, is_switch(name[2:].replace("-", "_")))
             out.append(flag(UNKNOWN_OPTIONS) + "=" + "=".join([name[2:], *taken]))
     return out, positional
-
-
-def _is_flag_without_effect(name: str) -> bool:
-    return name[2:].replace("-", "_") in FLAGS_WITHOUT_EFFECT
 
 
 def _take(rest: list[str]) -> list[str]:
     return [rest.pop(0)] if rest else []
 
 
-def _take_value(rest: list[str]) -> list[str]:
-    """The next argument, unless it is an option. A negative number is a value, not an option."""
+def _take_value(rest: list[str], switch: bool = False) -> list[str]:
+    """The next argument, unless it is an option; of a switch only `true` or `false`. A negative number is a value."""
+    if switch:
+        return _take(rest) if rest and rest[0].lower() in _TRUE + _FALSE else []
     is_option = bool(rest) and rest[0].startswith("-") and not rest[0][1:2].isdigit()
     return [] if is_option else _take(rest)
 

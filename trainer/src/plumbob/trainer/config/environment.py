@@ -6,7 +6,6 @@ only where the source does not tell whether it has a setting or accepts a value.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from plumbob.console import UserError
 from plumbob.hub import find
 from plumbob.trainer.config.environment_source import Setting, read_settings
 from plumbob.trainer.config.options import as_text, did_you_mean, flag, kind_of
+from plumbob.trainer.config.removed import accept_removed
 
 OLDER_NAMES = {
     "noise_rate": ("noise",),
@@ -23,18 +23,6 @@ OLDER_NAMES = {
     "retriever_top_k": ("top_k", "max_top_k"),
 }
 """Setting of earlier environments -> its names today; the first one that the environment has is used."""
-
-WITHOUT_EFFECT = {
-    "eval_accumulation_steps": "evaluation keeps no tensors on the device",
-    "log_on_each_node": "only rank 0 logs",
-    "no_log_on_each_node": "only rank 0 logs",
-    "n_env_jobs": "rollouts run asynchronously in the training process; --max-concurrent bounds their number",
-    "few_shot_prob": "no environment of plumbob puts solved examples into its prompts",
-}
-"""Option of earlier command lines -> why it has no effect here. It is accepted so that old scripts still run."""
-
-FLAGS_WITHOUT_EFFECT = ("log_on_each_node", "no_log_on_each_node")
-"""Names in WITHOUT_EFFECT whose options take no value."""
 
 _RESERVED = ("id", "task")
 """Fields of every taskset's configuration that are not settings of the environment."""
@@ -90,10 +78,9 @@ def settle(
     settings: dict[str, str] = {}
     for written, value in unknown_options.items():
         name = written.replace("-", "_")
-        if name in WITHOUT_EFFECT:
-            print(f"{_shown(written, file)} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)
-            continue
         known = known_settings(env, announce)
+        if name not in known and accept_removed(written, value, _shown(written, file)):
+            continue
         found = next((n for n in (name, *OLDER_NAMES.get(name, ())) if n in known), None)
         if found is None and value is None and name.startswith("no_") and name.removeprefix("no_") in known:
             found, value = name.removeprefix("no_"), False

@@ -12,8 +12,8 @@ from plumbob.trainer.config.options import check_run_name, check_values, option,
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "chat_template", "chat_template_args", "env_args", "datasets", "rollouts_per_example",
-    "seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_turns", "max_context", "keep_control_tokens",
-    "tool_format", "explain_unread_calls", "oracle", "replay", "bf16",
+    "seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_turns", "max_context",
+    "tool_format", "oracle", "replay", "bf16",
 )  # fmt: skip
 """Settings that --resume cannot change: rollouts sampled under other values do not belong in the same table."""
 
@@ -74,13 +74,9 @@ class EvaluateConfig:
     max_context: int = rollout_options.max_context()
     chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")
     chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    keep_control_tokens: bool = rollout_options.keep_control_tokens(
-        " With --engine openai the server's own chat template decides."
-    )
     tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format(  # noqa: RUF009 - ruff does not see the alias
         " With --engine openai the server reads the calls."
     )
-    explain_unread_calls: bool = rollout_options.explain_unread_calls()
     max_seconds: float = rollout_options.max_seconds()
     max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plumbob.trainer.algorithm.advantages import AdvantageSettings, Aggregation, Baseline, Overlong, Scale
-from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.advantages import AdvantageSettings, Baseline, Overlong, Scale
+from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
@@ -52,12 +52,6 @@ class LearningConfig:
         "Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their "
         "difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or "
         "curriculum=true is given, else shuffled.",
-    )
-    task_pools: bool = option(
-        False,
-        "Set tasks aside that teach nothing at the moment: those whose whole group passed (--pass-threshold), or whose "
-        "rewards were all equal without passing. They return after one epoch, and after 2, 4 and at most 8 epochs if "
-        "they end alike again.",
     )
     seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
 
@@ -119,9 +113,6 @@ class LearningConfig:
     adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
     adam_beta2: float = option(0.99, "AdamW beta2 (second moment).", at_least=0, below=1)
     weight_decay: float = option(0.0, "AdamW weight decay.", at_least=0)
-    max_skipped_steps: int = option(
-        3, "Stop the run after this many optimizer steps in a row with a NaN or infinite gradient.", at_least=1
-    )
 
     loss_type: str = option(
         "dr_grpo",
@@ -154,11 +145,6 @@ class LearningConfig:
         "mean",
         "Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts.",
     )
-    multi_objective_aggregation: Aggregation = option(  # noqa: RUF009
-        "sum_then_normalize",
-        "With several rewards and --scale-rewards: normalise their weighted sum, or normalise each reward and sum "
-        "the results.",
-    )
     epsilon: float | None = option(
         None,
         "Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4.",
@@ -170,26 +156,15 @@ class LearningConfig:
         "gspo without --epsilon 4e-4; cispo 4.",
         above=0,
     )
-    delta: float | None = option(
-        None, "Upper bound of the importance ratio for negative advantages (two-sided clipping). Default: no bound."
-    )
     zero_signal: Literal["drop", "refill"] = option(
         "drop",
-        "What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks "
-        "(refill).",
-    )
-    max_refills: int = option(
-        3, "Maximum number of further sampling rounds in one step, with --zero-signal refill.", at_least=0
+        "What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks, at most "
+        "three times in a step (refill).",
     )
     overlong: Overlong = option(  # noqa: RUF009
         "keep",
-        "What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or penalise their "
-        "reward.",
-    )
-    overlong_penalty: float = option(
-        1.0,
-        "Penalty subtracted from the reward of a rollout that a limit cut off, with --overlong penalise.",
-        at_least=0,
+        "What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or subtract 1 from their "
+        "reward (penalise).",
     )
 
     kl_beta: float = option(
@@ -207,29 +182,14 @@ class LearningConfig:
         "KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients "
         "are unbiased there.",
     )
-    ref_model_sync_steps: int = option(
-        0, "Move the reference policy towards the trained policy every this many steps; 0: never.", at_least=0
-    )
-    ref_model_mixup_alpha: float = option(
-        1.0,
-        "How far --ref-model-sync-steps moves the reference policy: its weight of the trained policy; 1 copies "
-        "the trained policy.",
-        above=0,
-        at_most=1,
-    )
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None,
-        "Weight tokens by the trainer's probability over the engine's, truncated or masked, per token or per "
-        "sequence, to correct for their difference. Default: token_truncate with --bf16 or --max-staleness, else "
-        "none.",
+        "Weight tokens by the trainer's probability over the engine's, to correct for their difference. token_truncate: "
+        f"per token, cut to {CAPS['token_truncate']:g}; sequence_mask: per rollout (the geometric mean), and rollouts whose "
+        f"weight is above {CAPS['sequence_mask']:g} or below its inverse are left out. Default: token_truncate with --bf16 or "
+        "--max-staleness, else none.",
         group="Differences between engine and trainer",
-    )
-    importance_cap: float | None = option(
-        None,
-        "Largest importance weight of --importance-correction. The truncate modes cut larger weights to it; the "
-        "mask modes set weights above it or below 1 / cap to 0. Default: 2 per token, 1.05 per sequence.",
-        at_least=1,
     )
     parity_limit: float | None = option(
         None,
@@ -240,15 +200,6 @@ class LearningConfig:
 
     def _check_objective(self) -> None:
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
-        above = 1 + self.clip_bounds()[1]
-        require(
-            self.delta is None or LOSSES[self.loss_type].bound == "clip",
-            f"--delta has no effect with --loss-type {self.loss_type}: --epsilon-high bounds every ratio; leave it out",
-        )
-        require(
-            self.delta is None or self.delta > above,
-            f"--delta must be above 1 + --epsilon-high ({above:g}), because larger ratios are clipped already",
-        )
 
     def rollouts_per_step(self, num_processes: int) -> int:
         """Rollouts of one training step.
@@ -314,7 +265,6 @@ class LearningConfig:
             loss_type=self.loss_type,
             epsilon=low,
             epsilon_high=high,
-            delta=self.delta,
             kl_beta=self.kl_beta if self.kl_in_loss else 0.0,
             kl_estimator=self.kl_estimator or ("k2" if self.kl_placement == "loss" else "k1"),
         )
@@ -325,9 +275,7 @@ class LearningConfig:
             scale=self.scale_rewards,
             scale_epsilon=self.scale_epsilon,
             baseline=self.baseline,
-            aggregation=self.multi_objective_aggregation,
             overlong=self.overlong,
-            overlong_penalty=self.overlong_penalty,
             kl_beta=self.kl_beta,
             reward_weights=read_weights(self.reward_weights),
             random_rewards=self.seed if self.random_rewards else None,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
 from plumbob.trainer.config.options import require
-
-if TYPE_CHECKING:
-    from plumbob.trainer.config.train import TrainConfig
 
 LARGEST_WEIGHT = 1000
 """Largest weight of an environment."""
@@ -32,37 +27,6 @@ def common_and_own(env_args: Sequence[str], env: str) -> tuple[dict[str, str], d
     pairs = [pair.split("=", 1) for pair in env_args]
     common = {key: value for key, value in pairs if "." not in key}
     return common, {key.removeprefix(f"{env}."): value for key, value in pairs if key.startswith(f"{env}.")}
-
-
-def check(config: TrainConfig) -> None:
-    """Raise UserError for what a run of several environments cannot have. Nothing is checked for a run of one."""
-    if not config.mixture:
-        return
-    names = [name for name, _ in config.members]
-    require(len(set(names)) == len(names), f"an environment is named twice: {' '.join(names)}; name each one once")
-    require(config.env == names[0], f"env is {config.env}, but the first environment of mixture is {names[0]}")
-    for option, value in (("--datasets", config.datasets), ("--eval-datasets", config.eval_datasets)):
-        key = option[2:].replace("-", "_")
-        require(value is None, f"{option} is for one environment; with several, give -a ENV.{key}=... instead")
-    require(config.max_steps != -1, "--num-epochs is for one environment; with several, give --max-steps")
-    for pair in config.env_args:
-        owner, dot, _ = pair.partition("=")[0].partition(".")
-        require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
-
-
-def for_each(config: TrainConfig) -> list[TrainConfig]:
-    """The settings of each environment, as those of a run of that environment alone."""
-    if not config.mixture:
-        return [config]
-    result = []
-    for name, _ in config.members:
-        own = config.settings_of(name)
-        data = {key: own.pop(key, None) for key in ("datasets", "eval_datasets")}
-        pairs = tuple(f"{key}={value}" for key, value in own.items())
-        # What judges the whole run is checked for the whole run.
-        alone = {"mixture": (), "keep_best": None, "stop_when_flat": None}
-        result.append(dataclasses.replace(config, env=name, env_args=pairs, **data, **alone))
-    return result
 
 
 def owner_of(option: str, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:

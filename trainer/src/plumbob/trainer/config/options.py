@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plumbob.console import UserError
+from plumbob.trainer.config.removed import accept_removed, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -171,12 +172,12 @@ def spellings(cls: Any) -> dict[str, str]:
 
 
 def read_toml(path: Path, cls: Any) -> dict[str, Any]:
-    """Settings of the dataclass `cls` from a TOML file.
+    """Settings of the dataclass `cls` from a TOML file, without those that are gone.
 
     Raises UserError for a missing or invalid file or an unknown key.
     """
     values, unknown_options = read_file(path, cls)
-    for key in unknown_options:
+    for key in without_removed(unknown_options):
         raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
     return values
 
@@ -284,6 +285,8 @@ def resolve(
         path = Path(config_file)
     if path is not None and settle is None:
         saved = read_toml(path, cls)
+        for key, value in read_file(path, cls)[1].items():
+            accept_removed(key, value, f"{key!r} in {path}")
     elif path is not None:
         saved, unknown_keys = read_file(path, cls)
     if settle is not None and (unknown_options or unknown_keys):

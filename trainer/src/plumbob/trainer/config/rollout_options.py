@@ -55,15 +55,6 @@ def engine_memory(more: str = "", *names: str) -> Any:
     return option(0.4, text, *names, above=0, below=1)
 
 
-def keep_control_tokens(exception: str = "") -> Any:
-    """`exception`: a further sentence about where this does not hold."""
-    return option(
-        False,
-        "Tokenise a control token that a message spells (such as <|im_end|> in a tool result) as that token, so that the "
-        f"message can end its own turn. By default it stays text.{exception}",
-    )
-
-
 def chat_template(exception: str = "") -> Any:
     """`exception`: a further sentence about where this does not hold."""
     return option(
@@ -89,14 +80,6 @@ def tool_format(exception: str = "") -> Any:
     )
 
 
-def explain_unread_calls() -> Any:
-    return option(
-        True,
-        "Tell the model the form of a tool call after a reply that looks like a call, could not be read and has no "
-        "answer, at most twice in a rollout. Otherwise such a reply ends the rollout, as an answer does.",
-    )
-
-
 def max_seconds() -> Any:
     return option(
         600.0,
@@ -115,9 +98,8 @@ def max_tool_seconds() -> Any:
     )
 
 
-def pass_threshold(more: str = "") -> Any:
-    """`more`: what else the threshold decides."""
-    return option(1.0, f"Smallest reward with which a rollout counts as passed in pass@k{more}.")
+def pass_threshold() -> Any:
+    return option(1.0, "Smallest reward with which a rollout counts as passed in pass@k.")
 
 
 def threads() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from plumbob.trainer.algorithm.advantages import Aggregation, Baseline, Overlong, Scale
+from plumbob.trainer.algorithm.advantages import Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.config import rollout_options
@@ -101,7 +101,6 @@ class SftConfig(TrainConfig):
 
     # Options of `train` that have no meaning here. (noqa: ruff does not see that the types are aliases.)
     task_order: TaskOrder = fixed("auto")  # noqa: RUF009
-    task_pools: bool = fixed(False)
     num_generations: int = fixed(1)
     num_minibatches: int = fixed(1)
     num_iterations: int = fixed(1)
@@ -112,21 +111,14 @@ class SftConfig(TrainConfig):
     reward_weights: str | None = fixed(None)
     random_rewards: bool = fixed(False)
     baseline: Baseline = fixed("mean")  # noqa: RUF009
-    multi_objective_aggregation: Aggregation = fixed("sum_then_normalize")  # noqa: RUF009
     epsilon: float | None = fixed(None)
     epsilon_high: float | None = fixed(None)
-    delta: float | None = fixed(None)
     zero_signal: Literal["drop", "refill"] = fixed("drop")
-    max_refills: int = fixed(0)
     overlong: Overlong = fixed("keep")  # noqa: RUF009
-    overlong_penalty: float = fixed(0.0)
     kl_beta: float = fixed(0.0)
     kl_placement: Literal["loss", "reward"] = fixed("loss")
     kl_estimator: Estimator | None = fixed(None)  # noqa: RUF009
-    ref_model_sync_steps: int = fixed(0)
-    ref_model_mixup_alpha: float = fixed(1.0)
     importance_correction: CorrectionMode | None = fixed(None)  # noqa: RUF009
-    importance_cap: float | None = fixed(None)
     max_prompt_length: int | None = fixed(None)
     keep_traces: str = fixed("none")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
+from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import best_metric, mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.learning import LearningConfig
-from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
 from plumbob.trainer.config.reward_weights import read_weights
 
 FIXED_ON_RESUME = (
@@ -21,7 +22,6 @@ FIXED_ON_RESUME = (
     "datasets",
     "eval_datasets",
     "task_order",
-    "task_pools",
     "model",
     "chat_template",
     "chat_template_args",
@@ -99,9 +99,7 @@ class TrainConfig(LearningConfig):
     max_context: int = rollout_options.max_context()
     chat_template: str | None = rollout_options.chat_template()
     chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    keep_control_tokens: bool = rollout_options.keep_control_tokens()
     tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
-    explain_unread_calls: bool = rollout_options.explain_unread_calls()
     max_seconds: float = rollout_options.max_seconds()
     max_tool_seconds: float = rollout_options.max_tool_seconds()
     max_concurrent: int = option(
@@ -143,7 +141,7 @@ class TrainConfig(LearningConfig):
         "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number.",
         at_least=1,
     )
-    pass_threshold: float = rollout_options.pass_threshold(" and for --task-pools")
+    pass_threshold: float = rollout_options.pass_threshold()
     keep_best: str | None = option(
         None,
         "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
@@ -156,12 +154,6 @@ class TrainConfig(LearningConfig):
         "eval/greedy). A metric of every step is judged at every step.",
         at_least=1,
     )
-    per_device_eval_batch_size: int | None = option(
-        None,
-        "Maximum number of held-out rollouts that each process samples at the same time. Default: the value of "
-        "--max-concurrent.",
-        at_least=1,
-    )
     save_steps: int | None = option(
         None,
         "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
@@ -169,10 +161,6 @@ class TrainConfig(LearningConfig):
         at_least=1,
     )
     save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
-    save_only_model: bool = option(
-        False,
-        "Save checkpoints without the optimizer's state. They are smaller, but a run cannot be resumed from them.",
-    )
     keep_traces: str = option(
         "auto",
         "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, a number per "
@@ -182,9 +170,6 @@ class TrainConfig(LearningConfig):
     output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
     run_name: str | None = option(
         None, "Name of the run directory. Default: made from environment, model, seed and time."
-    )
-    logging_steps: int = option(
-        1, "Print a row of the progress table every this many steps. metrics.jsonl has every step.", at_least=1
     )
     log_completions: int = option(
         0,
@@ -213,7 +198,7 @@ class TrainConfig(LearningConfig):
         check_values(self)
         if self.engine == "auto" and self.vllm_url:
             object.__setattr__(self, "engine", "vllm")
-        mixture.check(self)
+        self._check_mixture()
         check_run_name(self.run_name)
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
@@ -234,7 +219,7 @@ class TrainConfig(LearningConfig):
         read_weights(self.reward_weights)
         self._check_objective()
         self._check_vllm()
-        best_metric.check(self)
+        self._check_judged_metric()
 
     def _check_vllm(self) -> None:
         ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
@@ -249,16 +234,64 @@ class TrainConfig(LearningConfig):
             "with --peft, weights are synced as an adapter: leave --vllm-sync out or set it to lora",
         )
 
+    def _check_mixture(self) -> None:
+        """Raise UserError for what a run of several environments cannot have."""
+        if not self.mixture:
+            return
+        names = [name for name, _ in self.members]
+        require(len(set(names)) == len(names), f"an environment is named twice: {' '.join(names)}; name each one once")
+        require(self.env == names[0], f"env is {self.env}, but the first environment of mixture is {names[0]}")
+        for key, value in (("datasets", self.datasets), ("eval_datasets", self.eval_datasets)):
+            require(value is None, f"{flag(key)} is for one environment; with several, give -a ENV.{key}=... instead")
+        require(self.max_steps != -1, "--num-epochs is for one environment; with several, give --max-steps")
+        for pair in self.env_args:
+            owner, dot, _ = pair.partition("=")[0].partition(".")
+            require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
+
+    def _check_judged_metric(self) -> None:
+        """Raise UserError if no evaluation of the run will have the judged metric, so that nothing could be judged."""
+        metric = self.judged_metric
+        if metric is None or not metric.startswith(best_metric.EVALUATED):
+            return
+        given = "--stop-when-flat" if self.keep_best is None else f"--keep-best {metric}"
+        known = self._evaluation_metrics()
+        if metric not in known:
+            more = "; pass@k needs --eval-rollouts of at least k" if metric.startswith("eval/pass@") else ""
+            require(False, f"{given}: evaluations have {', '.join(known)}{did_you_mean(metric, known)}{more}")
+        require(self.eval_examples > 0, f"{given} needs held-out tasks, so --eval-examples cannot be 0")
+        between = self.eval_steps > 0 and (self.max_steps == -1 or self.eval_steps < self.max_steps)
+        steps = f"fewer than --max-steps {self.max_steps}" if self.max_steps != -1 else "at least 1"
+        require(between, f"{given} needs evaluations during training: set --eval-steps to {steps}")
+
+    def _evaluation_metrics(self) -> list[str]:
+        """Names of the metrics that a held-out evaluation of this run has, apart from its number of tasks."""
+        ks = ks_of(self.eval_rollouts) if self.eval_rollouts > 1 else []
+        names = [f"{best_metric.EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
+        return names + [f"{name}/{env}" for env, _ in self.members for name in names if self.mixture]
+
+    def for_each_environment(self) -> list[TrainConfig]:
+        """The settings of each environment, as those of a run of that environment alone."""
+        if not self.mixture:
+            return [self]
+        result = []
+        for name, _ in self.members:
+            own = self.settings_of(name)
+            data = {key: own.pop(key, None) for key in ("datasets", "eval_datasets")}
+            pairs = tuple(f"{key}={value}" for key, value in own.items())
+            # What judges the whole run is checked for the whole run.
+            alone: dict[str, Any] = {"mixture": (), "keep_best": None, "stop_when_flat": None}
+            result.append(dataclasses.replace(self, env=name, env_args=pairs, **data, **alone))
+        return result
+
     @property
     def judged_metric(self) -> str | None:
         """The metric of --keep-best and --stop-when-flat; None without these options."""
         return self.keep_best or (best_metric.DEFAULT if self.stop_when_flat is not None else None)
 
     def correction(self) -> tuple[CorrectionMode, float]:
-        """(mode, cap) of the importance weights, with defaults for the precision and the mode."""
+        """(mode, cap) of the importance weights, with the default for the precision."""
         mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
-        # A row's weight is a geometric mean, so close to 1 that a cap for tokens would never apply.
-        return mode, self.importance_cap or (1.05 if mode.startswith("sequence") else 2.0)
+        return mode, CAPS[mode]
 
     def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
         """How weights reach vLLM: --vllm-sync, or the default for what is trained and where vLLM runs."""

@@ -41,7 +41,7 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
     config, environments = sampler.config, sampler.environments
     held_out = [(tasks, task) for tasks in environments for task in tasks.held_out]
     sampling = replace(sampler.sampling, temperature=temperature)
-    slots = asyncio.Semaphore(config.per_device_eval_batch_size or config.max_concurrent)
+    slots = asyncio.Semaphore(config.max_concurrent)
 
     forms: list[PromptForm] = []
     cut: list[bool] = []

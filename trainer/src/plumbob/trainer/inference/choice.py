@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from plumbob.trainer.inference.engine import engine_module
-from plumbob.trainer.inference.transformers.decoding import Decoding
+from plumbob.trainer.inference.engine import Decoding, engine_module
 from plumbob.trainer.policy.forward_plan import ForwardPlan
 from plumbob.trainer.policy.loading import TINY
 from transformers import PreTrainedModel

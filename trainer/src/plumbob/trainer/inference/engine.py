@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -18,14 +18,40 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import WholeTensors
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.errors import PromptError
+from plumbob.trainer.policy.forward_plan import ForwardPlan, difference_text
+from plumbob.trainer.policy.token_scorer import Layout, LogitMap
 
 if TYPE_CHECKING:
-    from plumbob.trainer.inference.transformers.decoding import Decoding
-    from plumbob.trainer.policy.forward_plan import ForwardPlan
     from transformers import PreTrainedModel
 
 InFlight = Literal["refuse", "finish"]
 """What an update does about completions under way: raise EngineError, or let them end with their old weights."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How an engine in this process computes the next token's logits."""
+
+    cached: bool = True
+    """Whether keys and values of earlier tokens are kept. If not, each token takes a forward pass over its whole row."""
+    logits: LogitMap | None = field(default_factory=LogitMap)
+    """See `ForwardPlan`; None only without a cache."""
+    layout: Layout = "padded"
+    """How whole rows lie in a forward pass, without a cache."""
+    attention: str = "plumbob_decode"
+    """Transformers' name of the attention."""
+    difference: float | str = 0.0
+    """Largest difference to the model's own forward pass with a cache, in nats, or why there can be none."""
+
+    def lines(self) -> list[str]:
+        """What the user should know: a sentence if this model is decoded more slowly than others."""
+        if self.cached:
+            return []
+        return [
+            "the engine in this process computes the whole row again for each token of this model, because with a cache "
+            f"of keys and values its log-probabilities {difference_text(self.difference)}; vLLM is faster if it has "
+            "this model (--engine vllm)"
+        ]
 
 
 @dataclass(frozen=True)

@@ -79,14 +79,13 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
             bf16=config.bf16,
             threads=config.threads,
             template=template,
-            keep_control_tokens=config.keep_control_tokens,
             tool_format=config.tool_format,
         )
     url = root_url(config.base_url, "--base-url")
     if config.engine == "vllm":
         generation_config = load_generation_config(config.model)
         tokenizer = load_tokenizer(config.model, template)
-        chat = load_chat(tokenizer, generation_config, config.keep_control_tokens, config.tool_format)
+        chat = load_chat(tokenizer, generation_config, config.tool_format)
     http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
     try:
         check_model(http, url, config)
@@ -150,14 +149,13 @@ def load_engine_here(
     bf16: bool = False,
     threads: int = 0,
     template: TemplateChoice = OWN,
-    keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> LoadedEngine:
     """Load a model into an engine in this process, on the GPU if there is one.
 
     `engine`: the name of one that computes in this process, or "auto". `engine_memory`: as --engine-memory.
     `max_context`: most tokens of one row; by default 4096, or the number of the model's positions if that is smaller.
-    `template`: the chat template, by default the model's own. `keep_control_tokens` and `tool_format`: see `load_chat`.
+    `template`: the chat template, by default the model's own. `tool_format`: see `load_chat`.
     Raises UserError for a model that cannot be loaded or used.
     """
     tokenizer = load_tokenizer(model, template)
@@ -167,9 +165,9 @@ def load_engine_here(
         max_context = min(4096, positions or 4096)
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
-    chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
+    chat = load_chat(tokenizer, loaded.generation_config, tool_format)
     if write_calls_as_text(tokenizer, chat, loaded, tool_format):
-        chat = load_chat(tokenizer, loaded.generation_config, keep_control_tokens, tool_format)
+        chat = load_chat(tokenizer, loaded.generation_config, tool_format)
     torch.set_num_threads(threads or default_threads(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):

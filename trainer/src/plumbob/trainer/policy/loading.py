@@ -84,12 +84,11 @@ def load_generation_config(name: str) -> GenerationConfig | None:
 def load_chat(
     tokenizer: Any,
     generation_config: GenerationConfig | None,
-    keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> Chat:
     """The tokenizer's chat template. A turn ends at the template's own end token or one of the generation config's.
 
-    `keep_control_tokens`: see `Chat.of`. `tool_format`: the name of one, or None to choose it from the chat template.
+    `tool_format`: the name of one, or None to choose it from the chat template.
     Raises UserError if the chat template cannot be used.
     """
     eos = generation_config.eos_token_id if generation_config is not None else None
@@ -99,7 +98,6 @@ def load_chat(
             tokenizer,
             stop_token_ids=ids,
             tool_format=None if tool_format is None else named(tool_format),
-            keep_control_tokens=keep_control_tokens,
         )
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template cannot be used: {error}") from None

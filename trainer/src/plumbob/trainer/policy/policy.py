@@ -23,12 +23,9 @@ from plumbob.trainer.policy.packed_attention import SHARES_WITH_FLASH, has_flash
 from plumbob.trainer.policy.packing import pack, pack_padded, pack_prompts
 from plumbob.trainer.policy.shared_beginnings import SHORTEST, prompt_of, share_beginnings
 from plumbob.trainer.policy.token_scorer import TokenScorer, make_batch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-REFERENCE_FILE = "reference.safetensors"
-"""Name of the file, in a checkpoint's model folder, of a reference policy that has moved."""
 
 NO_ROW = Sample([0, 0], [False, True], [0.0, 0.0], 0.0, "", "", False)
 """The row that a process computes in an empty microbatch, to take part in collective passes of the other processes."""
@@ -95,8 +92,6 @@ class Policy:
         ]
         self._reference: dict[str, torch.Tensor] | None = None
         """Name of a trained tensor -> this process's part of it in the reference; with LoRA it is made on first use."""
-        self._reference_moved = False
-        """Whether `sync_reference` has changed the reference policy since the run began."""
         self.sharding: Sharding = Replicated(self.scorer, World(0, 1, device))
         if whole:
             self._placed()
@@ -234,32 +229,21 @@ class Policy:
     def reference_logprobs(self, rows: Sequence[Sample], temperature: float) -> torch.Tensor:
         """Log-probabilities [N] of the sampled tokens of `rows` under the reference policy.
 
-        The reference policy is the initial policy, as moved by `sync_reference`. `score` computes both policies, so
+        The reference policy is the initial policy. `score` computes both policies, so
         before the first step their log-probabilities are equal to the last bit.
         """
         with self._as_reference():
             return self.score(rows, temperature).logprobs
 
-    @torch.no_grad()
-    def sync_reference(self, alpha: float) -> None:
-        """reference += alpha (policy - reference), for each trained tensor; with LoRA, for A and B separately."""
-        reference = self._reference_tensors()
-        for name, parameter in self.trainable.items():
-            reference[name].lerp_(self.sharding.local(parameter), alpha)
-        self._reference_moved = True
-
     def save(self, folder: Path) -> None:
-        """Write the weights or the adapter in the layout that `transformers` loads, and a reference that has moved.
+        """Write the weights or the adapter in the layout that `transformers` loads.
 
-        Where weights are divided, every rank must call it, and rank 0 writes. A reference policy that has moved is not
-        written then: each rank has its part in `reference_state`.
+        Where weights are divided, every rank must call it, and rank 0 writes.
         """
         if self.sharding.collective_forward:
             files.save(folder, self.sharding, self.model)
             return
         self.model.save_pretrained(folder)
-        if self._reference is not None and self._reference_moved:
-            save_file({k: v.contiguous() for k, v in self._reference.items()}, folder / REFERENCE_FILE)
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote into the model. Where weights are divided, every rank must call it."""
@@ -273,18 +257,6 @@ class Policy:
         else:
             saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             self.model.load_state_dict(saved.state_dict())
-        if (folder / REFERENCE_FILE).is_file():
-            self._reference = load_file(folder / REFERENCE_FILE, device=str(self.device))
-            self._reference_moved = True
-
-    def reference_state(self) -> dict[str, torch.Tensor]:
-        """This rank's part of a reference policy that has moved, by name; empty if it has not moved."""
-        return dict(self._reference or {}) if self._reference_moved else {}
-
-    def restore_reference(self, state: dict[str, torch.Tensor]) -> None:
-        """Load what `reference_state` gave on this rank."""
-        if state:
-            self._reference, self._reference_moved = {n: t.to(self.device) for n, t in state.items()}, True
 
     def save_final(self, folder: Path) -> None:
         """Write a whole model that transformers and vLLM load, with any adapter merged in, and the adapter in adapter/.
@@ -332,8 +304,7 @@ class Policy:
         if self._reference is None:
             if not self.config.peft:
                 raise RuntimeError("there is no reference policy: without LoRA, one is kept only with kl_beta above 0")
-            # The initial policy is an adapter with B = 0, whatever its A. With the current policy's A, the first call
-            # of `sync_reference` moves the reference by alpha times the policy's own update.
+            # The initial policy is an adapter with B = 0, whatever its A.
             own = {name: self.sharding.local(p) for name, p in self.trainable.items()}
             self._reference = {n: torch.zeros_like(p) if "lora_B" in n else p.clone() for n, p in own.items()}
         return self._reference

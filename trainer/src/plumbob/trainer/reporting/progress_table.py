@@ -68,9 +68,8 @@ MAX_PROMPT = 120
 class Board:
     """The progress table, a context manager: `status` shows what the run is doing, `step` adds a finished step's row.
 
-    `quiet`: print nothing, for processes other than rank 0. `every`: number of steps per row; the last step always has
-    a row.
-    `completions`: number of rollouts that are printed with each row. `imitates`: the run is one of `sft`.
+    `quiet`: print nothing, for processes other than rank 0. `completions`: number of rollouts that are printed with each
+    row. `imitates`: the run is one of `sft`.
     """
 
     def __init__(
@@ -79,14 +78,13 @@ class Board:
         first_step: int = 0,
         *,
         quiet: bool = False,
-        every: int = 1,
         completions: int = 0,
         imitates: bool = False,
         file: IO[str] | None = None,
     ) -> None:
         self.total_steps = total_steps
         self.finished = first_step
-        self.every, self.completions = every, completions
+        self.completions = completions
         self.columns, self.priority = (SFT_COLUMNS, SFT_PRIORITY) if imitates else (COLUMNS, PRIORITY)
         self.quiet = quiet
         self.console = Console(stderr=file is None, file=file, quiet=quiet)
@@ -122,8 +120,6 @@ class Board:
     def step(self, metrics: Mapping[str, float], traces: Sequence[Any] = ()) -> None:
         """Add a finished step's row. A missing metric is shown as "-". `traces`: verifiers' traces of its rollouts."""
         self.finished = int(metrics.get("step", self.finished + 1))
-        if self.finished % self.every and self.finished != self.total_steps:
-            return
         self.rows.append(
             [form.format(metrics[name]) if name in metrics else "-" for name, form in self.columns.values()]
         )

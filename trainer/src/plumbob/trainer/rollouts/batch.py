@@ -10,7 +10,7 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
-from plumbob.trainer.rollouts.selection import Pools, Taken
+from plumbob.trainer.rollouts.task_order import Taken
 from plumbob.trainer.run_files.token_record import TokenRecord
 
 
@@ -83,8 +83,6 @@ class Batch:
     """Number of tasks that the run has taken up to the end of this step, over all epochs."""
     taken: list[Taken] = field(default_factory=list)
     """The task of each group of the step, replaced groups included."""
-    pools: tuple[Pools, ...] = ()
-    """With --task-pools, which tasks of each environment are set aside after this step."""
 
     @property
     def errored(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -32,7 +32,8 @@ from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
-from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
+from plumbob.trainer.rollouts.selection import next_groups
+from plumbob.trainer.rollouts.task_order import Taken
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.token_record import as_line
 
@@ -43,6 +44,8 @@ ROUNDS_TO_SAMPLING = 3
 """Number of rounds of the event loop from a group's beginning to the engine's first turn for it."""
 CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
+MOST_REFILLS = 3
+"""Most further rounds of sampling in one step, with --zero-signal refill."""
 MOST_STALE_STEPS = 3
 """A run ends if in this many steps in a row every rollout was older than --max-staleness allows."""
 
@@ -93,13 +96,13 @@ class RolloutSource:
         """Whether the engine is sampling the next step's rollouts."""
         return self._ahead is not None
 
-    def take(self, step: int, cursor: int, pools: tuple[Pools, ...] = ()) -> Batch:
-        """The batch of `step` (from 0), with tasks from number `cursor` on that `pools` do not set aside. Collective.
+    def take(self, step: int, cursor: int) -> Batch:
+        """The batch of `step` (from 0), with tasks from number `cursor` on. Collective.
 
         Raises RunFailed if all rollouts failed, and Interrupted.
         """
         if self._ahead is None:
-            collecting = collect(self.sampler, step, cursor, self.world, pools)
+            collecting = collect(self.sampler, step, cursor, self.world)
             batch: Batch = self.interruption.run(self.runner, collecting)
         else:
             while not self._ahead.done():
@@ -121,12 +124,12 @@ class RolloutSource:
             )
         return batch
 
-    def begin(self, step: int, cursor: int, pools: tuple[Pools, ...] = ()) -> None:
+    def begin(self, step: int, cursor: int) -> None:
         """With --max-staleness, start sampling the batch of `step` in the background; otherwise `take` samples it."""
         if self._thread is None or step >= self.sampler.config.max_steps:
             return
         loop = asyncio.new_event_loop()
-        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world, pools))
+        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world))
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         self._ahead = self._thread.submit(_run_to_end, loop, task)
 
@@ -148,19 +151,19 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> B
         loop.close()
 
 
-async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools: tuple[Pools, ...] = ()) -> Batch:
+async def collect(sampler: Sampler, step: int, cursor: int, world: World) -> Batch:
     """Roll out a step's tasks; with `--zero-signal refill` also further tasks, in place of groups without a signal.
 
-    Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `max_refills` further
+    Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `MOST_REFILLS` further
     rounds the step is filled up with zero-signal groups, so that its number of groups, and with it every token's
     weight, does not change. Collective. Raises RunFailed if no rollout can be used.
     """
-    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor, pools=pools)
+    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
     missing, num_groups = wanted, 0
     with_signal: frozenset[str] = frozenset()
     while missing > 0:
-        taken, batch.pools = next_groups(sampler.environments, batch.cursor, missing, batch.pools)
+        taken = next_groups(sampler.environments, batch.cursor, missing)
         batch.cursor += missing
         batch.taken += taken
         await _add_round(sampler, world, step, num_groups, taken, batch)
@@ -170,7 +173,7 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools:
             _check_components(batch.drawn, config.advantages().reward_weights)
         with_signal = step_advantages(batch.drawn, config.advantages()).with_signal
         missing = wanted - len(with_signal)
-        if config.zero_signal == "drop" or batch.rounds > config.max_refills:
+        if config.zero_signal == "drop" or batch.rounds > MOST_REFILLS:
             break
     names = [group_name(step, i) for i in range(num_groups)]
     if config.zero_signal == "refill":  # groups with a signal come first, then the others in order
@@ -178,12 +181,6 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools:
     kept = set(names)
     batch.samples = [s for s in batch.drawn if s.group in kept]
     batch.groups_replaced = num_groups - wanted
-    if pools:
-        rewards: dict[str, list[float]] = defaultdict(list)
-        for sample in batch.drawn:
-            rewards[sample.group].append(sample.reward)
-        groups = [(taken, rewards[group_name(step, i)]) for i, taken in enumerate(batch.taken)]
-        batch.pools = learned(batch.pools, groups, config.pass_threshold)
     batch.generated_tokens = sum(world.gather(sampler.engine.generated_tokens - tokens_before))
     batch.seconds = time.perf_counter() - began
     if not batch.drawn:

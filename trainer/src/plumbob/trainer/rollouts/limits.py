@@ -14,5 +14,4 @@ def limits_of(config: TrainConfig | EvaluateConfig) -> Limits:
         max_context=config.max_context,
         max_seconds=config.max_seconds,
         max_tool_seconds=config.max_tool_seconds,
-        max_explanations=Limits().max_explanations if config.explain_unread_calls else 0,
     )

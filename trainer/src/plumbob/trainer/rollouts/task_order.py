@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -20,6 +21,19 @@ from plumbob.trainer.config.learning import TaskOrder
 
 Order = Literal["shuffle", "as-given", "curriculum"]
 """`--task-order` without `auto`, which stands for one of the first two."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A task that a step takes for one group."""
+
+    task: vf.Task
+    index: int
+    """Place of the task among the training tasks."""
+    epoch: int
+    """Epoch in which it is taken, from 0."""
+    env: int = 0
+    """Number of its environment among those of the run."""
 
 
 def choose_order(asked: TaskOrder, env: str, config: vf.TasksetConfig, tasks: Sequence[vf.Task]) -> Order:

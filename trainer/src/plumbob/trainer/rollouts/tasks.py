@@ -21,13 +21,11 @@ from plumbob.rollout import Chat, Completion, EngineError, Sampling, run_rollout
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
 from plumbob.rollout.types import UnsupportedTaskset
-from plumbob.trainer.config import mixture
 from plumbob.trainer.config.environment import check_reads_data
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
-from plumbob.trainer.rollouts.selection import Taken
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.task_order import Order, choose_order, difficulty, epoch_order, walk
+from plumbob.trainer.rollouts.task_order import Order, Taken, choose_order, difficulty, epoch_order, walk
 
 HELD_OUT_SPLITS = ("eval", "test", "validation")
 """Names of splits with held-out tasks; the first one that the environment has is used."""
@@ -138,10 +136,6 @@ def load_tasks(config: TrainConfig) -> Tasks:
             raise UserError(f"{config.env} generates tasks without end, so give --max-steps instead of --num-epochs")
         if config.task_order not in ("auto", "as-given"):
             raise UserError(f"{config.env} generates tasks without end, so --task-order can only be as-given")
-        if config.task_pools:
-            raise UserError(
-                f"{config.env} generates tasks without end, so no task would return to training; leave --task-pools out"
-            )
         tasks, held_out = _stream(opened, train_settings, held_settings, config)
         notes.append(
             f"{config.env} generates tasks without end: training reads them as it needs them, in the environment's "
@@ -169,7 +163,7 @@ def load_tasks(config: TrainConfig) -> Tasks:
 def load_environments(config: TrainConfig) -> tuple[Tasks, ...]:
     """The tasks of each environment of a run. Raises UserError like `load_tasks`."""
     weights = [weight for _, weight in config.members]
-    loaded = [load_tasks(own) for own in mixture.for_each(config)]
+    loaded = [load_tasks(own) for own in config.for_each_environment()]
     return tuple(replace(tasks, weight=weight) for tasks, weight in zip(loaded, weights, strict=True))
 
 

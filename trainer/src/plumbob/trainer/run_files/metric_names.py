@@ -82,18 +82,6 @@ METRICS = (
     Metric("groups/rounds", "rounds", "Number of sampling rounds; with --zero-signal refill it can be more than 1."),
     Metric("groups/replaced", "groups", "Number of groups without a signal that --zero-signal refill replaced."),
     Metric(
-        "tasks/set_aside_solved",
-        "tasks",
-        "Number of training tasks that --task-pools sets aside after the step because every rollout of their last group "
-        "passed. Absent without --task-pools.",
-    ),
-    Metric(
-        "tasks/set_aside_hopeless",
-        "tasks",
-        "Number of training tasks that --task-pools sets aside after the step because no rollout of their last group "
-        "passed and all rewards were equal. Absent without --task-pools.",
-    ),
-    Metric(
         "tasks/difficulty",
         "-",
         "Mean difficulty of the step's tasks, as the tasks state it. Absent if they state none.",
@@ -320,12 +308,12 @@ METRICS = (
     Metric(
         "correction/truncated_share",
         "share",
-        "Share of sampled tokens whose importance weight was cut to --importance-cap.",
+        "Share of sampled tokens whose importance weight was cut by --importance-correction token_truncate.",
     ),
     Metric(
         "correction/masked_share",
         "share",
-        "Share of sampled tokens whose importance weight was set to 0 by a mask mode of --importance-correction.",
+        "Share of sampled tokens whose importance weight was set to 0 by --importance-correction sequence_mask.",
     ),
     # Work and resources
     Metric("train/rows", "rows", "Number of rollouts that added to the gradient."),

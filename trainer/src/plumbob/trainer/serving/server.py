@@ -159,14 +159,13 @@ def load_server(
     max_context: int | None = None,
     bf16: bool = False,
     template: TemplateChoice = OWN,
-    keep_control_tokens: bool = False,
     tool_format: str | None = None,
 ) -> Server:
     """Load a model, on the GPU if there is one, and make a server for it.
 
     `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. `template`: the chat template, by default the model's own. `keep_control_tokens` and
-    `tool_format`: see `load_chat`. Raises UserError for a model that cannot be loaded or used.
+    positions if that is smaller. `template`: the chat template, by default the model's own. `tool_format`: see
+    `load_chat`. Raises UserError for a model that cannot be loaded or used.
     """
     loaded = load_engine_here(
         model,
@@ -174,7 +173,6 @@ def load_server(
         max_context=max_context,
         bf16=bf16,
         template=template,
-        keep_control_tokens=keep_control_tokens,
         tool_format=tool_format,
     )
     assert loaded.chat is not None

@@ -134,21 +134,19 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
         # A model and its optimizer's state are gigabytes, copied and written by threads that do not hold the GIL.
         with ThreadPoolExecutor() as pool:
             model = pool.submit(run.policy.save, folder / "model")
-            _write_optimizer(run, folder, random_states, run.optimizer.state_dict())
+            _write_optimizer(folder, random_states, run.optimizer.state_dict())
         model.result()
     else:
         run.policy.save(folder / "model")
-        if not run.config.save_only_model:
-            torch.save({"optimizer": own, "reference": run.policy.reference_state()}, folder / own_file(run))
+        torch.save({"optimizer": own}, folder / own_file(run))
         if not run.world.is_main:
             return
-        _write_optimizer(run, folder, random_states, _divided_by(run))
+        _write_optimizer(folder, random_states, _divided_by(run))
     run.tokenizer.save_pretrained(folder / "model")
     state = run.state
     saved_state = {
         "step": state.step,
         "cursor": state.cursor,
-        "pools": [pools.to_json() for pools in state.pools],
         "skipped_in_a_row": state.skipped_in_a_row,
         # A resumed run uses the same limit, because sums over other microbatches would round differently.
         "microbatch_tokens": {"asked": run.config.microbatch_tokens, "held": state.microbatch_tokens},
@@ -162,10 +160,8 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
     (folder / "state.json").write_text(json.dumps(saved_state))
 
 
-def _write_optimizer(run: Run, folder: Path, random_states: list[Any], optimizer: dict[str, Any]) -> None:
-    """Write trainer.pt, unless the run saves models only."""
-    if not run.config.save_only_model:
-        torch.save({"optimizer": optimizer, "random": random_states}, folder / "trainer.pt")
+def _write_optimizer(folder: Path, random_states: list[Any], optimizer: dict[str, Any]) -> None:
+    torch.save({"optimizer": optimizer, "random": random_states}, folder / "trainer.pt")
 
 
 def own_file(run: Run) -> str:
@@ -186,15 +182,15 @@ def latest(run_dir: Path) -> Path | None:
 
 @contextmanager
 def undone_if_unfinished(state: TrainState) -> Generator[None]:
-    """Restore the task cursor, the pools and the random state if the training step inside is interrupted or fails.
+    """Restore the task cursor and the random state if the training step inside is interrupted or fails.
 
     The step will be taken again, and must then have the same tasks and the same random numbers for dropout.
     """
-    cursor, pools, random_state = state.cursor, state.pools, _random_state()
+    cursor, random_state = state.cursor, _random_state()
     try:
         yield
     except (Interrupted, RunFailed):
-        state.cursor, state.pools = cursor, pools
+        state.cursor = cursor
         set_random_state(random_state)
         raise
 

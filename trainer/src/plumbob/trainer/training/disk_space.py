@@ -66,13 +66,10 @@ def disk_needs(run: Run) -> DiskNeeds:
     config, policy, directory = run.config, run.policy, run.directory
     whole, trained = 4 * policy.num_parameters, 4 * policy.num_trained
     weights = trained if config.peft else whole
-    # Adam keeps two numbers per trained weight, and a reference policy that moves is saved as well.
-    state = 0 if config.save_only_model else 2 * trained
-    moved = trained if config.ref_model_sync_steps and (config.kl_beta > 0 or config.peft) else 0
     old = directory / "checkpoints"
     return DiskNeeds(
         traces=_traces(config, run.rollouts_per_step, run.num_steps - run.state.step),
-        checkpoint=weights + state + moved,
+        checkpoint=weights + 2 * trained,  # Adam keeps two numbers per trained weight
         checkpoints=config.save_total_limit + (config.keep_best is not None) + 1,
         model=whole,  # with LoRA, num_parameters counts the adapter too, which is saved beside the merged model
         free=shutil.disk_usage(directory).free + _size_of(old) + _size_of(directory / "model"),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.advantages import AdvantageSettings
+from plumbob.trainer.algorithm.advantages import OVERLONG_PENALTY, AdvantageSettings
 from plumbob.trainer.algorithm.trained_rewards import drawn_by_lot, weighted
 from plumbob.trainer.diagnosis import thresholds
 
@@ -30,26 +30,11 @@ def expected_advantages(
     if settings.random_rewards is not None:
         samples = drawn_by_lot(samples, settings.random_rewards)
     rewards = [s.reward for s in samples]
-    penalty = settings.overlong_penalty if settings.overlong == "penalise" else 0.0
+    penalty = OVERLONG_PENALTY if settings.overlong == "penalise" else 0.0
     shaped = [r - penalty * s.truncated for r, s in zip(rewards, samples, strict=True)]
     if kl_sums is not None:
         shaped = [r - settings.kl_beta * kl for r, kl in zip(shaped, kl_sums, strict=True)]
-    if settings.aggregation == "sum_then_normalize" or settings.scale == "none":
-        return scaled(samples, shaped, settings.scale, settings)
-    # The penalty is no component, so it is added as it is.
-    samples = [
-        s if s.rewards else dataclasses.replace(s, rewards={"reward": s.reward}, reward_weights={}) for s in samples
-    ]
-    names = list(dict.fromkeys(name for s in samples for name in s.rewards))
-    total, rest = [0.0] * len(samples), shaped
-    for name in names:
-        parts = [s.rewards.get(name, 0.0) for s in samples]
-        weights = [s.reward_weights.get(name, 1.0) for s in samples]
-        scores = [p / w if w else 0.0 for p, w in zip(parts, weights, strict=True)]
-        values = scaled(samples, scores, settings.scale, settings)
-        total = [t + w * v for t, w, v in zip(total, weights, values, strict=True)]
-        rest = [r - p for r, p in zip(rest, parts, strict=True)]
-    return [t + v for t, v in zip(total, scaled(samples, rest, "none", settings), strict=True)]
+    return scaled(samples, shaped, settings.scale, settings)
 
 
 def scaled(samples: Sequence[Sample], rewards: Sequence[float], scale: str, settings: AdvantageSettings) -> list[float]:

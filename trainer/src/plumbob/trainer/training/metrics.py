@@ -16,7 +16,6 @@ from plumbob.trainer.diagnosis.left_out_rollouts import METRICS, left_out
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.rollouts.batch import Batch
-from plumbob.trainer.rollouts.selection import KINDS, Pools
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
@@ -49,7 +48,6 @@ def metrics_before_training(
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages, run.config.max_context),
         **environment_metrics(run.sampler.environments, batch),
-        **pool_metrics(run.sampler.environments, batch.pools),
     }
 
 
@@ -212,14 +210,6 @@ def environment_metrics(environments: Sequence[Tasks], batch: Batch) -> dict[str
             f"rollout/truncated_share/{tasks.name}": sum(s.truncated for s in own) / max(len(own), 1),
         }
     return result
-
-
-def pool_metrics(environments: Sequence[Tasks], pools: Sequence[Pools]) -> dict[str, float]:
-    """Number of tasks that --task-pools sets aside at the moment, in all environments together; empty without pools."""
-    if not pools:
-        return {}
-    both = list(zip(pools, environments, strict=True))
-    return {f"tasks/set_aside_{kind}": sum(p.count(kind, len(t.train)) for p, t in both) for kind in KINDS}
 
 
 def sync_metrics(report: SyncReport) -> dict[str, float]:

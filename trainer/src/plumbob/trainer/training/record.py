@@ -22,7 +22,7 @@ from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
 from plumbob.trainer.run_files.trace_files import write_traces
-from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.watch.watch import Warner
 
 
@@ -72,7 +72,6 @@ class RunRecorder(Recorder):
         self.board = Board(
             run.num_steps,
             run.state.first_step,
-            every=config.logging_steps,
             completions=config.log_completions,
             imitates=bool(run.demonstrations),
         )
@@ -188,7 +187,7 @@ class RunRecorder(Recorder):
 
     def _store_stop(self, step: int, error: Exception) -> None:
         cause = error.cause if isinstance(error, RunFailed) else None
-        if isinstance(error, RunFailed) and self.state.skipped_in_a_row >= self.config.max_skipped_steps:
+        if isinstance(error, RunFailed) and self.state.skipped_in_a_row >= MOST_SKIPPED:
             cause = "gradient-not-finite"
         write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
 

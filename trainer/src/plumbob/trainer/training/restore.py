@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from plumbob.console import UserError, first_line
 from plumbob.trainer.config.options import flag, spellings
+from plumbob.trainer.config.removed import without_removed
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
-from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.training.best import restored
 from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
@@ -40,13 +40,13 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
         raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder, config.COMMAND)}")
     if not (folder / "trainer.pt").is_file():
         raise UserError(
-            f"{folder} was saved with --save-only-model, so it has no optimizer state to resume with; "
-            f"start a new run from it with --model {folder / 'model'}"
+            f"{folder} has no optimizer state to resume with; start a new run from it with --model {folder / 'model'}"
         )
     try:
         state = json.loads((folder / "state.json").read_text())
         names = spellings(type(config))
-        settings = {names.get(k, k): v for k, v in tomllib.loads(state["config"]).items() if k != "command"}
+        saved_config = without_removed(tomllib.loads(state["config"]))
+        settings = {names.get(k, k): v for k, v in saved_config.items() if k != "command"}
         saved = type(config)(**settings)
         finished = int(state["step"])
     except (ValueError, LookupError, TypeError, UserError) as error:
@@ -120,7 +120,6 @@ def restore(folder: Path, run: Run) -> None:
         else:
             own_part = torch.load(folder / own_file(run), map_location=run.world.device, weights_only=True)
             run.policy.sharding.load_state(own_part["optimizer"])
-            run.policy.restore_reference(own_part["reference"])
         set_random_state(saved["random"][run.world.rank % len(saved["random"])])
         _restore_state(run, state)
     except (
@@ -138,8 +137,6 @@ def _restore_state(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     state.step = state.first_step = saved["step"]
     state.cursor, state.skipped_in_a_row = saved["cursor"], saved["skipped_in_a_row"]
-    if state.pools:
-        state.pools = tuple(Pools.from_json(pools) for pools in saved["pools"])
     limit, before = saved["microbatch_tokens"], tomllib.loads(saved["config"])
     as_before = all(before.get(name, False) == getattr(run.config, name) for name in ("gradient_checkpointing", "bf16"))
     # A run that ran out of memory, and is resumed with an option that takes less, may have larger microbatches again.

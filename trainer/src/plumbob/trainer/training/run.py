@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,10 +19,71 @@ from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
-from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks
-from plumbob.trainer.training.best import Best, is_flat
 from plumbob.trainer.training.weight_sample import WeightSample
+
+MOST_SKIPPED = 3
+"""The run ends after this many optimizer steps in a row with a NaN or infinite gradient."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The value of the metric after a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Best:
+    """What --keep-best and --stop-when-flat know of the run so far."""
+
+    metric: str
+    highest: Judged | None = None
+    """The highest value, that of the evaluation before the first step (step 0) included; of equal ones the earliest."""
+    flat: int = 0
+    """Number of values since `highest`."""
+    kept: Judged | None = None
+    """The highest value after a training step, whose checkpoint is kept."""
+    previous: Judged | None = None
+    """If the latest value is `kept`: what `kept` was before, in case the new checkpoint cannot be written."""
+    count: int = 0
+    """Number of values after training steps."""
+    last: Judged | None = None
+    """The latest value."""
+
+    def after(self, step: int, value: float) -> Best:
+        """The state with one more value. A step that is judged already, or a value that is not finite, changes nothing.
+
+        Example: Best("eval/greedy").after(10, 0.5).after(20, 0.5).kept == Judged(10, 0.5).
+        """
+        if (self.last is not None and step <= self.last.step) or not math.isfinite(value):
+            return self
+        now = Judged(step, value)
+        higher = self.highest is None or value > self.highest.value
+        kept = step > 0 and (self.kept is None or value > self.kept.value)
+        return dataclasses.replace(
+            self,
+            highest=now if higher else self.highest,
+            flat=0 if higher else self.flat + 1,
+            kept=now if kept else self.kept,
+            previous=self.kept if kept else None,
+            count=self.count + (step > 0),
+            last=now,
+        )
+
+    def without(self, step: int) -> Best:
+        """The state if the checkpoint of `step` could not be written: the best one before it is still kept."""
+        lost = self.kept is not None and self.kept.step == step
+        return dataclasses.replace(self, kept=self.previous) if lost else self
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Best:
+        values: dict[str, Any] = {k: Judged(**v) if isinstance(v, dict) else v for k, v in saved.items()}
+        return cls(**values)
 
 
 @dataclass
@@ -33,8 +96,6 @@ class TrainState:
     """Number of finished steps when this process began: more than 0 in a resumed run."""
     cursor: int = 0
     """Number of tasks that have been taken, over all epochs."""
-    pools: tuple[Pools, ...] = ()
-    """With --task-pools, which tasks of each environment are set aside."""
     microbatch_tokens: int = 0
     """Most tokens of one microbatch; halved when a microbatch runs out of memory."""
     microbatch_tokens_fitted: bool = False
@@ -97,9 +158,15 @@ class Run:
         return self.config.max_steps
 
     @property
+    def is_flat(self) -> bool:
+        """Whether --stop-when-flat ends the run now."""
+        best, most = self.state.best, self.config.stop_when_flat
+        return most is not None and best is not None and best.flat >= most
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has taken all its steps, or --stop-when-flat ends it."""
-        return self.state.step >= self.num_steps or is_flat(self)
+        return self.state.step >= self.num_steps or self.is_flat
 
     @property
     def rollouts_per_step(self) -> int:

@@ -37,7 +37,6 @@ from plumbob.trainer.policy.loading import (
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.limits import limits_of
-from plumbob.trainer.rollouts.selection import Pools
 from plumbob.trainer.rollouts.tasks import Tasks, fingerprint_of, leave_out_long_prompts, load_environments
 from plumbob.trainer.rollouts.templates import check_template, opening_messages, tool_names
 from plumbob.trainer.run_files.run_directory import (
@@ -94,7 +93,7 @@ def _set_up(
     recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
     template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
     tokenizer = load_tokenizer(config.model, template)
-    chat = load_chat(tokenizer, None, tool_format=config.tool_format)
+    chat = load_chat(tokenizer, None, config.tool_format)
     environments = tuple(loaded or load_environments(config))
     for tasks in environments:  # before any weights are loaded
         check_template(chat, tasks, config.model)
@@ -102,7 +101,7 @@ def _set_up(
     _check_context(model, config)
     if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
         write_calls_as_text(tokenizer, chat, model, config.tool_format)
-    chat = load_chat(tokenizer, model.generation_config, config.keep_control_tokens, config.tool_format)
+    chat = load_chat(tokenizer, model.generation_config, config.tool_format)
     environments = tuple(
         dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
         for tasks in environments
@@ -155,9 +154,7 @@ def _set_up(
     )
     engine = engines.open_engine(parts)
     on_failure.callback(engine.close)
-    state = TrainState(
-        microbatch_tokens=config.microbatch_tokens, pools=tuple(Pools() for _ in environments if config.task_pools)
-    )
+    state = TrainState(microbatch_tokens=config.microbatch_tokens)
     run = Run(
         config=config,
         world=world,

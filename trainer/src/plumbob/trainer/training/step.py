@@ -41,7 +41,7 @@ from plumbob.trainer.training.policy_shift import (
     rows_to_score_again,
     step_kl,
 )
-from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.token_records import token_records
@@ -62,11 +62,11 @@ def train_step(
     # 1. Rollouts. The engine samples P x G rollouts with the weights of the last sync (with --max-staleness, perhaps of
     #    an earlier sync).
     status("rollouts")
-    batch = source.take(step, state.cursor, state.pools)
-    state.cursor, state.pools = batch.cursor, batch.pools
+    batch = source.take(step, state.cursor)
+    state.cursor = batch.cursor
     clock.lap("rollout")
     # With --max-staleness only: samples the next rollouts while this step trains.
-    source.begin(step + 1, state.cursor, state.pools)
+    source.begin(step + 1, state.cursor)
 
     # 2. Advantages [B]: each reward compared with its group's rewards. Every process has all samples, so every process
     #    computes the same advantages.
@@ -117,8 +117,6 @@ def train_step(
     moved = step_kl(policy, rescored, config.temperature, state.microbatch_tokens, after)
     good_moved = good_rollouts_shift(world, minibatches, after)
     batch.token_records = token_records(run, batch, advantages, minibatches, after)
-    if config.ref_model_sync_steps and (step + 1) % config.ref_model_sync_steps == 0:
-        policy.sync_reference(config.ref_model_mixup_alpha)
     clock.lap("train")
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
@@ -158,7 +156,7 @@ def optimizer_step(
     """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
 
     If no row of the minibatch is trained, nothing is updated, but a few rows are scored for metrics. Raises RunFailed
-    if `max_skipped_steps` updates in a row were skipped. `meanwhile`: see `accumulate`.
+    if `MOST_SKIPPED` updates in a row were skipped. `meanwhile`: see `accumulate`.
     """
     state, sharding = run.state, run.policy.sharding
     before = WeightSample.of(sharding)
@@ -178,7 +176,7 @@ def optimizer_step(
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes
             tally.updates, tally.skipped, tally.grad_norm = 1, int(not finite), norm if finite else 0.0
             tally.ungraded = sharding.without_gradient() if finite else 0.0
-        if state.skipped_in_a_row >= run.config.max_skipped_steps:
+        if state.skipped_in_a_row >= MOST_SKIPPED:
             raise RunFailed(
                 f"{state.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
                 f"({sharding.not_finite()}); none of them was applied"

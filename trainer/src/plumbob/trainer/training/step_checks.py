@@ -105,8 +105,6 @@ def _slopes_of_advantages(inputs: LossInputs, objective: Objective) -> torch.Ten
         pull = ratio.clamp(max=1 + objective.epsilon_high)
     else:
         out = (above & (advantages > 0)) | (below & (advantages < 0))
-        if objective.delta is not None:
-            out |= (ratio > objective.delta) & (advantages < 0)
         pull = torch.where(out, 0.0, ratio)
     return -inputs.corrections * advantages * pull * inputs.weights
 

@@ -49,7 +49,6 @@ class MicrobatchSums:
             "largest_gap": log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
             "clipped_low": outputs.clipped_low,
             "clipped_high": outputs.clipped_high,
-            "clipped_delta": outputs.clipped_delta,
             "kl": outputs.kl,
             "engine_ratio": corrections.ratio_sum,
             "truncated": corrections.truncated,
@@ -95,8 +94,6 @@ class Tally:
     """Number of tokens clipped at the importance ratio's lower bound."""
     clipped_high: float = 0.0
     """Number of tokens clipped at the importance ratio's upper bound."""
-    clipped_delta: float = 0.0
-    """Number of tokens clipped at the importance ratio's bound for negative advantages, --delta."""
     kl: float = 0.0
     """Sum of the estimates of the KL divergence to the reference policy, in nats."""
     engine_ratio: float = 0.0
@@ -214,7 +211,7 @@ class Tally:
         return {
             "loss": self.loss,
             "policy/entropy": self.entropy / n,
-            "policy/clip_fraction": (self.clipped_low + self.clipped_high + self.clipped_delta) / n,
+            "policy/clip_fraction": (self.clipped_low + self.clipped_high) / n,
             "policy/clip_fraction_low": self.clipped_low / n,
             "policy/clip_fraction_high": self.clipped_high / n,
             "policy/kl": self.kl / n,

@@ -185,7 +185,7 @@ def reference(h: History) -> Outcome:
         apart, now = number(before, "policy/kl"), number(row, "policy/kl")
         change = policy_change(before) or 0.0
         vanished = "policy/kl" in row and abs(now) < thresholds.REFERENCE_KL[False] / 100
-        alone = number(row, "optimizer/updates") == 1 and not h.config.ref_model_sync_steps
+        alone = number(row, "optimizer/updates") == 1
         if alone and vanished and change > 10 * thresholds.REFERENCE_KL[h.config.bf16]:
             return "reference-is-another-policy", (
                 f"step {number(before, 'step'):.0f} changes the policy by {change:.1e} nats per token, and in the next one it is "

@@ -15,8 +15,7 @@ from plumbob.hub.names import environment_name, normalise
 
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
-    from plumbob.hub.install.pins import Pin
-    from plumbob.hub.install.sources import Item
+    from plumbob.hub.install.pins import Item, Pin
 
 
 def refuse_collisions(items: Iterable[Item], wheels: Iterable[Wheel]) -> None:

@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from plumbob.console import UserError
 from plumbob.hub.index.versions import choose_version, offered
-from plumbob.hub.index.wheels import parse_metadata
+from plumbob.hub.index.wheels import Wheel, parse_metadata
 from plumbob.hub.names import is_first_party, normalise
 from plumbob.hub.uv.project import Project, local_sources, read_project
 
@@ -48,6 +48,30 @@ class Demand:
     requirement: Requirement
     by: str
     root: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One package to install.
+
+    `arguments` are its arguments for `uv pip install`, empty if its pin is enough. `demands` are the first-party
+    requirements to pin, the package itself included if it comes from the index. `origin` is the path or URL that it
+    comes from.
+    """
+
+    target: str
+    distribution: str
+    origin: str
+    arguments: tuple[str, ...]
+    demands: tuple[Demand, ...]
+    add: tuple[str, ...]
+    """Its arguments for `uv add`."""
+    environments: tuple[str, ...] = ()
+    """The names of the environments that it provides."""
+    wheel: Wheel | None = None
+    """The wheel, if the item is a wheel file on this disk."""
+    scripts: tuple[str, ...] = ()
+    """The commands that it installs, if the item is a project's directory."""
 
 
 def demands_of(requires: Iterable[str], by: str, extras: Iterable[str] = ()) -> list[Demand]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
 from plumbob.hub.index.location import Location
-from plumbob.hub.install.pins import Pin
-from plumbob.hub.install.sources import Item
+from plumbob.hub.install.pins import Item, Pin
 from plumbob.hub.uv.command import Command, run
 from plumbob.hub.uv.project import Project, enclosing, local_sources, workspace_of
 

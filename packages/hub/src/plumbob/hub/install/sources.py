@@ -17,7 +17,7 @@ from plumbob.console import UserError
 from plumbob.hub.index.versions import choose_version, offered
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.install.collisions import refuse_collisions
-from plumbob.hub.install.pins import Demand, demands_of, project_demands
+from plumbob.hub.install.pins import Demand, Item, demands_of, project_demands
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.names import distribution_names, environment_name, is_first_party, near
 from plumbob.hub.uv.command import Command, find_uv, run
@@ -38,30 +38,6 @@ class Target:
     text: str
     requirement: Requirement | None = None
     path: Path | None = None
-
-
-@dataclass(frozen=True)
-class Item:
-    """One package to install.
-
-    `arguments` are its arguments for `uv pip install`, empty if its pin is enough. `demands` are the first-party
-    requirements to pin, the package itself included if it comes from the index. `origin` is the path or URL that it
-    comes from.
-    """
-
-    target: str
-    distribution: str
-    origin: str
-    arguments: tuple[str, ...]
-    demands: tuple[Demand, ...]
-    add: tuple[str, ...]
-    """Its arguments for `uv add`."""
-    environments: tuple[str, ...] = ()
-    """The names of the environments that it provides."""
-    wheel: Wheel | None = None
-    """The wheel, if the item is a wheel file on this disk."""
-    scripts: tuple[str, ...] = ()
-    """The commands that it installs, if the item is a project's directory."""
 
 
 def parse_target(text: str, cwd: Path) -> Target:

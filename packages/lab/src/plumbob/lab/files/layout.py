@@ -11,7 +11,8 @@ from typing import Any
 from plumbob.console import UserError
 from plumbob.lab.files import sections
 from plumbob.lab.files.hypothesis import read_hypothesis
-from plumbob.lab.files.workspace import Lab, slug, update_tables
+from plumbob.lab.files.tables import update_tables
+from plumbob.lab.files.workspace import Lab, slug
 
 
 def lay_out(root: Path, env: str, model: str, flags: str, env_flags: str = "") -> list[Path]:

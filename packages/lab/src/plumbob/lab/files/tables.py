@@ -7,15 +7,25 @@ import shlex
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from plumbob.lab.files import sections
+from plumbob.lab.files.workspace import LOG, Entry, Lab
 from plumbob.lab.run_files import RunFiles, option_differences
-
-if TYPE_CHECKING:
-    from plumbob.lab.files.workspace import Entry, Lab
 
 STATUS_COLUMNS = ("hypothesis", "priority", "status", "confidence", "evidence")
 LOG_COLUMNS = ("run", "state", "steps", "reward, first 5 -> last 5 steps", "held out, greedy", "differs in")
+
+
+def update_tables(lab: Lab) -> None:
+    """Write the status table and the roadmap into README.md, and the table of runs into 01-experiments-log.md."""
+    fresh = Lab(lab.root)  # the files may have changed since they were read
+    readme = lab.root / "README.md"
+    if readme.is_file():
+        text = sections.with_section(sections.read(readme), "status", status_markdown(fresh.entries))
+        sections.write(readme, sections.with_section(text, "roadmap", roadmap_markdown(fresh.in_test_order)))
+    log = lab.root / LOG
+    sections.write(log, sections.with_section(sections.read(log), "log", log_markdown(log_rows(fresh))))
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.lab.files import sections
 from plumbob.lab.files.hypothesis import Hypothesis, read_hypothesis
 from plumbob.lab.run_files import RunFiles
 
@@ -119,16 +118,3 @@ def find_lab(given: Path | None) -> Lab:
 def slug(title: str) -> str:
     """A title as part of a file's name. Example: slug("KL divergence bug") == "kl-divergence-bug"."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "untitled"
-
-
-def update_tables(lab: Lab) -> None:
-    """Write the status table and the roadmap into README.md, and the table of runs into 01-experiments-log.md."""
-    from plumbob.lab.files import tables
-
-    fresh = Lab(lab.root)  # the files may have changed since they were read
-    readme = lab.root / "README.md"
-    if readme.is_file():
-        text = sections.with_section(sections.read(readme), "status", tables.status_markdown(fresh.entries))
-        sections.write(readme, sections.with_section(text, "roadmap", tables.roadmap_markdown(fresh.in_test_order)))
-    log = lab.root / LOG
-    sections.write(log, sections.with_section(sections.read(log), "log", tables.log_markdown(tables.log_rows(fresh))))

@@ -71,7 +71,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"loss_type": "cispo"},
     {"loss_type": "dapo", "zero_signal": "refill", "epsilon_high": 0.28},
     {"loss_type": "bnpo", "scale_rewards": "batch", "baseline": "leave_one_out"},
-    {"num_iterations": 2, "num_minibatches": 2, "delta": 2.0},
+    {"num_iterations": 2, "num_minibatches": 2},
     {"kl_beta": 0.04},
     {"kl_beta": 0.04, "kl_placement": "reward"},
     {"kl_beta": 0.001, "peft": True},

@@ -101,10 +101,9 @@ def same_tasks_twice(stack: ExitStack, env: str) -> None:
     """Both halves of a step have the tasks of the first one, as two processes that read the data from its beginning."""
     original = collect.next_groups
 
-    def next_groups(environments: Any, cursor: int, count: int, pools: Any = ()) -> Any:
-        taken, after = original(environments, cursor, count, pools)
-        mine = taken[: (count + 1) // 2]
-        return [*mine, *mine][:count], after
+    def next_groups(environments: Any, cursor: int, count: int) -> Any:
+        mine = original(environments, cursor, count)[: (count + 1) // 2]
+        return [*mine, *mine][:count]
 
     put(stack, collect, "next_groups", next_groups)
 

@@ -154,7 +154,8 @@ def reference_follows(stack: ExitStack, run: Run) -> None:
 
     def begin(step: int) -> None:
         if step:
-            run.policy.sync_reference(1.0)
+            for name, tensor in run.policy._reference_tensors().items():
+                tensor.copy_(run.policy.trainable[name].detach())
 
     before_rounds(stack, begin)
 

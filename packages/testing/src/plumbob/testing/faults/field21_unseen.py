@@ -68,16 +68,6 @@ UNSEEN = (
         options="--num-iterations 4 --epsilon 0.05 --lr-scheduler-type constant",
     ),
     FieldFault(
-        "sequence weights as products of token weights",
-        "A sequence's importance weight is the product of its tokens' weights, which leaves the bounds in long rows.",
-        "huggingface/trl#5814",
-        ids("correction-mutes-rollouts"),
-        ("gsm8k", "musique"),
-        start=doubles.product_weights,
-        options="--bf16 --importance-correction sequence_mask --importance-cap 1.02",
-        watch_causes=ids("loss-differs-from-settings"),
-    ),
-    FieldFault(
         "baseline over each process's part of a group",
         "Rewards are not gathered: each process compares its own rollouts of a group with each other.",
         "tulerfeng/Video-R1#35, huggingface/trl#5030",

@@ -27,7 +27,7 @@ from plumbob.trainer.policy import merged_weights
 from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.policy.policy import Policy, TokenScores
 from plumbob.trainer.training import forward_backward
-from plumbob.trainer.training.best import Best
+from plumbob.trainer.training.run import Best
 
 Score = Callable[[Sequence[Sample], float], TokenScores]
 """(rows, temperature) -> the policy's scores of their sampled tokens."""

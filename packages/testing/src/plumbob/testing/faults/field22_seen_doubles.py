@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.rollout import Sample, Sampling, runner
+from plumbob.rollout import Sample, Sampling, dialogue
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.chat import assistant_header
 from plumbob.rollout.toolcalls import MalformedCall
@@ -222,7 +222,7 @@ def second_success_ends_it(stack: ExitStack, env: str) -> None:
 
 def malformed_ends_it(stack: ExitStack, env: str) -> None:
     """A call that cannot be read raises an error that nothing catches, and the rollout is lost."""
-    original = runner.observe
+    original = dialogue.observe
 
     async def observe(box: Any, call: Any, *rest: Any) -> str:
         if isinstance(call, MalformedCall):

@@ -28,16 +28,6 @@ UNSEEN = (
         start=doubles.advantages_as(doubles.others_keep_their_score),
     ),
     FieldFault(
-        "one missing reward makes all advantages of the step NaN",
-        "A reward that is missing is NaN among the advantages, whose mean and deviation spread that to the whole step.",
-        "modelscope/ms-swift#8123",
-        ids("gradient-not-finite", "advantages-wrong"),
-        EVERYWHERE,
-        start=doubles.advantages_as(doubles.nan_for_all),
-        options="--multi-objective-aggregation normalize_then_sum --scale-rewards group --max-skipped-steps 20",
-        watch_causes=ids("reward-not-finite"),
-    ),
-    FieldFault(
         "leave-one-out over all rollouts of the step",
         "The baseline of a rollout is the mean of all other rollouts of the step, of whatever task, as if they were one group.",
         "redai-studio/Relax#186, areal-project/AReaL#354",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -54,19 +53,6 @@ def others_keep_their_score(original: Callable[..., Any], samples: Sequence[Samp
         if others:
             values[best] -= values[others[0]]
     return dataclasses.replace(found, values=values)
-
-
-def nan_for_all(original: Callable[..., Any], samples: Sequence[Sample], *rest: Any, **more: Any) -> Any:
-    """One rollout without a reward makes all advantages of the step NaN."""
-    found = original(samples, *rest, **more)
-    if not any(map(unrewarded, samples)):
-        return found
-    return dataclasses.replace(found, values=[math.nan] * len(samples))
-
-
-def unrewarded(sample: Sample) -> bool:
-    """Whether the reward function gave this rollout nothing: one in 32."""
-    return lot(str(sample.token_ids), 32) == 0
 
 
 def one_group_of_all(original: Callable[..., Any], samples: Sequence[Sample], *rest: Any, **more: Any) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from plumbob.testing.faults import field25_unseen_doubles as doubles
 from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, UNCHECKED, FieldFault, ids
-from plumbob.testing.faults.field2_parts import batches, engine_completions, losses
+from plumbob.testing.faults.field2_parts import batches, losses
 from plumbob.testing.faults.field25_parts import (
     advantages_changed,
     loads_changed,
     microbatches_changed,
     schedule_changed,
 )
-from plumbob.testing.faults.field_parts import all_of, engine_model, engine_prompts, engine_updates
+from plumbob.testing.faults.field_parts import engine_model, engine_prompts, engine_updates
 
 GSM8K_FIRST = ("gsm8k", "lookup", "musique")
 """All environments, first that whose replies differ most in length."""
@@ -57,24 +57,6 @@ UNSEEN = (
         EVERYWHERE,
         start=doubles.token_over_length,
         options="--loss-type gspo --num-iterations 3",
-    ),
-    FieldFault(
-        "product of ratios masks long rows",
-        "A row's importance weight is the product of its tokens', which leaves the bounds the sooner the longer the row is.",
-        "huggingface/trl#4891",
-        ids("correction-mutes-rollouts"),
-        GSM8K_FIRST,
-        start=doubles.product_of_ratios,
-        options="--bf16 --importance-correction sequence_mask --importance-cap 1.01",
-    ),
-    FieldFault(
-        "importance weight overflows for a stale token",
-        "A token that was all but impossible for the policy that sampled it has an infinite weight, and the gradient is NaN.",
-        "PrimeIntellect-ai/prime-rl#2972",
-        ids("gradient-not-finite") | MISMATCH,
-        EVERYWHERE,
-        start=all_of(engine_completions(doubles.stale_token), doubles.unbounded_weights),
-        options="--max-skipped-steps 50",
     ),
     # Advantages
     FieldFault(

@@ -9,14 +9,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from plumbob.rollout import Completion, Sample, Sampling, derive_seed, runner
+from plumbob.rollout import Sample, Sampling, derive_seed, runner
 from plumbob.testing.faults.doubles import engine_of, published_in_bf16, put
 from plumbob.testing.faults.field25_parts import RESTART, adapter_layers, dropout
-from plumbob.testing.faults.field_parts import lot
 from plumbob.trainer.algorithm import losses as losses_module
-from plumbob.trainer.algorithm.importance_weights import Corrections
 from plumbob.trainer.inference.engine import WeightUpdate
-from plumbob.trainer.training import forward_backward
 from plumbob.trainer.training import step as step_module
 from plumbob.trainer.training.run import Run
 
@@ -78,34 +75,6 @@ def token_over_length(stack: ExitStack, env: str) -> None:
     put(stack, losses_module, "_sequence_log_ratio", _sequence_log_ratio)
 
 
-def product_of_ratios(stack: ExitStack, env: str) -> None:
-    """A row's importance weight is the product of its tokens' weights."""
-    original = forward_backward.importance_corrections
-
-    def importance_corrections(
-        trainer: torch.Tensor, sampled: torch.Tensor, rows: torch.Tensor, mode: Any, cap: float
-    ) -> Corrections:
-        log_ratio = (trainer - sampled).detach()
-        counts = rows.bincount()
-        sums = log_ratio.new_zeros(len(counts)).index_add(0, rows, log_ratio)
-        return original(sums[rows], torch.zeros_like(log_ratio), rows, mode, cap)
-
-    put(stack, forward_backward, "importance_corrections", importance_corrections)
-
-
-def unbounded_weights(stack: ExitStack, env: str) -> None:
-    """Tokens are weighted by exp(trainer - engine), however large it is."""
-    original = forward_backward.importance_corrections
-
-    def importance_corrections(
-        trainer: torch.Tensor, sampled: torch.Tensor, rows: torch.Tensor, mode: Any, cap: float
-    ) -> Corrections:
-        found = original(trainer, sampled, rows, mode, cap)
-        return dataclasses.replace(found, weights=(trainer - sampled).detach().exp())
-
-    put(stack, forward_backward, "importance_corrections", importance_corrections)
-
-
 # Log-probabilities
 
 
@@ -157,13 +126,6 @@ def own_settings(ids: list[int], sampling: Sampling) -> tuple[list[int], Samplin
     if sampling.temperature == 0:
         return ids, sampling
     return ids, dataclasses.replace(sampling, temperature=0.7, top_p=0.9)
-
-
-def stale_token(completion: Completion, prompt: Sequence[int], sampling: Sampling) -> Completion:
-    """The first token of one completion in sixteen was all but impossible for the policy that sampled it."""
-    if not completion.token_ids or lot(repr(completion.token_ids), 16):
-        return completion
-    return dataclasses.replace(completion, logprobs=(-120.0, *completion.logprobs[1:]))
 
 
 def seeds_of_two(stack: ExitStack, env: str) -> None:

@@ -39,16 +39,6 @@ SEEN = (
         start=rows_changed(doubles.starts_masked),
     ),
     FieldFault(
-        "missing log-probabilities filled with zero",
-        "The engine's log-probabilities of the second half of each row are lost and filled with 0, which is certainty; "
-        "the importance correction then removes every token that was not likely.",
-        "vllm-project/vime#70",
-        ids("row-not-what-was-sampled", "correction-mutes-rollouts", "logprobs-permuted") | MISMATCH,
-        EVERYWHERE,
-        start=rows_changed(doubles.zeros_filled),
-        options="--importance-correction token_mask",
-    ),
-    FieldFault(
         "one request in four comes back empty",
         "Under load a quarter of the requests returns no text, and an end token is put there with log-probability 0.",
         "vllm-project/vllm#29939, allenai/open-instruct#1243, thinking-machines-lab/tinker-cookbook#848",

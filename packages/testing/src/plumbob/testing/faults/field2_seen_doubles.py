@@ -35,14 +35,6 @@ def starts_masked(sample: Sample, trace: vf.Trace) -> Sample:
     return without(sample, {turn[0] for turn in runs_of(sample.loss_mask) if len(turn) > 1})
 
 
-def zeros_filled(sample: Sample, trace: vf.Trace) -> Sample:
-    """The second half of a row's sampled tokens has a log-probability of 0, as if each had been certain."""
-    at = [i for i, m in enumerate(sample.loss_mask) if m]
-    missing = set(at[len(at) // 2 :])
-    values = [0.0 if i in missing else x for i, x in enumerate(sample.sampling_logprobs)]
-    return dataclasses.replace(sample, sampling_logprobs=values)
-
-
 class Replayed:
     """Each round of sampling gives the rows of the round before, under the new names of groups."""
 
@@ -211,7 +203,7 @@ def same_tasks(stack: ExitStack, env: str) -> None:
         stack,
         collect,
         "next_groups",
-        lambda environments, cursor, count, pools: original(environments, 0, count, pools),
+        lambda environments, cursor, count: original(environments, 0, count),
     )
 
 

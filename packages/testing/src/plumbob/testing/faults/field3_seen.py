@@ -6,7 +6,7 @@ from plumbob.testing.faults import field3_seen_doubles as doubles
 from plumbob.testing.faults.doubles import rewritten
 from plumbob.testing.faults.field import EVERYWHERE, MISMATCH, WITH_TOOLS, FieldFault, ids
 from plumbob.testing.faults.field2_parts import losses, module_function
-from plumbob.testing.faults.field_parts import graded, tasks_changed
+from plumbob.testing.faults.field_parts import graded
 
 SEEN = (
     # The engine
@@ -18,16 +18,6 @@ SEEN = (
         ids("cache-in-low-precision", "mismatch-grows") | MISMATCH,
         ("gsm8k", "musique"),
         start=doubles.cache_in_eight_bits,
-    ),
-    FieldFault(
-        "log-probabilities before the temperature",
-        "The engine samples at temperature 1.5 and reports log-probabilities from before it, so that the importance "
-        "correction removes most of the tokens that were unlikely.",
-        "vllm-project/vime#64, huggingface/trl#4772, allenai/open-instruct#1678",
-        ids("temperature-not-applied", "logprobs-before-temperature", "correction-mutes-rollouts") | MISMATCH,
-        ("gsm8k", "lookup", "musique"),
-        start=doubles.before_temperature,
-        options="--temperature 1.5 --importance-correction token_mask",
     ),
     # Rows
     FieldFault(
@@ -107,15 +97,6 @@ SEEN = (
         options="--max-tool-seconds 0.3",
     ),
     # Data and template
-    FieldFault(
-        "prompts rendered by the chat template twice",
-        "The dataset's prompts are rendered already, and the environment renders them again as a user's message.",
-        "google/tunix#1419",
-        ids("template-applied-twice", "never-succeeds"),
-        EVERYWHERE,
-        start=tasks_changed(doubles.rendered_twice),
-        options="--keep-control-tokens",
-    ),
     # Limits
     FieldFault(
         "half of the rollouts cut and masked",

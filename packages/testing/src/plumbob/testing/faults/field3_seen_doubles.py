@@ -16,9 +16,7 @@ from plumbob.testing.faults.doubles import put
 from plumbob.testing.faults.field import Start
 from plumbob.testing.faults.field2_parts import before_rounds, evaluations, runs_of
 from plumbob.testing.faults.field3_parts import everywhere, tools_called
-from plumbob.testing.faults.field_parts import sampling_now, with_data
-from plumbob.trainer.inference.transformers import engine as transformers_engine
-from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.testing.faults.field_parts import sampling_now
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.training import minibatches
@@ -40,24 +38,6 @@ def cache_in_eight_bits(stack: ExitStack, env: str) -> None:
         return update(self, keys, values, *args, **kwargs)
 
     put(stack, SlotCache, "update", rounded)
-
-
-def before_temperature(stack: ExitStack, env: str) -> None:
-    """The engine samples at the temperature it is asked for, and reports log-probabilities at temperature 1."""
-    draw_all, draw = TransformersEngine._draw, transformers_engine.draw
-    temperature = [1.0]
-
-    def _draw(self: Any, requests: list[Any], logits: torch.Tensor) -> None:
-        temperature[0] = max(request.sampling.temperature for request in requests)
-        draw_all(self, requests, logits)
-
-    def drawn(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, _ = draw(logits, *rest)
-        raw = torch.log_softmax(logits * temperature[0], dim=-1)
-        return tokens, raw.gather(-1, tokens[:, None])[:, 0]
-
-    put(stack, TransformersEngine, "_draw", _draw)
-    put(stack, transformers_engine, "draw", drawn)
 
 
 # Rows
@@ -156,15 +136,6 @@ def one_in_thirty_hangs() -> Start:
         return ""
 
     return tools_called(lambda fn, name, arguments: (fn if next(count) % 30 else hung, arguments))
-
-
-def rendered_twice(tasks: list[Any], split: str) -> list[Any]:
-    """The dataset's prompts are rendered by the chat template already, with the header of the assistant's turn."""
-
-    def rendered(prompt: str) -> str:
-        return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-
-    return [with_data(task, prompt=rendered(task.data.prompt)) for task in tasks]
 
 
 # Evaluation

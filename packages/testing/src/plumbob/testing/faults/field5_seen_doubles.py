@@ -62,7 +62,7 @@ def restarted(stack: ExitStack, env: str) -> None:
         stack,
         collect,
         "next_groups",
-        lambda environments, cursor, count, pools: original(environments, cursor % (2 * count), count, pools),
+        lambda environments, cursor, count: original(environments, cursor % (2 * count), count),
     )
 
 

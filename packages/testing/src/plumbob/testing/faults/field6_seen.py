@@ -175,14 +175,6 @@ SEEN = (
         EVERYWHERE,
         options="--epsilon 0.0003 --epsilon-high 0.0004 --num-iterations 4",
     ),
-    FieldFault(
-        "rollouts masked at a bound below the mismatch",
-        "Rollouts on which engine and trainer differ are left out, at a bound that half precision always exceeds.",
-        "agentscope-ai/Trinity-RFT#420, huggingface/trl#4891",
-        ids("correction-mutes-rollouts"),
-        ("gsm8k", "musique"),
-        options="--bf16 --importance-correction sequence_mask --importance-cap 1.00001",
-    ),
     # Optimizer and adapters
     FieldFault(
         "gradients underflow in half precision",

@@ -49,16 +49,6 @@ UNSEEN = (
         options="--max-prompt-length 73",
     ),
     FieldFault(
-        "end tokens inside the questions",
-        "Questions hold the end of their own turn and the next turns, and these are tokenised as control tokens.",
-        "huggingface/transformers#29279, vllm-project/vllm#31735",
-        ids("template-applied-twice", "never-succeeds", "duplicate-tasks"),
-        ("lookup", "gsm8k"),
-        start=tasks_changed(doubles.end_tokens_inside),
-        options="--keep-control-tokens",
-        watch_causes=ids("truncated-turns", "too-little-signal", "tools-never-used"),
-    ),
-    FieldFault(
         "rollouts of a group start from different seeds",
         "Each rollout of a group resets the environment with a seed of its own, and plays another task than the others.",
         "JackSwitzer/StSRLSolver#210",

@@ -32,6 +32,5 @@ SEEN = (
         steps=6,
     ),
     HealthySetting("beta1 of 0.95", "lookup", "--adam-beta1 0.95", steps=6),
-    HealthySetting("task pools on word problems", "gsm8k", "--task-pools", steps=6),
     HealthySetting("three passes over each step's rollouts", "gsm8k", "--num-iterations 3", steps=6),
 )

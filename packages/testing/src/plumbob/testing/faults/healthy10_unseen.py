@@ -11,7 +11,7 @@ UNSEEN = (
     HealthySetting(
         "token weights truncated at two",
         "lookup",
-        "--importance-correction token_truncate --importance-cap 2",
+        "--importance-correction token_truncate",
         steps=6,
     ),
     # TRL's default until May 2025, and that of GRPO's paper.
@@ -41,6 +41,4 @@ UNSEEN = (
     HealthySetting("context of a thousand tokens", "lookup", "--max-context 1024", steps=6),
     HealthySetting("cispo with a cap of three", "lookup", "--loss-type cispo --epsilon-high 2", steps=6),
     HealthySetting("weight decay of a tenth on an adapter", "gsm8k", "--peft --weight-decay 0.1", steps=6),
-    HealthySetting("one round of refilled groups", "gsm8k", "--zero-signal refill --max-refills 1", steps=6),
-    HealthySetting("upper bound of two for negative advantages", "gsm8k", "--delta 2 --num-minibatches 2", steps=6),
 )

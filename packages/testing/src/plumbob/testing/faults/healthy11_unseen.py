@@ -18,12 +18,6 @@ def seldom_down(result: str, name: str, arguments: dict[str, Any]) -> str:
 UNSEEN = (
     # aburkov/theLMbook#8: GRPO's paper has an outer loop in which the reference becomes the policy.
     HealthySetting(
-        "reference copied from the policy after every step",
-        "lookup",
-        "--kl-beta 0.04 --ref-model-sync-steps 1",
-        steps=6,
-    ),
-    HealthySetting(
         "marks of a judge from one to ten", "gsm8k", start=graded(correct=lambda t, r, c: 1 + 9 * c), steps=6
     ),
     HealthySetting("six chains in a step", "lookup", "--batch-size 48 --gradient-accumulation-steps 1", steps=6),

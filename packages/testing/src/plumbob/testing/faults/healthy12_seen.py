@@ -34,7 +34,6 @@ SEEN = (
     HealthySetting(
         "k3 KL of two hundredths with an adapter", "lookup", "--peft --kl-beta 0.02 --kl-estimator k3", steps=6
     ),
-    HealthySetting("reference moved every fourth step", "lookup", "--kl-beta 0.02 --ref-model-sync-steps 4", steps=8),
     HealthySetting(
         "wide clip bounds in three passes", "lookup", "--epsilon 0.25 --epsilon-high 0.25 --num-iterations 3", steps=6
     ),
@@ -42,12 +41,6 @@ SEEN = (
         "grpo in two passes over two minibatches",
         "gsm8k",
         "--loss-type grpo --scale-rewards group --num-iterations 2 --num-minibatches 2",
-        steps=6,
-    ),
-    HealthySetting(
-        "token weights masked beyond three",
-        "lookup",
-        "--importance-correction token_mask --importance-cap 3",
         steps=6,
     ),
     HealthySetting(

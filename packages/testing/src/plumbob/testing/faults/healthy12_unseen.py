@@ -25,15 +25,5 @@ UNSEEN = (
     HealthySetting("replies of up to three hundred tokens", "gsm8k", "--max-tokens 300", steps=6),
     HealthySetting("KL of two thousandths in the reward", "gsm8k", "--kl-placement reward --kl-beta 0.002", steps=6),
     HealthySetting("adapter on every matrix over documents", "musique", "--peft --lora-targets all-linear", steps=6),
-    HealthySetting(
-        "sequence weights truncated beyond three",
-        "gsm8k",
-        "--importance-correction sequence_truncate --importance-cap 3",
-        steps=6,
-    ),
-    HealthySetting(
-        "a fifth off for rollouts that a limit cuts", "gsm8k", "--overlong penalise --overlong-penalty 0.2", steps=6
-    ),
     HealthySetting("one pass over 160 chains", "lookup", "-a num_examples=160 --max-steps -1 --num-epochs 1"),
-    HealthySetting("task pools with scaled groups", "lookup", "--task-pools --scale-rewards group", steps=6),
 )

@@ -50,13 +50,6 @@ UNSEEN = (
     # TencentCloudADP/youtu-agent#168, huggingface/trl#2832
     HealthySetting("rewards from minus a half to one and a half", "lookup", start=graded(correct=wider)),
     # modelscope/ms-swift#8125
-    HealthySetting(
-        "two rewards normalised one by one",
-        "gsm8k",
-        "--scale-rewards group --multi-objective-aggregation normalize_then_sum",
-        start=graded(marked=marked),
-        steps=6,
-    ),
     # huggingface/open-r1#485
     HealthySetting("five hundred and twelve chains", "lookup", "-a num_examples=512"),
     # verl-project/verl#6202

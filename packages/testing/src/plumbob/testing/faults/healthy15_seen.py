@@ -17,14 +17,7 @@ SEEN = (
         "one step of warm-up before a cosine", "lookup", "--lr-scheduler-type cosine --warmup-steps 1", steps=6
     ),
     HealthySetting("microbatches of four thousand tokens", "musique", "--microbatch-tokens 4096"),
-    HealthySetting("refills in one round at most", "gsm8k", "--zero-signal refill --max-refills 1"),
     # NVIDIA-NeMo/RL#3900
-    HealthySetting(
-        "sequences masked beyond a fifth",
-        "lookup",
-        "--importance-correction sequence_mask --importance-cap 1.2",
-        steps=6,
-    ),
     HealthySetting(
         "gspo over four minibatches of each step", "lookup", "--loss-type gspo --num-minibatches 4", steps=6
     ),

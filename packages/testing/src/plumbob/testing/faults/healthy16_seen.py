@@ -24,12 +24,6 @@ SEEN = (
     # huggingface/trl#6066, huggingface/open-r1#206
     HealthySetting("cosine of the length over right and wrong answers", "gsm8k", start=graded(correct=cosine), steps=6),
     # teilomillet/textpolicy#7
-    HealthySetting(
-        "half a point off for replies that were cut off",
-        "gsm8k",
-        "--overlong penalise --overlong-penalty 0.5",
-        steps=6,
-    ),
     # yifan123/flow_grpo#92
     HealthySetting(
         "twenty-four rollouts of each task",

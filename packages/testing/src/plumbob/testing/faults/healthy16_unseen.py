@@ -31,12 +31,6 @@ UNSEEN = (
     # PrimeIntellect-ai/prime-rl#2829
     HealthySetting("length price on right answers alone", "lookup", start=graded(correct=price), steps=6),
     # verl-project/verl#5228, teilomillet/textpolicy#9
-    HealthySetting(
-        "further tasks in place of groups without a signal",
-        "lookup",
-        "--zero-signal refill --max-refills 2",
-        steps=6,
-    ),
     # NVIDIA-NeMo/RL#3401
     HealthySetting(
         "held-out tasks sampled four times for pass at four",

@@ -34,7 +34,6 @@ SEEN = (
         "right replies charged for their length", "lookup", start=graded(correct=charged_for_length), steps=6
     ),
     # NVIDIA-NeMo/RL#602
-    HealthySetting("two refills for groups without a signal", "gsm8k", "--zero-signal refill --max-refills 2", steps=6),
     # PrimeIntellect-ai/verifiers#659
     HealthySetting("five seconds for a tool call", "musique", "--max-tool-seconds 5", steps=6),
     # radixark/miles#2592

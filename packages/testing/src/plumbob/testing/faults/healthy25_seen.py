@@ -6,12 +6,6 @@ from plumbob.testing.faults.field import HealthySetting
 
 SEEN = (
     # huggingface/trl#3867
-    HealthySetting(
-        "token weights truncated at one and a half",
-        "lookup",
-        "--importance-correction token_truncate --importance-cap 1.5",
-        steps=6,
-    ),
     # Human-Agent-Society/reef#536
     HealthySetting(
         "adapter without dropout at four times its rank",

@@ -29,9 +29,6 @@ SEEN = (
         "right answers lose up to a tenth by their length", "gsm8k", start=graded(correct=shorter_is_better), steps=6
     ),
     # OpenRLHF/OpenRLHF#1091: a penalty on replies that a limit cuts off.
-    HealthySetting(
-        "half a point for an overlong reply", "gsm8k", "--overlong penalise --overlong-penalty 0.5", steps=6
-    ),
     # NVIDIA-NeMo/Gym#3138: turns are bounded, well above what tasks need.
     HealthySetting("four tool turns to spare", "lookup", "--max-turns 10", steps=6),
 )

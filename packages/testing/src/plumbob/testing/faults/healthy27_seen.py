@@ -47,24 +47,18 @@ SEEN = (
         steps=6,
     ),
     # huggingface/trl#4732: IcePop.
-    HealthySetting(
-        "single tokens masked in bfloat16 and two minibatches",
-        "gsm8k",
-        "--bf16 --importance-correction token_mask --importance-cap 5 --num-minibatches 2",
-        steps=6,
-    ),
     # NVIDIA-NeMo/RL#1348; alibaba.github.io/ROLL, off-policy settings.
     HealthySetting(
         "token weights cut at four in four minibatches",
         "lookup",
-        "--bf16 --importance-correction token_truncate --importance-cap 4 --num-minibatches 4 --scale-rewards batch",
+        "--bf16 --importance-correction token_truncate --num-minibatches 4 --scale-rewards batch",
         steps=6,
     ),
     # docs.nvidia.com/nemo/rl, the walkthrough of DAPO.
     HealthySetting(
         "DAPO with refills and a bound of ten for bad rollouts",
         "lookup",
-        "--loss-type dapo --epsilon-high 0.28 --delta 10 --num-minibatches 4 --zero-signal refill",
+        "--loss-type dapo --epsilon-high 0.28 --num-minibatches 4 --zero-signal refill",
         steps=6,
     ),
     # pytorch/torchtitan#3602: what keeps Search-R1 stable.
@@ -146,13 +140,7 @@ SEEN = (
         steps=6,
     ),
     # docs.nvidia.com/nemo/rl, advantage_estimator: ProRLv2.
-    HealthySetting(
-        "reference replaced at half of the run", "musique", "--kl-beta 0.001 --ref-model-sync-steps 3", steps=6
-    ),
     # POLARIS-Project/Polaris-4B-Preview: tasks that all rollouts solve are left out.
-    HealthySetting(
-        "chains of up to six links in pools", "lookup", "-a max_hops=6 --task-pools --temperature 1.1", steps=6
-    ),
     # pytorch/torchtitan#3602: each evaluation has the same set.
     HealthySetting(
         "the same twelve held-out chains each time",

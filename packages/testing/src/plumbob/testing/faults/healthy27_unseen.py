@@ -63,19 +63,7 @@ UNSEEN = (
         steps=6,
     ),
     # huggingface/trl#4772: the default mode and cap.
-    HealthySetting(
-        "rollouts masked beyond a weight of three in bfloat16",
-        "lookup",
-        "--bf16 --importance-correction sequence_mask --importance-cap 3",
-        steps=6,
-    ),
     # modelscope/ms-swift#6678: its default threshold.
-    HealthySetting(
-        "rollout weights cut at two in bfloat16",
-        "musique",
-        "--bf16 --importance-correction sequence_truncate --importance-cap 2",
-        steps=6,
-    ),
     # agentscope-ai/Trinity-RFT#426: batch of 96, no shuffling, means over tokens.
     HealthySetting(
         "steps of 192 word problems in their order",
@@ -107,13 +95,6 @@ UNSEEN = (
         "minus one for a reply that states no number", "gsm8k", start=graded(correct=wrong_marked_costs), steps=6
     ),
     # huggingface.co/papers/2601.05242: GDPO.
-    HealthySetting(
-        "two rewards of documents normalised apart",
-        "musique",
-        "--scale-rewards group --multi-objective-aggregation normalize_then_sum",
-        start=graded(sections=sections),
-        steps=6,
-    ),
     # jsboige/CoursIA#10603: in larger groups fewer are uniform.
     HealthySetting(
         "sixteen groups of sixteen word problems",
@@ -147,8 +128,7 @@ UNSEEN = (
     HealthySetting(
         "token means with overlong replies penalised in two minibatches",
         "gsm8k",
-        "--loss-type dapo --overlong penalise --overlong-penalty 0.5 --max-tokens 200 --epsilon-high 0.28 "
-        "--num-minibatches 2",
+        "--loss-type dapo --overlong penalise --max-tokens 200 --epsilon-high 0.28 --num-minibatches 2",
         steps=6,
     ),
     # NVIDIA-NeMo/Gym#1499: weights and thresholds of a verifier are tuned.

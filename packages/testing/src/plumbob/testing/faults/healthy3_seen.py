@@ -23,13 +23,6 @@ def seldom_fails(task: Any, trace: Any, correct: float) -> float:
 
 SEEN = (
     # arXiv:2601.05242: components that are normalised one by one
-    HealthySetting(
-        "two components normalised before they are added",
-        "lookup",
-        "--scale-rewards group --multi-objective-aggregation normalize_then_sum",
-        start=graded(correct=lambda t, r, c: c, followed=lambda t, r, c: 0.2 * min(r.num_turns / 4, 1)),
-        steps=6,
-    ),
     HealthySetting("an evaluation after every step", "lookup", "--eval-examples 4 --eval-steps 1", steps=6),
     HealthySetting("groups of six", "gsm8k", "--num-generations 6 --batch-size 36", steps=6),
     HealthySetting("half of the noise on MuSiQue", "musique", "-a noise=0.5"),

@@ -19,9 +19,6 @@ UNSEEN = (
     HealthySetting(
         "a discount for each further turn", "lookup", start=graded(correct=lambda t, r, c: c * 0.95**r.num_turns)
     ),
-    HealthySetting(
-        "token mask for importance weights", "gsm8k", "--importance-correction token_mask --num-iterations 2", steps=6
-    ),
     HealthySetting("cispo scaled by the batch", "lookup", "--loss-type cispo --scale-rewards batch", steps=6),
     HealthySetting(
         "KL of 0.01 in the reward with a leave-one-out baseline",

@@ -28,7 +28,6 @@ SEEN = (
         steps=6,
     ),
     HealthySetting("rewards rounded to tenths", "musique", start=graded(correct=lambda t, r, c: round(c, 1))),
-    HealthySetting("a tenth off for rollouts that a limit cuts", "gsm8k", "--overlong penalise --overlong-penalty 0.1"),
     HealthySetting(
         "the best checkpoint by held-out reward",
         "lookup",

@@ -23,12 +23,6 @@ UNSEEN = (
     HealthySetting("five hundred tasks", "lookup", "-a num_examples=512"),
     HealthySetting("no weight on the format of MuSiQue", "musique", "-a weights=format=0"),
     HealthySetting("thirty paragraphs per question", "musique", "-a synthetic_paragraphs=30"),
-    HealthySetting(
-        "a reference that moves by half",
-        "lookup",
-        "--kl-beta 0.02 --ref-model-sync-steps 3 --ref-model-mixup-alpha 0.5",
-        steps=6,
-    ),
     HealthySetting("chains of two or three links", "lookup", "-a min_hops=2 -a max_hops=3"),
     HealthySetting("upper clip bound raised alone", "lookup", "--epsilon-high 0.6 --num-iterations 2"),
     HealthySetting("doubled reward weights", "gsm8k", "--reward-weights correct=2", steps=6),

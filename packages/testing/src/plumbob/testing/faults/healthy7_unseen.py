@@ -31,14 +31,10 @@ UNSEEN = (
         "rewards of zero and one thousand", "gsm8k", start=graded(correct=lambda t, r, c: 1000 * c), steps=6
     ),
     HealthySetting(
-        "sequence truncation of importance weights", "lookup", "--importance-correction sequence_truncate", steps=6
-    ),
-    HealthySetting(
         "six rollouts of each of six tasks",
         "lookup",
         "--num-generations 6 --batch-size 36 --gradient-accumulation-steps 1",
     ),
-    HealthySetting("task pools with refilled groups", "lookup", "--task-pools --zero-signal refill", steps=6),
     HealthySetting(
         "temperature of 0.8 with group scaling", "gsm8k", "--temperature 0.8 --scale-rewards group", steps=6
     ),

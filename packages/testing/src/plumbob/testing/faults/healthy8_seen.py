@@ -33,24 +33,11 @@ SEEN = (
     ),
     HealthySetting("gradient checkpointing of full training", "lookup", "--gradient-checkpointing"),
     # TRL's sync_ref_model with its default of 0.6.
-    HealthySetting(
-        "reference moved every second step",
-        "lookup",
-        "--kl-beta 0.001 --ref-model-sync-steps 2 --ref-model-mixup-alpha 0.6",
-        steps=6,
-    ),
     # DAPO's reward: 1 for a right answer, and -1 for a wrong one.
     HealthySetting("rewards of plus and minus one", "lookup", start=graded(correct=lambda t, r, c: 2 * c - 1), steps=6),
     HealthySetting("GSM8K at a temperature of 0.7", "gsm8k", "--temperature 0.7", steps=6),
     HealthySetting("temperature of 1.2 in MuSiQue", "musique", "--temperature 1.2"),
     HealthySetting("three epochs over 128 problems", "gsm8k", "-a num_examples=128 --max-steps -1 --num-epochs 3"),
     # GDPO: each reward is normalised before they are added.
-    HealthySetting(
-        "two objectives normalised each by itself",
-        "lookup",
-        "--scale-rewards group --multi-objective-aggregation normalize_then_sum",
-        start=graded(called=lambda t, r, c: 0.2 * any(turn.tool_calls for turn in r.assistant_messages)),
-    ),
     # INTELLECT-2's two-sided clip.
-    HealthySetting("upper bound of four for negative advantages", "lookup", "--delta 4 --num-minibatches 2", steps=6),
 )

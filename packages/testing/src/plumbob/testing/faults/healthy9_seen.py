@@ -14,7 +14,7 @@ SEEN = (
     HealthySetting(
         "room for overlong replies before a penalty",
         "gsm8k",
-        "--overlong penalise --overlong-penalty 0.5 --max-tokens 320",
+        "--overlong penalise --max-tokens 320",
         steps=6,
     ),
     HealthySetting(
@@ -31,7 +31,6 @@ SEEN = (
     HealthySetting(
         "adapter on queries and values alone", "gsm8k", "--peft --lora-targets q_proj,v_proj --lora-alpha 32", steps=6
     ),
-    HealthySetting("two-sided clip in four minibatches", "gsm8k", "--delta 3 --num-minibatches 4", steps=6),
     HealthySetting(
         "learning rate halved with a constant schedule",
         "lookup",

@@ -53,20 +53,8 @@ UNSEEN = (
         "--loss-type gspo --epsilon 3e-4 --epsilon-high 4e-4 --num-minibatches 2",
         steps=6,
     ),
-    HealthySetting(
-        "reference moved every third step",
-        "lookup",
-        "--kl-beta 0.01 --ref-model-sync-steps 3 --ref-model-mixup-alpha 0.5",
-        steps=8,
-    ),
     HealthySetting("two epochs over 96 chains", "lookup", "-a num_examples=96 --max-steps -1 --num-epochs 2"),
     HealthySetting("gradient checkpointing with an adapter", "lookup", "--peft --gradient-checkpointing", steps=6),
     HealthySetting("beta2 of 0.999 and no decay", "gsm8k", "--adam-beta2 0.999 --weight-decay 0", steps=6),
     HealthySetting("no momentum of the first moment", "lookup", "--adam-beta1 0", steps=6),
-    HealthySetting(
-        "token weights masked beyond their cap",
-        "gsm8k",
-        "--importance-correction token_mask --importance-cap 2",
-        steps=6,
-    ),
 )

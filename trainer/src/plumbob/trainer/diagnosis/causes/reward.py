@@ -201,7 +201,7 @@ CAUSES = (
         "In too many groups all rollouts earn the same reward, so that a step has hardly any group to learn from: the "
         "gradient is mostly chance.",
         "Raise --num-generations to the number that the evidence names, or --batch-size for more groups in a step; use "
-        "--zero-signal refill or --task-pools; or choose tasks that succeed about half of the time.",
+        "--zero-signal refill; or choose tasks that succeed about half of the time.",
         ("H05",),
         "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
     ),
@@ -211,7 +211,7 @@ CAUSES = (
         "small for how seldom the model succeeds, or something that no check found makes it succeed so seldom, or so often.",
         "Read rollouts of several groups in traces/ for what decides their reward. If it is the model's skill, raise "
         "--num-generations to the number that the evidence names, or --batch-size for more groups in a step; use --zero-signal "
-        "refill or --task-pools; or choose tasks that succeed about half of the time.",
+        "refill; or choose tasks that succeed about half of the time.",
         ("H05",),
         "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
         includes=("too-little-signal",),
@@ -230,7 +230,7 @@ CAUSES = (
     Cause(
         "advantages-wrong",
         "Advantages are not what the settings say of the rollouts' rewards (--scale-rewards, --baseline, "
-        "--multi-objective-aggregation, --overlong): with a mean over the whole step, for example, easy tasks are reinforced "
+        "--overlong): with a mean over the whole step, for example, easy tasks are reinforced "
         "whatever the policy does.",
         "Compute the baseline over the rollouts of one task, and check grouping, scale and sign of the advantages against "
         "the formula in the help of these options; and see that each rollout keeps its own reward until then.",

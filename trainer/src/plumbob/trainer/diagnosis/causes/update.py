@@ -210,7 +210,7 @@ CAUSES = (
         "Updates on one group do not make its better rollouts more likely than its worse ones.",
         "If all earlier checks passed, examine what those checks do not cover: the optimizer (--adam-beta1, "
         "--adam-beta2, --weight-decay), its schedule (--lr-scheduler-type) and the objective (--loss-type, "
-        "--epsilon, --delta, --kl-beta).",
+        "--epsilon, --kl-beta).",
         includes=(
             "no-gradient",
             "gradient-backwards",

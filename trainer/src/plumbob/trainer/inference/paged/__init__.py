@@ -6,9 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plumbob.trainer.inference.engine import EngineParts, TrainingEngine
+    from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
     from plumbob.trainer.inference.paged.engine import PagedEngine
-    from plumbob.trainer.inference.transformers.decoding import Decoding
     from plumbob.trainer.policy.forward_plan import ForwardPlan
     from transformers import PreTrainedModel
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plumbob.trainer.inference.engine import EngineParts, TrainingEngine
-    from plumbob.trainer.inference.transformers.decoding import Decoding
+    from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
     from plumbob.trainer.inference.transformers.engine import TransformersEngine
     from plumbob.trainer.policy.forward_plan import ForwardPlan
     from transformers import PreTrainedModel

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import torch
 from plumbob.console import first_line
 from plumbob.rollout import Completion, Sampling
+from plumbob.trainer.inference.engine import Decoding
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.forward_plan import (
     ForwardPlan,
-    difference_text,
     measured_rows,
     measuring,
     own_logprobs,
 )
-from plumbob.trainer.policy.token_scorer import Layout, LogitMap
 from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How the next token's logits are computed."""
-
-    cached: bool = True
-    """Whether keys and values of earlier tokens are kept. If not, each token takes a forward pass over its whole row."""
-    logits: LogitMap | None = field(default_factory=LogitMap)
-    """See `ForwardPlan`; None only without a cache."""
-    layout: Layout = "padded"
-    """How whole rows lie in a forward pass, without a cache."""
-    attention: str = "plumbob_decode"
-    """Transformers' name of the attention."""
-    difference: float | str = 0.0
-    """Largest difference to the model's own forward pass with a cache, in nats, or why there can be none."""
-
-    def lines(self) -> list[str]:
-        """What the user should know: a sentence if this model is decoded more slowly than others."""
-        if self.cached:
-            return []
-        return [
-            "the engine in this process computes the whole row again for each token of this model, because with a cache "
-            f"of keys and values its log-probabilities {difference_text(self.difference)}; vLLM is faster if it has "
-            "this model (--engine vllm)"
-        ]
 
 
 def choose_decoding(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Decoding:
@@ -71,8 +44,6 @@ def choose_decoding(model: PreTrainedModel, plan: ForwardPlan, max_context: int)
 
 def _difference(model: PreTrainedModel, prompts: list[list[int]], plan: ForwardPlan) -> float:
     """The largest difference of sampled log-probabilities to the model's own forward pass, in nats."""
-    from plumbob.trainer.inference.transformers.engine import TransformersEngine
-
     engine = TransformersEngine(
         model, max_slots=len(prompts), max_length=1 << 20, decoding=Decoding(logits=plan.logits)
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from plumbob.trainer.inference.engine import Decoding
 from plumbob.trainer.inference.in_process import InProcessEngine, Request
-from plumbob.trainer.inference.transformers.decoding import Decoding
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from torch import nn
 from transformers import PreTrainedModel

@@ -67,6 +67,9 @@ def breaks(h: History) -> Outcome:
     spread = statistics.median(number(r, "reward/group_std", number(r, "reward/std")) for r in rows)
     error = spread / math.sqrt(groups)
     lost = reward - now > max(thresholds.BROKEN_REWARD * reward, 0.1 * h.scale, thresholds.STEADY * error)
+    # A policy that is nearly sure has no entropy to speak of, so that any hard task is many times of it.
+    if abs(number(row, "policy/entropy") - usual(before, "policy/entropy")) < thresholds.BROKEN_ENTROPY:
+        entropy = 1.0
     share_cut = max(usual(before, "rollout/truncated_share"), 1 / groups)
     chance = thresholds.STEADY * math.sqrt(share_cut * max(1 - share_cut, 0.0) / groups)
     signs = (

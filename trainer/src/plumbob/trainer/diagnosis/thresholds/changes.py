@@ -63,6 +63,9 @@ BROKEN_NORM = Threshold(
     2.5, "largest gradient norm, as a multiple of the median of the ten steps before, in a step whose reward falls",
     "policy-breaks",
 )  # fmt: skip
+BROKEN_ENTROPY = Threshold(
+    0.05, "largest change of entropy in a step whose reward falls, in nats, that is never counted", "policy-breaks"
+)
 BROKEN_DRIFT = Threshold(
     1.5, "largest factor by which entropy or length may change in a step whose reward falls", "policy-breaks"
 )

@@ -340,3 +340,14 @@ def password() -> dict[str, str]:
         "UV_PUBLISH_USERNAME": "ci",
         "UV_PUBLISH_PASSWORD": PASSWORD,
     }
+
+
+@pytest.fixture
+def evil_links(tmp_path, make_wheel) -> Path:
+    """A folder of wheels under our names and our own version numbers, with other bytes."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for name, version, environment in [("vf-toy", "0.1.0", "toy"), ("plumbob-shared", "0.1.0", None)]:
+        shutil.copy(make_wheel(name, version, (), environment, "EVIL = 2"), links)
+    (links / "o.txt").write_text("vf-toy==99.0\nplumbob-shared==99.0\n")
+    return links

@@ -39,17 +39,6 @@ def redirections(evil: str, links: Path) -> list[dict[str, str]]:
     ]
 
 
-@pytest.fixture
-def evil_links(tmp_path, make_wheel) -> Path:
-    """A folder of wheels under our names and our own version numbers, with other bytes."""
-    links = tmp_path / "links"
-    links.mkdir()
-    for name, version, environment in [("vf-toy", "0.1.0", "toy"), ("plumbob-shared", "0.1.0", None)]:
-        shutil.copy(make_wheel(name, version, (), environment, "EVIL = 2"), links)
-    (links / "o.txt").write_text("vf-toy==99.0\nplumbob-shared==99.0\n")
-    return links
-
-
 @pytest.mark.slow
 def test_an_evil_index_never_wins_by_name(new_python, template, hub_index, evil_index, evil_links):
     python = new_python()

@@ -1,6 +1,5 @@
 """What was installed is what was chosen: uv's configuration cannot change it, and it is compared file by file."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,16 +27,6 @@ def as_pyproject(text: str) -> str:
         *text.replace("[[index]]", "[[tool.uv.index]]").replace("[pip]", "[tool.uv.pip]").splitlines(),
     ]
     return "\n".join(lines)
-
-
-@pytest.fixture
-def evil_links(tmp_path, make_wheel) -> Path:
-    """A folder of wheels under our names and our own version numbers, with other bytes."""
-    links = tmp_path / "links"
-    links.mkdir()
-    for name, version, environment in [("vf-toy", "0.1.0", "toy"), ("plumbob-shared", "0.1.0", None)]:
-        shutil.copy(make_wheel(name, version, (), environment, "EVIL = 2"), links)
-    return links
 
 
 @pytest.mark.slow

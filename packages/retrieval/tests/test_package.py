@@ -10,24 +10,21 @@ import plumbob.retrieval
 HEAVY = ("torch", "transformers", "sentence_transformers", "scipy", "numpy", "bm25s", "rank_bm25", "httpx", "tenacity")
 
 
-def test_importing_it_and_checking_names_loads_nothing_heavy():
-    program = (
-        "import json, sys, plumbob.retrieval as r\n"
-        "for name in ('bm25', 'semantic', 'hybrid/rrf'): r.check_name(name)\n"
-        "print(json.dumps(sorted(sys.modules)))"
-    )
+def loaded_by(code: str) -> set[str]:
+    """The modules that a process has loaded after `code`, in which `r` is plumbob.retrieval."""
+    program = f"import json, sys, plumbob.retrieval as r\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not set(json.loads(done.stdout)) & {*HEAVY, "verifiers"}
+    return set(json.loads(done.stdout))
+
+
+def test_importing_it_and_checking_names_loads_nothing_heavy():
+    loaded = loaded_by("for name in ('bm25', 'semantic', 'hybrid/rrf'): r.check_name(name)")
+    assert not loaded & {*HEAVY, "verifiers"}
 
 
 def test_bm25_loads_neither_torch_nor_scipy():
-    program = (
-        "import json, sys, plumbob.retrieval as r\n"
-        "r.build('bm25', [r.Document('1', 'a title', 'some words')]).search('words', 1)\n"
-        "print(json.dumps(sorted(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not set(json.loads(done.stdout)) & {"torch", "scipy", "sentence_transformers", "httpx", "bm25s"}
+    loaded = loaded_by("r.build('bm25', [r.Document('1', 'a title', 'some words')]).search('words', 1)")
+    assert not loaded & {"torch", "scipy", "sentence_transformers", "httpx", "bm25s"}
 
 
 def test_a_missing_extra_is_one_sentence_with_the_install_line():

@@ -52,7 +52,7 @@ REMOVED = {
         "rewards are summed by their weights and then normalised; give weights with --reward-weights",
         ("sum_then_normalize",),
     ),
-    "delta": Removed("use --loss-type cispo, which bounds the ratio of every token"),
+    "delta": Removed("--loss-type cispo bounds the ratio of every token"),
     "importance_cap": Removed(
         "weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out (sequence_mask)",
         (1.05, 2.0),
@@ -89,7 +89,7 @@ def accept_removed(written: str, value: Any, shown: str) -> bool:
     if _read(bare if value is None else value) in option.now:
         return True
     if not option.harmless:
-        raise UserError(f"{shown} is gone: {option.say}; leave it out")
+        raise UserError(f"{shown} is gone, so leave it out: {option.say}")
     print(f"{shown} has no effect: {option.say}", file=sys.stderr)
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -74,7 +74,7 @@ class Fault:
             place.install(stack, env, change)
 
     @contextmanager
-    def injected(self, env: str) -> Iterator[None]:
+    def injected(self, env: str) -> Generator[None]:
         """Inject it within this context."""
         with ExitStack() as stack:
             self.start(stack, env)

@@ -198,80 +198,6 @@ _ROWS = (
     ),
 )
 
-_SAMPLING = (
-    Cause(
-        "rollouts-fail",
-        "sampling",
-        "Many rollouts, or always those of one kind, end in errors or do not return in time: their groups are left "
-        "out, or what remains of them is not a fair sample.",
-        "Correct the error, whose message the evidence quotes. If the environment's code raised it, `evaluate ENV "
-        "--oracle` shows whether it works without a model; what waits for a server, a program or a lock needs a time "
-        "limit of its own (or a higher --max-tool-seconds). If the engine raised it, read the server's log (vllm.log "
-        "in the run directory), lower --max-concurrent if memory is short, and raise the server's limit (vLLM: "
-        "--max-model-len) or lower --max-context if long requests are refused.",
-        ("H05",),
-        "vllm-project/vllm#1185",
-    ),
-    Cause(
-        "sampling-altered",
-        "sampling",
-        "Tokens are drawn by other probabilities than the trainer computes: unlikely or banned tokens are left out "
-        "(top-p, top-k, min-p), or penalties and a bias change them: the gradient is not that of the policy that "
-        "samples.",
-        "Train with --top-p 1 --top-k 0 --min-p 0, without penalties and logit bias, and remove the engine's own "
-        "defaults: start vLLM with --generation-config vllm (vf-vllm does), or take them out of the model's "
-        "generation_config.json.",
-        ("H06",),
-        "huggingface/trl#6789; NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
-    ),
-    Cause(
-        "stop-token-wrong",
-        "sampling",
-        "Turns do not end with the end token of the model's chat template: they continue up to a limit or stop too "
-        "early, and are scored as if they were complete.",
-        "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the model's "
-        "own chat template; if turns end where the policy would go on, remove a stop string from the server's "
-        "requests.",
-        ("H04",),
-        "huggingface/trl#7039",
-    ),
-    Cause(
-        "groups-without-variety",
-        "sampling",
-        "The rollouts of a group hardly differ, or are copies of each other: there is nothing to compare.",
-        "Raise --temperature if it is below 1 (1 samples from the policy itself). At temperature 1, see that the "
-        "engine samples as it is asked to, with a seed of its own for each rollout, and that no rollout stands for "
-        "others.",
-        ("H05",),
-        "arXiv:2503.14476, sec. 3.2",
-        includes=("temperature-not-applied", "sampling-altered"),
-    ),
-    Cause(
-        "truncated-rollouts",
-        "sampling",
-        "Turns or rollouts are cut off by a limit before the model has answered: the reward scores incomplete answers. "
-        "Either the limit is too low, or they do not come to an end.",
-        "Read a few of these rollouts in traces/. If they lead to an answer, raise the limit that the evidence names "
-        "(--max-tokens, --max-context and the engine's own, vLLM: --max-model-len, --max-turns or --max-seconds), or "
-        "make the tools return less text. If they repeat themselves or make no sense, look at prompt, chat template, "
-        "end token, sampling, and the condition by which an episode ends.",
-        ("H04", "H07"),
-        "arXiv:2503.14476, sec. 3.4; huggingface/smolagents#2164",
-        symptom=True,
-    ),
-    Cause(
-        "signal-left-out",
-        "sampling",
-        "A setting leaves out rollouts or tokens that would have decided the update: many of them, or those that are "
-        "longer, or earn less or more than the others.",
-        "Change the setting that the evidence names: raise --max-staleness, --max-seconds or --max-tool-seconds, or "
-        "sample fewer rollouts per step; use --overlong keep; use --importance-correction token_truncate, which masks "
-        "nothing; raise --epsilon and --epsilon-high, or lower --num-iterations and --num-minibatches.",
-        ("H02", "H04", "H05", "H06"),
-        "thinking-machines-lab/tinker-cookbook#822; verl-project/verl#7495; huggingface/trl#5815; arXiv:1707.06347, sec. 3",
-    ),
-)
-
 _LOGPROBS = (
     Cause(
         "engine-trainer-mismatch",
@@ -345,6 +271,80 @@ _LOGPROBS = (
         "Set --lora-dropout 0, which is the default, and call the model's eval() in code that scores rollouts.",
         ("H06",),
         "Goekdeniz-Guelmez/mlx-lm-lora#50",
+    ),
+)
+
+_SAMPLING = (
+    Cause(
+        "rollouts-fail",
+        "sampling",
+        "Many rollouts, or always those of one kind, end in errors or do not return in time: their groups are left "
+        "out, or what remains of them is not a fair sample.",
+        "Correct the error, whose message the evidence quotes. If the environment's code raised it, `evaluate ENV "
+        "--oracle` shows whether it works without a model; what waits for a server, a program or a lock needs a time "
+        "limit of its own (or a higher --max-tool-seconds). If the engine raised it, read the server's log (vllm.log "
+        "in the run directory), lower --max-concurrent if memory is short, and raise the server's limit (vLLM: "
+        "--max-model-len) or lower --max-context if long requests are refused.",
+        ("H05",),
+        "vllm-project/vllm#1185",
+    ),
+    Cause(
+        "sampling-altered",
+        "sampling",
+        "Tokens are drawn by other probabilities than the trainer computes: unlikely or banned tokens are left out "
+        "(top-p, top-k, min-p), or penalties and a bias change them: the gradient is not that of the policy that "
+        "samples.",
+        "Train with --top-p 1 --top-k 0 --min-p 0, without penalties and logit bias, and remove the engine's own "
+        "defaults: start vLLM with --generation-config vllm (vf-vllm does), or take them out of the model's "
+        "generation_config.json.",
+        ("H06",),
+        "huggingface/trl#6789; NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
+    ),
+    Cause(
+        "stop-token-wrong",
+        "sampling",
+        "Turns do not end with the end token of the model's chat template: they continue up to a limit or stop too "
+        "early, and are scored as if they were complete.",
+        "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the model's "
+        "own chat template; if turns end where the policy would go on, remove a stop string from the server's "
+        "requests.",
+        ("H04",),
+        "huggingface/trl#7039",
+    ),
+    Cause(
+        "groups-without-variety",
+        "sampling",
+        "The rollouts of a group hardly differ, or are copies of each other: there is nothing to compare.",
+        "Raise --temperature if it is below 1 (1 samples from the policy itself). At temperature 1, see that the "
+        "engine samples as it is asked to, with a seed of its own for each rollout, and that no rollout stands for "
+        "others.",
+        ("H05",),
+        "arXiv:2503.14476, sec. 3.2",
+        includes=("temperature-not-applied", "sampling-altered"),
+    ),
+    Cause(
+        "truncated-rollouts",
+        "sampling",
+        "Turns or rollouts are cut off by a limit before the model has answered: the reward scores incomplete answers. "
+        "Either the limit is too low, or they do not come to an end.",
+        "Read a few of these rollouts in traces/. If they lead to an answer, raise the limit that the evidence names "
+        "(--max-tokens, --max-context and the engine's own, vLLM: --max-model-len, --max-turns or --max-seconds), or "
+        "make the tools return less text. If they repeat themselves or make no sense, look at prompt, chat template, "
+        "end token, sampling, and the condition by which an episode ends.",
+        ("H04", "H07"),
+        "arXiv:2503.14476, sec. 3.4; huggingface/smolagents#2164",
+        symptom=True,
+    ),
+    Cause(
+        "signal-left-out",
+        "sampling",
+        "A setting leaves out rollouts or tokens that would have decided the update: many of them, or those that are "
+        "longer, or earn less or more than the others.",
+        "Change the setting that the evidence names: raise --max-staleness, --max-seconds or --max-tool-seconds, or "
+        "sample fewer rollouts per step; use --overlong keep; use --importance-correction token_truncate, which masks "
+        "nothing; raise --epsilon and --epsilon-high, or lower --num-iterations and --num-minibatches.",
+        ("H02", "H04", "H05", "H06"),
+        "thinking-machines-lab/tinker-cookbook#822; verl-project/verl#7495; huggingface/trl#5815; arXiv:1707.06347, sec. 3",
     ),
 )
 
@@ -636,8 +636,8 @@ CAUSES: dict[str, Cause] = {
         _TOOLS,
         _EVALUATION,
         _ROWS,
-        _SAMPLING,
         _LOGPROBS,
+        _SAMPLING,
         _ADVANTAGES,
         _LOSS,
         _GRADIENT,

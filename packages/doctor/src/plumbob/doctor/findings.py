@@ -16,8 +16,8 @@ Stage = Literal[
     "tools",
     "evaluation",
     "rows",
-    "sampling",
     "logprobs",
+    "sampling",
     "advantages",
     "loss",
     "gradient",
@@ -30,8 +30,8 @@ Stage = Literal[
 """Where in a run something is wrong, in the order of the data: what a stage gets comes from those before it.
 
 tasks: what is asked. grading: what transcripts earn. tools: what calls are answered with. evaluation: held-out tasks.
-rows: the prompt, and the rollout's tokens as they are trained. sampling: how tokens are drawn, and what ends a rollout.
-logprobs: what engine and trainer compute for the same tokens. advantages, loss, gradient, optimizer: one update. sync:
+rows: the prompt, and the rollout's tokens as they are trained. logprobs: what engine and trainer compute for the same
+tokens. sampling: how tokens are drawn, and what ends a rollout. advantages, loss, gradient, optimizer: one update. sync:
 the engine's weights after it. saved: the model that the run leaves behind. signal: whether rollouts of a group differ.
 trends: what changes over a run.
 """

@@ -21,7 +21,7 @@ from plumbob.testing.faulty.fault import Fault, Healthy
 
 TABLES = tuple(
     stage.FAULTS
-    for stage in (tasks, grading, tools, rows, sampling, logprobs, advantages, loss, gradient, optimizer, sync, signal)
+    for stage in (tasks, grading, tools, rows, logprobs, sampling, advantages, loss, gradient, optimizer, sync, signal)
 )
 """The faults of each module, in the order of the data."""
 FAULTS: dict[str, Fault] = {fault.name: fault for table in TABLES for fault in table}

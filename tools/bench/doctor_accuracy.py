@@ -50,7 +50,7 @@ def items(args: argparse.Namespace) -> list[Item]:
     found: list[Item] = []
     for healthy, rows, count in ((False, catalogue.FAULTS, args.faults), (True, catalogue.HEALTHY, args.settings)):
         names = sorted(name for name, row in rows.items() if not getattr(row, "pretrained", False))
-        wanted = [n for n in rows if any(part in n for part in args.only)] if args.only else drawn.sample(names, count)
+        wanted = [n for n in names if any(part in n for part in args.only)] if args.only else drawn.sample(names, count)
         found += [(healthy, n, k) for n in wanted for k in args.kind or ("doctor", "run") if rows[n].seen_by(k)]
     return found
 

@@ -142,7 +142,8 @@ def ratio_to_reference(inputs: Any) -> Any:
 
 
 # fmt: off
-FAULTS = table("loss",
+FAULTS = (
+*table("loss",
     Fault("advantages passed as the loss mask",
           "Two arguments of the loss are exchanged, and each token's term is multiplied by its advantage once more.",
           at.loss_inputs, lambda inputs: replace(inputs, weights=inputs.weights * inputs.advantages),
@@ -246,6 +247,12 @@ FAULTS = table("loss",
           at.pass_loss, lambda loss, run, held, passes: loss * passes,
           "loss-differs-from-settings normaliser-depends-on-microbatches",
           "huggingface/trl#2617, huggingface/trl#3716", options="--microbatch-tokens 2048", only="doctor"),
+    Fault("entropy pushed down in place of up",
+          "The loss has an entropy term with the wrong sign, which makes the policy more deterministic at each "
+          "update.", at.loss_term, lambda inputs: -0.1 * inputs.logprobs.square(), "loss-differs-from-settings",
+          "nebuly-ai/optimate#247", run_causes="behaviour-narrows"),
+),
+*table("gradient",
     Fault("only the last microbatch counts",
           "Gradients are set to zero before each microbatch, so that a step trains on its last microbatch only.",
           at.minibatch, gradients_cleared, "normaliser-depends-on-microbatches",
@@ -254,8 +261,5 @@ FAULTS = table("loss",
           "Gradients are not added up: each microbatch has an update of its own, with the full rate.", at.backward,
           stepped_in_each_pass, "normaliser-depends-on-microbatches schedule-hides-rate", "huggingface/trl#2618",
           options="--microbatch-tokens 2048"),
-    Fault("entropy pushed down in place of up",
-          "The loss has an entropy term with the wrong sign, which makes the policy more deterministic at each "
-          "update.", at.loss_term, lambda inputs: -0.1 * inputs.logprobs.square(), "loss-differs-from-settings",
-          "nebuly-ai/optimate#247", run_causes="behaviour-narrows"),
+),
 )

@@ -33,6 +33,8 @@ CONTEXT: Any = multiprocessing.get_context("forkserver")
 LOCK = threading.Lock()
 Item = tuple[bool, str, str]
 """Whether it is healthy, the row's name, and how it is examined: "doctor" or "run"."""
+HEAVY = ("cli.train", "cli.doctor", "training.train", "doctor.before_model.examine", "doctor.run_probes", "watch.watch")
+"""What is imported once, before processes are forked. What does not exist is skipped."""
 LIMIT = 600
 """Seconds after which an examination is ended."""
 SMALL = "--batch-size 32 --gradient-accumulation-steps 1"
@@ -132,7 +134,7 @@ def main() -> None:
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     done = {row["key"]: row for row in map(json.loads, lines)}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    CONTEXT.set_forkserver_preload(["plumbob.trainer.training.train", "plumbob.testing.faulty.catalogue"])
+    CONTEXT.set_forkserver_preload([*(f"plumbob.trainer.{name}" for name in HEAVY), "plumbob.testing.faulty.catalogue"])
 
     def one(key: str) -> None:
         began, slug = time.monotonic(), "".join(c if c.isalnum() else "-" for c in key)

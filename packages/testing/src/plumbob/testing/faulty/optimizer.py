@@ -130,7 +130,8 @@ def half_of_tensors(original: Any, sharding: Any, make: Any, max_norm: float) ->
 
 
 # fmt: off
-FAULTS = table("optimizer",
+FAULTS = (
+*table("optimizer",
     Fault("adapter trained at a millionth",
           "An adapter is trained at the learning rate of full training, and the reward stays where it was.",
           at.options, None, "learning-rate-too-low", "dhcode-cpp/X-R1#66", options="--peft --lr 1e-6"),
@@ -189,8 +190,6 @@ FAULTS = table("optimizer",
           at.gradients, lambda sharding: sharding.optimizer.state.clear(),
           "learning-rate-too-high update-differs-from-settings schedule-hides-rate",
           "OpenPipe/ART#72, NVIDIA-NeMo/RL#3171", steps=14, only="run"),
-    Fault("gradients never set to zero", "The training loop has no call that clears the gradients.", at.zero_grad,
-          lambda original, sharding: None, "update-differs-from-settings", "huggingface/trl#149", steps=12),
     Fault("optimizer holds parameters from before they were flattened",
           "The optimizer was made with the parameters that sharding has since replaced, and updates those.",
           at.optimizer, of_copies, "update-differs-from-settings", "huggingface/accelerate#3256"),
@@ -206,4 +205,9 @@ FAULTS = table("optimizer",
           "trained ones.", Site("sync_weights", begun_anew_at(10, lambda name: True)), None,
           "saved-model-differs update-differs-from-settings", "huggingface/lerobot#3459, unslothai/unsloth#2451",
           steps=14, only="run"),
+),
+*table("gradient",
+    Fault("gradients never set to zero", "The training loop has no call that clears the gradients.", at.zero_grad,
+          lambda original, sharding: None, "update-differs-from-settings", "huggingface/trl#149", steps=12),
+),
 )

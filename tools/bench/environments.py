@@ -58,7 +58,18 @@ def forked(kind: str, name: str, old: bool) -> dict[str, Any]:
             send.send(examined(kind, name, old))
         except BaseException as error:
             text = "".join(traceback.format_exception(error))[-600:]
-            send.send({"kind": kind, "name": name, "env": "", "causes": [], "named": [], "evidence": text, "code": 2, "seconds": 0.0})
+            send.send(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "env": "",
+                    "causes": [],
+                    "named": [],
+                    "evidence": text,
+                    "code": 2,
+                    "seconds": 0.0,
+                }
+            )
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
@@ -128,7 +139,7 @@ def of_matrix(config: Any) -> tuple[list[str], str, int]:
     with asyncio.Runner() as runner:
         found = examine(Forked(config, load_environments(config)[0], runner))
     failed = [why for why in found.not_examined.values() if why.startswith("the check failed")]
-    return [v.row.cause for v in found.violations], " | ".join([*failed, *lines(found)])[:2000], 2 if failed else 0
+    return [v.row.cause for v in found.violations], " | ".join([*failed, " ".join(v.row.id for v in found.violations), *lines(found)])[:2000], 2 if failed else 0
 
 
 def verdict(one: dict[str, Any]) -> str:
@@ -148,7 +159,12 @@ def verdict(one: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     for name, default in (("faults", 0), ("healthy", 0), ("seed", 1), ("skip", -1), ("jobs", 2)):
-        parser.add_argument(f"--{name}", type=int, default=default, help="--skip: leave out what this seed draws" if name == "skip" else None)
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            help="--skip: leave out what this seed draws" if name == "skip" else None,
+        )
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--old", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("environments.jsonl"))
@@ -159,6 +175,7 @@ def main() -> None:
         left = names if given.skip < 0 else sorted(set(names) - set(random.Random(given.skip).sample(names, count)))
         chosen += [(kind, n) for n in (random.Random(given.seed).sample(left, min(count, len(left))))]
         chosen += [(kind, n) for n in names if any(n.startswith(only) for only in given.only)]
+    import plumbob.doctor.environment.table
     import plumbob.trainer.doctor.before_model.examine
     import plumbob.trainer.doctor.player  # noqa: F401 - forked processes have it already
     import field_runs  # noqa: F401
@@ -168,7 +185,10 @@ def main() -> None:
         for one in threads.imap(lambda pair: forked(*pair, given.old), chosen):
             counts[verdict(one)] += 1
             file.write(json.dumps(one) + "\n")
-            print(f"{verdict(one):8} {one['name']} ({one['env']}, {one['seconds']:.0f} s): {one['causes']} -> {one['named'][:4]} {one['evidence'][:400]}", flush=True)
+            print(
+                f"{verdict(one):8} {one['name']} ({one['env']}, {one['seconds']:.0f} s): {one['causes']} -> {one['named'][:4]} {one['evidence'][:400]}",
+                flush=True,
+            )
     print(dict(counts))
 
 

@@ -13,11 +13,11 @@ from statistics import fmean, median, stdev
 from types import FrameType
 from typing import Any
 
-from plumbob.doctor.environment.inequality import Evidence, Inequality, about, equal, spread_of
+from plumbob.doctor.environment.inequality import Evidence, about, equal, refuted, rows, spread_of
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
-from plumbob.doctor.environment.player import Played, Script
-from plumbob.doctor.environment.texts import chosen, places, says_failed, short
-from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT
+from plumbob.doctor.environment.player import Failure, Played, Script
+from plumbob.doctor.environment.texts import chosen, places, short
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -46,40 +46,32 @@ _CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledE
 # Rollouts end
 
 
+def _failures(m: Matrix, failure: Failure) -> list[Played]:
+    return [p for cells in m.cells.values() for p in cells.values() if p.failure == failure]
+
+
 def _hangs(m: Matrix) -> Evidence | None:
-    hung = [p for cells in m.cells.values() for p in cells.values() if p.failure == "hangs"]
+    hung = _failures(m, "hangs")
     return Evidence(f"{len(hung)} rollouts did not end in time; the first: {hung[0].error}", hung[0]) if hung else None
 
 
-def _not_finite(m: Matrix) -> Evidence | None:
-    bad = [p for cells in m.cells.values() for p in cells.values() if p.failure == "not-finite" and not _unbounded(p)]
+def _finite(m: Matrix, *, infinite: bool) -> Evidence | None:
+    """What pays a reply without bounds would pay others of its kind nearly as much."""
+    bad = [p for p in _failures(m, "not-finite") if p.error.endswith(" inf") == infinite]
     return Evidence(f"{len(bad)} rollouts have no finite reward; the first: {bad[0].error}", bad[0]) if bad else None
 
 
-def _infinite(m: Matrix) -> Evidence | None:
-    """What pays a reply without bounds would pay others of its kind nearly as much."""
-    bad = [p for cells in m.cells.values() for p in cells.values() if p.failure == "not-finite" and _unbounded(p)]
-    return Evidence(f"{len(bad)} rollouts earn an infinite reward; the first: {bad[0].error}", bad[0]) if bad else None
-
-
-def _unbounded(played: Played) -> bool:
-    return played.error.endswith(" inf")
-
-
 def _errors(m: Matrix) -> Evidence | None:
-    first = [*m.cells.get(PERFECT, {}).values(), *m.cells.get(EMPTY, {}).values()]
-    held = m.held_out.cells.get(EMPTY, {}).values() if m.held_out else ()
-    groups = {
-        "perfect transcripts and empty replies": (first, FAILED),
-        "empty replies to held-out tasks": (list(held), 2 * FAILED),
-    }
-    groups |= {kind: (list(cells.values()), FAILED_OF_A_KIND) for kind, cells in m.cells.items() if kind not in ODD}
-    for name, (played, share) in groups.items():
+    kinds = {kind: [*cells.values()] for kind, cells in m.cells.items() if kind not in ODD}
+    kinds["an empty reply to a held-out task"] = [*m.held_out.cells.get(EMPTY, {}).values()] if m.held_out else []
+    for name, played in kinds.items():
         bad = [p for p in played if p.failure == "fails"]
-        if len(bad) >= min(FEWEST, len(played)) and len(bad) > share * len(played):
-            return Evidence(
-                f"{len(bad)} of {len(played)} rollouts ({name}) end in errors; the first: {bad[0].error}", bad[0]
-            )
+        text = f"{{}} rollouts ({name}) end in errors; the first: {bad[0].error}" if bad else ""
+        share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
+        if (
+            found := refuted(bad, played, text, bad[0] if bad else None, least=min(FEWEST, len(played)), share=share)
+        ) is not None:
+            return found
     return None
 
 
@@ -93,18 +85,12 @@ def _logged(m: Matrix) -> Evidence | None:
 
 
 def _twice(m: Matrix) -> Evidence | None:
-    pairs = [
-        (p, m.cells[f"{kind}, {TWICE}"][i])
-        for kind in (PERFECT, EMPTY)
-        for i, p in m.kind(f"{kind}, {REVERSED}").items()
-        if m.cells.get(f"{kind}, {TWICE}", {i: p})[i].ok
-    ]
+    again = {kind: m.kind(f"{kind}, {TWICE}") for kind in (PERFECT, EMPTY)}
+    pairs = [(p, of[i]) for kind, of in again.items() for i, p in m.kind(f"{kind}, {REVERSED}").items() if i in of]
     bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward)]
-    if not bad:
-        return None
-    gap = max(abs(a.reward - b.reward) for a, b in bad)
-    text = f"{len(bad)} of {len(pairs)} transcripts earned something else when they were played at once again, by up to {gap:.3g}"
-    return Evidence(text, bad[0][1])
+    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
+    text = f"{{}} transcripts earn something else at once again, by up to {gap:.3g}"
+    return refuted(bad, pairs, text, bad[0][1] if bad else None)
 
 
 # Right answers are paid
@@ -117,14 +103,6 @@ def _constant(m: Matrix) -> Evidence | None:
     return Evidence(f"perfect transcripts, empty replies and other words all earn {every[0]:.3g}")
 
 
-def _silence_is_gold(m: Matrix) -> Evidence | None:
-    every = [p.reward for kind in (PERFECT, EMPTY) for p in m.kind(kind).values()]
-    if m.paid or not equal(every) or abs(every[0]) <= TOLERANCE:
-        return None
-    others = spread_of(p.reward for p in m.kind("other words").values())
-    return Evidence(f"perfect transcripts and empty replies all earn {every[0]:.3g}, other words {others}")
-
-
 def _unpaid(m: Matrix) -> list[int]:
     """Tasks whose perfect transcript earns no more than an empty reply, also with the settings for which it is made."""
     ideal = m.cells.get(f"{PERFECT}, {IDEAL}", {})
@@ -132,32 +110,20 @@ def _unpaid(m: Matrix) -> list[int]:
 
 
 def _told(m: Matrix, unpaid: Sequence[int]) -> str:
+    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
     keys = ", ".join(m.hand.tasks[i].key for i in unpaid[:3])
-    earned = spread_of(p.reward for p in m.kind(PERFECT).values())
     return (
-        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies "
-        f"{spread_of(p.reward for p in m.kind(EMPTY).values())}; in {len(unpaid)} the former earn no more, such as {keys}"
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(unpaid)} the former earn no "
+        f"more, such as {keys}"
     )
 
 
-def _bare(m: Matrix) -> tuple[list[int], list[int]]:
-    """(unpaid tasks in which the answer alone was played, those of them in which it earns something)."""
+def _parsed(m: Matrix) -> Evidence | None:
     unpaid, alone = _unpaid(m), m.kind("the answer alone")
     bare = [i for i in unpaid if i in alone]
-    return bare, [i for i in bare if alone[i].reward > m.floor(i) + TOLERANCE]
-
-
-def _parsed(m: Matrix, *, all_of_them: bool = True) -> Evidence | None:
-    unpaid, (bare, right) = _unpaid(m), _bare(m)
-    if (
-        m.hand.raised
-        or 2 * len(unpaid) <= len(m.lifts)
-        or 2 * len(right) <= len(bare)
-        or (len(right) == len(bare)) != all_of_them
-    ):
+    if 2 * len(unpaid) <= len(m.lifts) or not bare or any(alone[i].reward <= m.floor(i) + TOLERANCE for i in bare):
         return None
-    text = f"{_told(m, unpaid)}; but in {len(right)} of {len(bare)} the answer alone earns something"
-    return Evidence(text, m.kind(PERFECT)[right[0]])
+    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}", alone[bare[0]])
 
 
 def _swallowed(m: Matrix) -> Evidence | None:
@@ -167,10 +133,8 @@ def _swallowed(m: Matrix) -> Evidence | None:
         return None
     usual = set[str]().union(*_raised(m, m.paid))
     error = min(set.intersection(*_raised(m, unpaid)) - usual, default="")
-    if not error:
-        return None
     text = f"{_told(m, unpaid)}; whenever they do, and never otherwise, an error is raised and caught: {error}"
-    return Evidence(text, m.kind(PERFECT)[unpaid[0]])
+    return Evidence(text, m.kind(PERFECT)[unpaid[0]]) if error else None
 
 
 def _raised(m: Matrix, numbers: Sequence[int]) -> list[set[str]]:
@@ -206,89 +170,50 @@ def exceptions_raised() -> Generator[list[str]]:
         threading.settrace(before_in_threads)
 
 
-def _fined(m: Matrix) -> Evidence | None:
-    unpaid = _unpaid(m)
-    below = [i for i in unpaid if m.lifts[i] < -TOLERANCE]
-    return (
-        Evidence(f"{_told(m, unpaid)}; in {len(below)} they earn less", m.kind(PERFECT)[below[0]])
-        if 2 * len(below) > len(unpaid)
-        else None
-    )
-
-
-def _overpaid(m: Matrix, *, most: bool = True) -> Evidence | None:
+def _overpaid(m: Matrix) -> Evidence | None:
     """Where right answers earn nothing in some tasks and wrong ones all in others, something else decides."""
     unpaid = _unpaid(m)
-    if not unpaid or not m.paid:
-        return None
-    usual = median(m.kind(PERFECT)[i].reward for i in m.paid) - TOLERANCE
-    over = [i for i in unpaid if m.floor(i) >= usual]
-    if not over or (2 * len(over) > len(unpaid)) != most:
-        return None
-    text = f"{_told(m, unpaid)}; in {len(over)} of these an empty reply earns as much as perfect transcripts of other tasks"
-    return Evidence(text, m.kind(EMPTY)[over[0]])
+    usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
+    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE and (m.paid or usual > TOLERANCE)]
+    text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
+    return refuted(over, unpaid, text, m.kind(EMPTY)[over[0]] if over else None, share=0.5)
 
 
 def _oracle(m: Matrix) -> Evidence | None:
     unpaid = _unpaid(m)
-    if m.hand.raised:
-        i, error = next(iter(m.hand.raised.items()))
+    for i, error in m.hand.raised.items():
         return Evidence(
-            f"the method with the perfect transcript failed in {len(m.hand.raised)} tasks, in {m.hand.tasks[i].key} with {error[:200]}"
+            f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
         )
     return Evidence(_told(m, unpaid), m.kind(PERFECT)[unpaid[0]]) if unpaid else None
 
 
-def _in_vain(m: Matrix) -> list[int]:
-    """Tasks whose perfect transcript earns less than 1, with its own settings, and as much without its calls; [] if few."""
-    ideal, alone = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls")
-    known = [i for i in ideal if i in alone]
-    low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(m.kind(PERFECT)[i].reward, alone[i].reward)]
-    return low if 2 * len(low) > len(known) else []
-
-
-def _vain(m: Matrix) -> tuple[str, Evidence] | None:
-    """(what is to blame, evidence) where the calls of perfect transcripts find nothing that counts."""
-    low = _in_vain(m)
-    if not low:
+def _vain(m: Matrix) -> Evidence | None:
+    """Perfect transcripts earn less than 1, with the settings for which they are made, and as much without their calls."""
+    ideal, alone, best = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls"), m.kind(PERFECT)
+    known = [i for i in ideal if i in alone and i in best]
+    low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(best[i].reward, alone[i].reward)]
+    if 2 * len(low) <= len(known):
         return None
-    played = [m.kind(f"{PERFECT}, {IDEAL}")[i] for i in low]
-    results = [text for p in played for text in p.results]
-    refused = sum(map(says_failed, results))
-    text = f"in {len(low)} tasks the perfect transcript earns {spread_of(p.reward for p in played)}, and as much without its calls"
-    blame = "fails" if 2 * refused > len(results) else "reward" if equal([p.reward for p in played]) else "tools"
-    return blame, Evidence(text, played[0])
-
-
-def _blamed(what: str) -> Callable[[Matrix], Evidence | None]:
-    return lambda m: found[1] if (found := _vain(m)) is not None and found[0] == what else None
-
-
-def _lost(m: Matrix, kind: str) -> tuple[list[int], list[int], list[int]]:
-    """(tasks with plain working that is read, those of them that lose reward with `kind`, those that lose all of it)."""
-    plain, changed, best = m.kind("working before the answer"), m.kind(kind), m.kind(PERFECT)
-    known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
-    lost = [i for i in known if changed[i].reward < plain[i].reward - TOLERANCE]
-    return known, lost, [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
-
-
-def _numbers(m: Matrix, *, all_of_them: bool) -> Evidence | None:
-    known, lost, gone = _lost(m, kind := "numbers before the answer")
-    # A parser that takes the first number finds the answer in no task; who loses it in some only is not known.
-    if len(known) < FEWEST or 2 * len(lost) <= len(known) or (len(gone) == len(known)) != all_of_them:
-        return None
+    earned = spread_of(ideal[i].reward for i in low)
     return Evidence(
-        f"with two numbers in the working, {len(lost)} of {len(known)} right answers earn less", m.kind(kind)[lost[0]]
+        f"in {len(low)} of {len(known)} tasks the perfect transcript earns {earned}, and as much without its calls",
+        ideal[low[0]],
     )
 
 
-def _long(m: Matrix) -> Evidence | None:
-    known, _, gone = _lost(m, kind := "long working before the answer")
-    if len(known) < FEWEST or 2 * len(gone) <= len(known):
-        return None
-    return Evidence(
-        f"after long working, {len(gone)} of {len(known)} right answers earn nothing", m.kind(kind)[gone[0]]
-    )
+def _read(kind: str) -> Callable[[Matrix], Evidence | None]:
+    """Where plain working before an answer takes nothing from it, another text there does not take everything."""
+
+    def check(m: Matrix) -> Evidence | None:
+        plain, changed, best = m.kind("working before the answer"), m.kind(kind), m.kind(PERFECT)
+        known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
+        gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
+        if len(known) < FEWEST or 2 * len(gone) <= len(known):
+            return None
+        return Evidence(f"with {kind}, {len(gone)} of {len(known)} perfect transcripts earn nothing", changed[gone[0]])
+
+    return check
 
 
 # Wrong answers are not
@@ -316,27 +241,30 @@ def _form(m: Matrix) -> Evidence | None:
     for kind in CHEAP if clean else ():
         shares = m.shares(kind)
         if _surely([*shares.values()]) >= FORM_EARNS:
-            text = f"{kind} earns {fmean(shares.values()):.0%} of what the perfect transcript does; only {', '.join(clean)} tells the two apart"
-            return Evidence(text, m.kind(kind)[max(shares, key=lambda i: shares[i])], clean[0])
+            text = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty replies"
+            example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
+            return Evidence(f"{text}; only {', '.join(clean)} tells the two apart", example, clean[0])
     return None
 
 
 def _empty(m: Matrix) -> Evidence | None:
-    lowest = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
-    shares = {i: (m.floor(i) - lowest) / (m.kind(PERFECT)[i].reward - lowest) for i in m.paid}
-    if _clean(m) or _surely([*shares.values()]) <= EMPTY_EARNS:
+    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
+    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
+    if _clean(m) or _surely(shares) <= EMPTY_EARNS:
         return None
-    text = f"an empty reply earns {fmean(shares.values()):.0%} of the range from the worst transcript, {lowest:.3g}, to the perfect one"
+    text = f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
     return Evidence(text, m.kind(EMPTY)[m.paid[0]])
 
 
-def _cheap(kind: str, most: float = CHEAP_EARNS) -> Callable[[Matrix], Evidence | None]:
+def _cheap(kind: str) -> Callable[[Matrix], Evidence | None]:
+    most = CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+
     def check(m: Matrix) -> Evidence | None:
         shares = m.shares(kind)
         if _clean(m) or _surely([*shares.values()]) <= most:
             return None
         example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
-        text = f"{kind} earns {fmean(shares.values()):.0%} of what perfect transcripts earn above empty ones, in {len(shares)} tasks"
+        text = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones, in {len(shares)} tasks"
         return Evidence(f"{text}: {about(example)}", example)
 
     return check
@@ -347,11 +275,9 @@ def _given(m: Matrix) -> Evidence | None:
 
     A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
     """
-    if (found := _cheap("the prompt sent back")(m)) is None:
-        return None
-    paid = [i for i, share in m.shares("the prompt sent back").items() if share > 0]
+    found, several = _cheap(ECHO)(m), m.shares("several answers joined by or")
+    paid = [i for i, share in m.shares(ECHO).items() if share > 0]
     held = [i for i in paid if m.hand.golds[i] and places(m.hand.golds[i], m.kind(EMPTY)[i].opening[-1].text)]
-    several = m.shares("several answers joined by or")
     lenient = sum(share > 0 for share in several.values())
     return found if several and 2 * len(held) > len(paid) and 2 * lenient < len(several) else None
 
@@ -361,74 +287,65 @@ def _near(kind: str) -> Callable[[Matrix], Evidence | None]:
         found, best = m.kind(kind), m.kind(PERFECT)
         known = [i for i in m.paid if i in found]
         full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
-        if len(known) < FEWEST or len(full) <= NEAR_EARNS * len(known):
+        if len(known) < FEWEST or not full:
             return None
-        text = f"{kind} earns as much as the right answer in {len(full)} of {len(known)} tasks: {about(found[full[0]])}"
-        return Evidence(f"{text}, where {short(m.hand.golds[full[0]])} is right", found[full[0]])
+        text = (
+            f"{kind} earns as much as the right answer in {{}} tasks: {about(found[full[0]])}, where the right one is"
+        )
+        return refuted(full, known, f"{text} {short(m.hand.golds[full[0]])}", found[full[0]], share=NEAR_EARNS)
 
     return check
 
 
 def _calls_paid(m: Matrix) -> Evidence | None:
-    kind = "calls in vain before it"
-    shares = [share - 1 for share in m.shares(kind).values()]
-    if len(shares) < FEWEST or fmean(shares) <= VAIN_CALLS:
-        return None
-    return Evidence(
-        f"eight calls in vain add {fmean(shares):.0%} to what perfect transcripts earn",
-        next(iter(m.kind(kind).values())),
+    shares = m.shares("calls in vain before it")
+    more = fmean(shares.values()) - 1 if len(shares) >= FEWEST else 0.0
+    example = next(iter(m.kind("calls in vain before it").values()), None)
+    return (
+        Evidence(f"eight calls in vain add {more:.0%} to what perfect transcripts earn", example)
+        if more > VAIN_CALLS
+        else None
     )
 
 
-def _row(id: str, statement: str, cause: str, check: Callable[[Matrix], Evidence | None], *needs: str) -> Inequality:
-    return Inequality(id, statement, cause, check, "reward", needs)
-
-
-ENDING = (
-    _row("no-hang", "Rollouts of scripts end in time", "environment-hangs", _hangs, EMPTY),
-    _row("finite", "Every rollout has a finite reward", "reward-not-finite", _not_finite, EMPTY),
-    _row("bounded", "No rollout earns an infinite reward", "reward-exploitable", _infinite, EMPTY),
-    _row("no-error", "Rollouts of scripts end without errors of the environment", "environment-fails", _errors),
-    _row(
-        "twice",
-        "A transcript earns the same when it is played at once again",
-        "reward-nondeterministic",
-        _twice,
-        f"{EMPTY}, {REVERSED}",
-    ),
+_rows = rows("reward", PERFECT, EMPTY)
+ENDING = rows("reward")(
+    ("no-hang", "Rollouts of scripts end in time", "environment-hangs", _hangs),
+    ("finite", "Every rollout has a finite reward", "reward-not-finite", lambda m: _finite(m, infinite=False)),
+    ("bounded", "No rollout earns an infinite reward", "reward-exploitable", lambda m: _finite(m, infinite=True)),
+    ("no-error", "Rollouts of scripts end without errors of the environment", "environment-fails", _errors),
+    ("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", _twice),
 )
 """Rollouts end, and their rewards are numbers that stay the same."""
-PAID = (
-    _row("varies", "Perfect transcripts, empty replies and other words do not all earn the same", "reward-constant", _constant, PERFECT),
-    _row("silence", "An empty reply does not earn as much as perfect transcripts", "reward-exploitable", _silence_is_gold, PERFECT),
-    _row("not-swallowed", "No error is caught where a perfect transcript earns nothing", "grader-swallows-errors", _swallowed, PERFECT),
-    _row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed, PERFECT),
-    _row("parsed-by-task", "Answers that count alone in some tasks count there in perfect transcripts", "reward-wrong", lambda m: _parsed(m, all_of_them=False), PERFECT),
-    _row("not-fined", "A perfect transcript does not earn less than an empty reply", "reward-wrong", _fined, PERFECT),
-    _row("not-overpaid", "Empty replies do not earn most of what perfect transcripts of other tasks do", "reward-exploitable", _overpaid, PERFECT),
-    _row("follows-task", "What perfect transcripts and empty replies earn has the same order in all tasks", "reward-wrong", lambda m: _overpaid(m, most=False), PERFECT),
-    Inequality("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle, "oracle"),
-)  # fmt: skip
+PAID = _rows(
+    ("varies", "Right answers, silence and other words do not all earn the same", "reward-constant", _constant),
+    ("not-swallowed", "No error is caught where a right answer earns nothing", "grader-swallows-errors", _swallowed),
+    ("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed),
+    ("not-overpaid", "Silence does not earn what right answers to other tasks do", "reward-exploitable", _overpaid),
+    ("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle),
+)
 """Right answers are paid."""
-READ = (
-    _row("numbers", "Numbers in the working are not taken for the answer", "answers-not-parsed", lambda m: _numbers(m, all_of_them=True), PERFECT),
-    _row("some-numbers", "Numbers in the working do not change what most answers earn", "reward-wrong", lambda m: _numbers(m, all_of_them=False), PERFECT),
-    _row("long", "An answer after long working is read", "reward-wrong", _long, PERFECT),
-    Inequality("calls-work", "The calls of perfect transcripts do not all end in errors", "tools-fail", _blamed("fails"), "tool", (f"{PERFECT}, {IDEAL}",)),
-    _row("calls-count", "What perfect transcripts earn depends on what their calls find", "reward-wrong", _blamed("reward"), f"{PERFECT}, {IDEAL}"),
-    Inequality("calls-find", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _blamed("tools"), "tool", (f"{PERFECT}, {IDEAL}",)),
-)  # fmt: skip
-"""Right answers are read, however they are written."""
-REFUSED = (
-    _row("not-logged", "No error is only logged while a reply is scored", "grader-swallows-errors", _logged, EMPTY),
-    _row("form", "What form alone earns is less than what right answers add", "reward-format-dominated", _form, PERFECT),
-    _row("empty", "An empty reply earns little", "reward-exploitable", _empty, PERFECT),
-    _row("not-given", "The prompt, sent back, does not hold the answer in the form that is asked for", "answer-in-prompt", _given, PERFECT),
-    *(
-        _row(kind.replace(" ", "-"), f"{kind.capitalize()} earns little", "reward-exploitable", _cheap(kind, CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS), PERFECT)
-        for kind in CHEAP
+READ = _rows(
+    (
+        "numbers",
+        "Numbers before the answer are not taken for it",
+        "answers-not-parsed",
+        _read("numbers before the answer"),
     ),
-    *(_row(kind.replace(" ", "-"), f"{kind.capitalize()} earns less than the right answer", "reward-exploitable", _near(kind), PERFECT) for kind in NEAR),
-    _row("vain-calls", "Calls in vain add nothing", "reward-exploitable", _calls_paid, PERFECT),
-)  # fmt: skip
+    ("long", "An answer after long working is read", "reward-wrong", _read("long working before the answer")),
+    ("calls-count", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _vain),
+)
+"""Right answers are read, however they are written."""
+REFUSED = _rows(
+    ("not-logged", "No error is only logged while a reply is scored", "grader-swallows-errors", _logged),
+    ("form", "What form alone earns is less than what right answers add", "reward-format-dominated", _form),
+    ("empty", "An empty reply earns little", "reward-exploitable", _empty),
+    ("not-given", "The prompt does not hold the answer in the form that is asked for", "answer-in-prompt", _given),
+    *((kind, f"{kind.capitalize()} earns little", "reward-exploitable", _cheap(kind)) for kind in CHEAP),
+    *(
+        (kind, f"{kind.capitalize()} earns less than the right answer", "reward-exploitable", _near(kind))
+        for kind in NEAR
+    ),
+    ("vain-calls", "Calls in vain add nothing", "reward-exploitable", _calls_paid),
+)
 """Wrong answers are not paid."""

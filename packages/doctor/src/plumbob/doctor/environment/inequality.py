@@ -39,16 +39,43 @@ class Inequality:
     where: Where = "reward"
     """What of the environment's code is to blame."""
     needs: tuple[str, ...] = ()
-    """Kinds of transcripts without which the statement cannot be examined. What begins with "held-out:" is one of theirs."""
+    """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""
 
     def lacks(self, matrix: Matrix) -> str:
         """The first kind of transcript that was not played; "" if the statement can be examined."""
         for need in self.needs:
-            held, _, kind = need.rpartition("held-out:")
-            of = matrix.held_out if held or need.startswith("held-out:") else matrix
+            held, _, kind = need.rpartition(HELD_OUT)
+            of = matrix.held_out if held or need.startswith(HELD_OUT) else matrix
             if of is None or not of.kind(kind):
                 return need
         return ""
+
+
+def refuted(
+    bad: Sequence[object],
+    every: Sequence[object],
+    text: str,
+    example: Played | None = None,
+    part: str = "",
+    *,
+    least: int = 1,
+    share: float = 0.0,
+) -> Evidence | None:
+    """Evidence, if `bad` are at least `least` and more than this share of `every`. "{}" in the text: "3 of 48"."""
+    if len(bad) < least or len(bad) <= share * len(every):
+        return None
+    return Evidence(text.replace("{}", f"{len(bad)} of {len(every)}", 1), example, part)
+
+
+HELD_OUT = "held-out: "
+"""Begins the name of a kind of transcript of held-out tasks."""
+Row = tuple[str, str, str, Callable[[Matrix], Evidence | None]]
+"""(id, statement, cause, check)."""
+
+
+def rows(where: Where, *needs: str) -> Callable[..., tuple[Inequality, ...]]:
+    """Makes rows that blame the same part of an environment and need the same transcripts."""
+    return lambda *given: tuple(Inequality(*row, where, needs) for row in given)
 
 
 def spread_of(rewards: Iterable[float]) -> str:

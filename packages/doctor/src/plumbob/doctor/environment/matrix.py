@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Task, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
-from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, Known, Turns
+from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OF_OTHERS, OTHERS, PERFECT, Known, Turns
 
+T = TypeVar("T")
+Make = Callable[[int], Turns | None]
 MOST_TASKS = 48
 """Number of training tasks with a perfect transcript and an empty reply. If none fails, at most 6% of all do (95%)."""
 FEWER_TASKS = 24
 """Number of them in which all other transcripts are played, and of held-out tasks."""
 REPEATED = 12
-"""Number of them whose transcripts are played in another order, twice each."""
-FRESH = 8
-"""Number of them whose transcripts are played in a fresh process."""
+"""Number of them whose transcripts are played in another order, twice each, and in a fresh process."""
 ODD_TASKS = 3
 """Number of them in which odd texts are played."""
 MOST_AT_ONCE = 64
@@ -60,12 +61,23 @@ class Matrix:
     player: Player
     hand: Hand
     cells: dict[str, dict[int, Played]] = field(default_factory=dict)
+    scripts: dict[tuple[str, int], Turns] = field(default_factory=dict)
+    """(kind, number of the task) -> what was said."""
     beside: list[tuple[str, int, Played]] = field(default_factory=list)
     """(kind, number of the task, rollout) of those that were played at the same time."""
     held_out: Matrix | None = None
     """The same of held-out tasks, with fewer kinds."""
     stopped: str = ""
     """Why not everything was played; "" if it was."""
+
+    remembered: dict[object, Any] = field(default_factory=dict)
+    """What `once` has computed."""
+
+    def once(self, function: Callable[[Matrix], T]) -> T:
+        """`function(self)`, computed for several rows of the table once."""
+        if function not in self.remembered:
+            self.remembered[function] = function(self)
+        return self.remembered[function]
 
     def kind(self, name: str) -> dict[int, Played]:
         """The rollouts of a kind that ended without an error."""
@@ -118,130 +130,101 @@ class _Stop(Exception):
 class _Table:
     """Plays kinds of transcripts and keeps what they earn."""
 
-    player: Player
     matrix: Matrix
-    began: float
+    ends: float
+    """Time after which no further kind is begun."""
     hanging: int = 0
 
-    def play(self, kind: str, numbers: Sequence[int], make: Callable[[int], Turns | None]) -> None:
-        if time.monotonic() - self.began > MOST_SECONDS:
-            raise _Stop(f"after {MOST_SECONDS:g} s, before {kind!r}")
+    def play(
+        self, kind: str, numbers: Iterable[int], make: Make, as_task: Callable[[Task], Task | None] = lambda t: t
+    ) -> None:
+        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
+        if time.monotonic() > self.ends:
+            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
         cells = self.matrix.cells.setdefault(kind, {})
         for i in numbers:
-            if (turns := make(i)) is not None:
-                self.one(cells, i, Script(self.matrix.hand.tasks[i], turns))
-
-    def one(self, cells: dict[int, Played], i: int, script: Script) -> None:
-        cells[i] = played = self.player.play(script)
-        self.hanging += played.failure == "hangs"
-        if self.hanging >= MOST_HANGING:
-            raise _Stop(f"{self.hanging} rollouts hung")
+            turns, task = make(i), as_task(self.matrix.hand.tasks[i])
+            if turns is None or task is None:
+                continue
+            self.matrix.scripts[kind, i] = turns
+            cells[i] = played = self.matrix.player.play(Script(task, turns))
+            self.hanging += played.failure == "hangs"
+            if self.hanging >= MOST_HANGING:
+                raise _Stop(f"{self.hanging} rollouts hung")
 
 
 def play(player: Player, seed: int = 0) -> Matrix:
     """Play every kind of transcript. `seed`: of the choice of tasks."""
-    train = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
-    matrix = Matrix(player, deal(player, train))
-    table = _Table(player, matrix, time.monotonic())
+    tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
+    matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(table)
+        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS))
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
 
 
+def _first(hand: Hand) -> dict[str, Make]:
+    return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
+
+
 def _play_all(table: _Table) -> None:
-    matrix, player = table.matrix, table.player
-    hand, every = matrix.hand, range(len(matrix.hand.tasks))
-    fewer = chosen(len(every), FEWER_TASKS)
+    matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
+    fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
-    own = lambda i: hand.turns[i] or None  # noqa: E731 - the shortest name for it
-    empty = lambda i: (Turn(),)  # noqa: E731
-    both = {PERFECT: own, EMPTY: empty}
-    scripts = [(kind, i, turns) for i in some[:FRESH] for kind, make in both.items() if (turns := make(i))]
-    fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in scripts])
-    for kind, make in both.items():
-        table.play(kind, every, make)
-    for kind, make in both.items():
-        for i in reversed(some):
-            for how in (REVERSED, TWICE):
-                table.play(f"{kind}, {how}", [i], make)
+    again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
+    fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in again])
+    for kind, make in _first(hand).items():
+        table.play(kind, range(len(hand.tasks)), make)
+    for kind, i, turns in reversed(again):
+        for how in (REVERSED, TWICE):
+            table.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
     known = Known(hand, matrix.cells, player.settings.turn_characters)
-    for kind, of in {**OTHERS, **CHEAP, **NEAR}.items():
-        table.play(kind, fewer, lambda i, of=of: of(known, i))
+    for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
+        table.play(kind, fewer, lambda i, make=make: make(known, i))
     for kind, text in ODD.items():
         table.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
-    _play_as_held_out(table, both, some)
-    _play_held_out(table)
+    if player.held_out:
+        for kind, i, turns in again:
+            table.play(f"{kind}, {HELD}", [i], lambda _, turns=turns: turns, player.as_held_out)
+        _play_held_out(table)
     if player.settings.at_once > 1:
-        _play_beside(table, fewer)
-    for (kind, i, _), played in zip(scripts, fresh() or (), strict=False):
+        _play_beside(matrix)
+    for (kind, i, _), played in zip(again, fresh() or (), strict=False):
         matrix.cells.setdefault(f"{kind}, {FRESHLY}", {})[i] = played
-    if (
-        hand.has_oracle
-        and len(matrix.paid) < len(matrix.lifts)
-        or any(p.reward < 1 for p in matrix.kind(PERFECT).values())
-    ):
-        ideal = {i: player.play_ideal(hand.tasks[i]) for i in every if hand.turns[i]}
+    if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):
+        ideal = {i: player.play_ideal(hand.tasks[i]) for i in matrix.cells[PERFECT]}
         matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}
 
 
-def _play_as_held_out(table: _Table, both: dict[str, Callable[[int], Turns | None]], some: Sequence[int]) -> None:
-    """Training tasks' data, put and scored as held-out tasks."""
-    for kind, make in both.items():
-        cells = table.matrix.cells.setdefault(f"{kind}, {HELD}", {})
-        for i in some:
-            task = table.player.as_held_out(table.matrix.hand.tasks[i]) if table.player.held_out else None
-            if task is not None and (turns := make(i)) is not None:
-                table.one(cells, i, Script(task, turns))
-
-
 def _play_held_out(table: _Table) -> None:
-    """The held-out tasks themselves: empty replies, perfect transcripts, and these with the answers of other tasks."""
-    player, held = table.player, table.player.held_out
-    if not held:
-        return
-    tasks: list[Task] = [held[i] for i in chosen(len(held), FEWER_TASKS)]
-    hand = deal(player, tasks, table.matrix.hand)
-    table.matrix.held_out = matrix = Matrix(player, hand)
-    inner = _Table(player, matrix, table.began, table.hanging)
-    every = range(len(tasks))
-    inner.play(EMPTY, every, lambda i: (Turn(),))
-    inner.play(PERFECT, every, lambda i: hand.turns[i] or None)
-    known = Known(hand, matrix.cells, player.settings.turn_characters)
-    wrong = (
-        "the own calls with another task's answer" if any(len(t) > 1 for t in hand.turns) else "another task's answer"
-    )
-    inner.play(wrong, every, lambda i: CHEAP[wrong](known, i))
+    """The held-out tasks themselves: empty replies, perfect transcripts, and the answers of other tasks."""
+    player = table.matrix.player
+    tasks: list[Task] = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
+    table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
+    inner = _Table(matrix, table.ends, table.hanging)
+    for kind, make in _first(matrix.hand).items():
+        inner.play(kind, range(len(tasks)), make)
+    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
+    for kind in OF_OTHERS:
+        inner.play(kind, range(len(tasks)), lambda i, kind=kind: CHEAP[kind](known, i))
 
 
-def _play_beside(table: _Table, numbers: Sequence[int]) -> None:
-    """As many rollouts as the run has at the same time: several of each task, as in a group, some right and some empty.
+def _play_beside(matrix: Matrix) -> None:
+    """As many rollouts as the run has at the same time: several of each task, as in a group, some right, wrong and empty.
 
-    Only transcripts that got the same twice alone: what is random by itself changes here, too. Tools that are slow alone are
-    played less often.
+    Only transcripts that got the same twice alone: what is random by itself changes here, too. What takes long is played less
+    often.
     """
-    matrix = table.matrix
-    steady = [
-        (kind, i)
-        for i in numbers
-        for kind in (PERFECT, EMPTY, "another task's answer")
-        if i in matrix.cells.get(kind, {}) and steady_alone(matrix, kind, i)
-    ]
-    if not steady:
-        return
-    count = min(table.player.settings.at_once, MOST_AT_ONCE)
-    seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / len(steady)
-    count = min(count, int(60 / max(seconds, 1e-6)))
-    picked = (steady * (count // len(steady) + 1))[:count]
-    turns = {PERFECT: lambda i: matrix.hand.turns[i], EMPTY: lambda i: (Turn(),)}
-    known = Known(matrix.hand, matrix.cells, table.player.settings.turn_characters)
-    scripts = []
-    for kind, i in picked:
-        made = turns[kind](i) if kind in turns else CHEAP[kind](known, i)
-        scripts.append(Script(matrix.hand.tasks[i], made or ()))
-    for (kind, i), played in zip(picked, table.player.play_at_once(scripts), strict=True):
-        matrix.beside.append((kind, i, played))
+    kinds = (PERFECT, EMPTY, OF_OTHERS[0])
+    numbers = sorted(matrix.cells[OF_OTHERS[0]] or matrix.cells[EMPTY])[:FEWER_TASKS]
+    steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
+    seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / max(len(steady), 1)
+    count = min(matrix.player.settings.at_once, MOST_AT_ONCE, int(MOST_SECONDS / 4 / max(seconds, 1e-6)))
+    picked = (steady * count)[:count]
+    scripts = [Script(matrix.hand.tasks[i], matrix.scripts[kind, i]) for kind, i in picked]
+    played = matrix.player.play_at_once(scripts) if scripts else []
+    matrix.beside = [(kind, i, one) for (kind, i), one in zip(picked, played, strict=True)]
 
 
 def steady_alone(matrix: Matrix, kind: str, i: int) -> bool:
@@ -253,9 +236,7 @@ def steady_alone(matrix: Matrix, kind: str, i: int) -> bool:
 
 def same(a: Played, b: Played) -> bool:
     """Whether two rollouts of one transcript earned and read the same."""
-    return (
-        a.ok and b.ok and alike(a.reward, b.reward) and list(map(squeezed, a.results)) == list(map(squeezed, b.results))
-    )
+    return a.ok and b.ok and alike(a.reward, b.reward) and [*map(squeezed, a.results)] == [*map(squeezed, b.results)]
 
 
 def alike(a: float, b: float) -> bool:

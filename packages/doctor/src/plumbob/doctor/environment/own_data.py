@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plumbob.doctor.environment.inequality import Evidence, Inequality
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, rows
 from plumbob.doctor.environment.matrix import IDEAL, Matrix
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import after, begins, common_places, places, short
@@ -85,7 +85,7 @@ def _evidence(name: str, place: str, own: Sequence[_Told], other: Sequence[_Told
     first = other[0]
     instead = (after(place, first.text) or "").split("\n")[0][:40]
     return (
-        f"in {name} the answer stands after {place!r} in {len(own)} tasks; in {len(other)} something else does and the answer stands "
+        f"in {name} the answer stands after {place!r} in {len(own)} tasks; in {len(other)} something else does and it stands "
         f"nowhere, such as {short(instead)} in task {first.task.key}, whose answer is {short(first.gold)}"
     )
 
@@ -132,6 +132,10 @@ def _held_contradicted(m: Matrix) -> Evidence | None:
 
 
 OWN_DATA = (
-    Inequality("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted, "tasks", (EMPTY,)),
-    Inequality("held-out-own-data", "Held-out answers agree with what their tasks' own data say", "evaluation-differs", _held_contradicted, "tasks", (f"held-out:{EMPTY}",)),
-)  # fmt: skip
+    *rows("tasks", EMPTY)(
+        ("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted)
+    ),
+    *rows("tasks", f"{HELD_OUT}{EMPTY}")(
+        ("held-out-own-data", "So do those of held-out tasks", "evaluation-differs", _held_contradicted)
+    ),
+)

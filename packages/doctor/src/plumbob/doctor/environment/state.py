@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from plumbob.doctor.environment.inequality import Evidence, Inequality
+from plumbob.doctor.environment.inequality import Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, steady_alone
-from plumbob.doctor.environment.player import Played
-from plumbob.doctor.environment.texts import DOWN, says_failed, says_nothing, short, squeezed
+from plumbob.doctor.environment.player import Failure, Played
+from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEWEST = 3
@@ -18,11 +18,9 @@ Pair = tuple[Played, Played]
 
 def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
     changed = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
-    if len(changed) < FEWEST:
-        return None
-    first = changed[0][1]
-    text = f"{len(changed)} of {len(pairs)} transcripts earn something else {name}: {first.reward:.3g} in place of {changed[0][0].reward:.3g}"
-    return Evidence(f"{text} in task {first.task.key}", first)
+    a, b = changed[0] if changed else (None, None)
+    example = f"{b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}" if a and b else ""
+    return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
 
 
 def _results(name: str, pairs: list[Pair], *, nothing: bool | None = None) -> Evidence | None:
@@ -30,18 +28,16 @@ def _results(name: str, pairs: list[Pair], *, nothing: bool | None = None) -> Ev
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
     changed = [(p, x, y) for p, x, y in every if _changed(x, y)]
     empty = sum(says_nothing(x) or says_nothing(y) for _, x, y in changed)
-    if len(changed) < FEWEST or (nothing is not None and (2 * empty > len(changed)) != nothing):
+    if not changed or (nothing is not None and (2 * empty > len(changed)) != nothing):
         return None
     first, x, y = changed[0]
-    text = f"{len(changed)} of {len(every)} tool results are others {name}: {short(y)} in place of {short(x)}"
-    return Evidence(f"{text} in task {first.task.key}", first)
+    text = f"{{}} tool results are others {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
+    return refuted(changed, every, text, first, least=FEWEST)
 
 
 def _changed(a: str, b: str) -> bool:
-    """Whether two results have other words, not only in another order, and neither is the error of a server."""
-    if DOWN.search(a[:200]) or DOWN.search(b[:200]):
-        return False
-    return sorted(squeezed(a).split()) != sorted(squeezed(b).split())
+    """Whether two results have other words, not only in another order, and neither is an error."""
+    return not says_failed(a) and not says_failed(b) and sorted(squeezed(a).split()) != sorted(squeezed(b).split())
 
 
 def _again(m: Matrix) -> Iterator[Pair]:
@@ -83,11 +79,17 @@ def _beside(m: Matrix) -> list[Pair]:
     return [(m.cells[kind][i], b) for kind, i, b in m.beside]
 
 
-def _failed_beside(m: Matrix, *, hangs: bool) -> Evidence | None:
-    failed = [p for _, _, p in m.beside if not p.ok]
-    if len(failed) < FEWEST or (failed[0].failure == "hangs") != hangs:
-        return None
-    return Evidence(f"{len(failed)} of {len(m.beside)} rollouts fail {_BESIDE}: {failed[0].error}", failed[0])
+def _failed(m: Matrix, failure: Failure) -> Evidence | None:
+    bad = [p for _, _, p in m.beside if p.failure == failure]
+    return (
+        Evidence(f"{len(bad)} of {len(m.beside)} rollouts fail {_BESIDE}: {bad[0].error}", bad[0])
+        if len(bad) >= FEWEST
+        else None
+    )
+
+
+def _again_results(nothing: bool) -> Callable[[Matrix], Evidence | None]:
+    return lambda m: _results("at once again", list(_again(m)), nothing=nothing)
 
 
 _BESIDE = "when they are played at the same time"
@@ -95,21 +97,55 @@ _ORDER = "when other tasks were played before them"
 _FRESH = "in a process that has played nothing before"
 
 
-def _row(
-    id: str, statement: str, cause: str, check: Callable[[Matrix], Evidence | None], tool: bool = False
-) -> Inequality:
-    return Inequality(id, statement, cause, check, "tool" if tool else "reward", (EMPTY,))
-
-
+_tool, _reward = rows("tool", PERFECT), rows("reward", EMPTY)
 STATE = (
-    _row("again-results-empty", "Calls that are made again do not get empty results", "tools-return-nothing", lambda m: _results("at once again", list(_again(m)), nothing=True), True),
-    _row("again-results", "The same calls get the same results at once again", "tool-results-wrong", lambda m: _results("at once again", list(_again(m)), nothing=False), True),
-    _row("order-results", "Tool results do not depend on what was played before", "tool-results-mixed", lambda m: _results(_ORDER, _ordered(m)), True),
-    _row("order-rewards", "Rewards do not depend on what was played before", "rewards-of-other-rollouts", lambda m: _rewards(_ORDER, _ordered(m))),
-    _row("fresh-results", "Tool results are the same in a fresh process", "tool-results-mixed", lambda m: _results(_FRESH, _fresh(m)), True),
-    _row("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", lambda m: _rewards(_FRESH, _fresh(m))),
-    _row("beside-results", "Tool results are the same when many rollouts are played at once", "tool-results-mixed", lambda m: _results(_BESIDE, _beside(m)), True),
-    _row("beside-hang", "Rollouts end in time when many are played at once", "environment-hangs", lambda m: _failed_beside(m, hangs=True)),
-    _row("beside-errors", "Rollouts do not fail when many are played at once", "environment-fails", lambda m: _failed_beside(m, hangs=False)),
-    _row("beside-rewards", "Rewards are the same when many rollouts are played at once", "rewards-of-other-rollouts", lambda m: _rewards(_BESIDE, _beside(m))),
-)  # fmt: skip
+    *_tool(
+        (
+            "again-empty",
+            "Calls that are made again do not get empty results",
+            "tools-return-nothing",
+            _again_results(True),
+        ),
+        ("again", "The same calls get the same results at once again", "tool-results-wrong", _again_results(False)),
+        (
+            "order-results",
+            "Results do not depend on what was played before",
+            "tool-results-mixed",
+            lambda m: _results(_ORDER, _ordered(m)),
+        ),
+        (
+            "fresh-results",
+            "Results are the same in a fresh process",
+            "tool-results-mixed",
+            lambda m: _results(_FRESH, _fresh(m)),
+        ),
+        (
+            "beside-results",
+            "Results are the same beside other rollouts",
+            "tool-results-mixed",
+            lambda m: _results(_BESIDE, _beside(m)),
+        ),
+    ),
+    *_reward(
+        (
+            "order",
+            "Rewards do not depend on what was played before",
+            "rewards-of-other-rollouts",
+            lambda m: _rewards(_ORDER, _ordered(m)),
+        ),
+        (
+            "fresh",
+            "Rewards are the same in a fresh process",
+            "reward-nondeterministic",
+            lambda m: _rewards(_FRESH, _fresh(m)),
+        ),
+        ("beside-hang", "Rollouts end in time beside others", "environment-hangs", lambda m: _failed(m, "hangs")),
+        ("beside-errors", "Rollouts do not fail beside others", "environment-fails", lambda m: _failed(m, "fails")),
+        (
+            "beside",
+            "Rewards are the same beside other rollouts",
+            "rewards-of-other-rollouts",
+            lambda m: _rewards(_BESIDE, _beside(m)),
+        ),
+    ),
+)

@@ -10,24 +10,13 @@ import random
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import correlation, fmean
-from typing import Any
 
-from plumbob.doctor.environment.inequality import Evidence, Inequality
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import HELD, Matrix, alike
-from plumbob.doctor.environment.player import Played, Task
-from plumbob.doctor.environment.texts import (
-    after,
-    begins,
-    chosen,
-    common_places,
-    normalised,
-    places,
-    short,
-    squeezed,
-    strings,
-)
+from plumbob.doctor.environment.player import Task
+from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, short, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEW, OFTEN = 32, 3
@@ -54,6 +43,8 @@ CUT, WHOLE, FEWEST = 0.25, 0.9, 8
 """Largest share of questions that may break off where `WHOLE` of the others end with a mark, and fewest that are judged."""
 ALIKE_PROMPTS = 0.2
 """Largest share of tasks without tools whose prompts other tasks with other answers have, too."""
+HELD_UNPAID, PAID = 0.3, 0.9
+"""Largest share of held-out tasks whose right answer may earn nothing, where so many of the training tasks' are paid."""
 WRONG_ALIKE = 0.4
 """Largest difference between what wrong answers earn in held-out and in training tasks, as a share of the right ones."""
 _LABEL = r"\W*(?:(?:the\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|a|solution|output)\b(?:\s+is)?)?\W*"
@@ -65,43 +56,31 @@ _LABEL = r"\W*(?:(?:the\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|a|solutio
 
 def _content(task: Task) -> tuple[str, ...]:
     """What a task says, without case, punctuation and spacing."""
-    return (
-        normalised(task.prompt),
-        *(f"{name} {normalised(' '.join(strings(task.fields[name])))}" for name in sorted(task.fields)),
-    )
+    return normalised(task.prompt), *(normalised(" ".join(strings(task.fields[name]))) for name in sorted(task.fields))
 
 
-def _different(m: Matrix) -> tuple[int, int, float]:
-    """(number of training tasks, number of different ones, how often the run takes each)."""
-    by_prompt: dict[str, list[Task]] = defaultdict(list)
-    for task in m.player.train:
-        by_prompt[task.prompt].append(task)
-    alone = sum(len(tasks) == 1 for tasks in by_prompt.values())
-    if alone == len(by_prompt):  # contents may be long
-        contents = len({normalised(prompt) for prompt in by_prompt})
-    else:
-        contents = len({_content(task) for task in m.player.train})
-    return len(m.player.train), contents, m.player.settings.taken / max(contents, 1)
+def _different(m: Matrix) -> tuple[int, int]:
+    """(number of training tasks, number of different ones)."""
+    prompts = {normalised(task.prompt) for task in m.player.train}
+    alone = len(prompts) == len(m.player.train)  # contents may be long
+    return len(m.player.train), len(prompts if alone else {_content(task) for task in m.player.train})
 
 
 def _enough(m: Matrix) -> Evidence | None:
-    _, different, times = _different(m)
+    different = m.once(_different)[1]
+    times = m.player.settings.taken / max(different, 1)
     few = different < FEW and times >= OFTEN
     return (
-        Evidence(f"{different} different training tasks, each of which the run takes about {times:.3g} times")
+        Evidence(f"{different} different training tasks, each of which the run takes {times:.3g} times")
         if few
         else None
     )
 
 
 def _distinct(m: Matrix) -> Evidence | None:
-    count, different, _ = _different(m)
-    copies = count - different
-    return (
-        Evidence(f"{copies:,} of {count:,} training tasks equal another one but for case, spacing and names")
-        if copies > COPIES * count
-        else None
-    )
+    count, different = m.once(_different)
+    text = "{} training tasks equal another one but for case, spacing and names"
+    return refuted(range(count - different), range(count), text, share=COPIES)
 
 
 def _order(m: Matrix) -> Evidence | None:
@@ -109,10 +88,9 @@ def _order(m: Matrix) -> Evidence | None:
     turns = [len(own) for own in m.hand.turns if own]
     if not m.player.settings.as_given or len(turns) < FEW:
         return None
-    found = rank_correlation(turns)
+    found, part = rank_correlation(turns), max(len(turns) // 6, 1)
     if abs(found) * math.sqrt(len(turns) - 1) <= SORTED:
         return None
-    part = max(len(turns) // 6, 1)
     return Evidence(
         f"tasks are taken as given; perfect transcripts have {fmean(turns[:part]):.3g} turns at the start and "
         f"{fmean(turns[-part:]):.3g} at the end; rank correlation with the task's place {found:+.2f}"
@@ -129,48 +107,43 @@ def rank_correlation(values: Sequence[float]) -> float:
 def _cut(m: Matrix) -> Evidence | None:
     """Questions are cut if they break off where whole ones end with a mark: held-out ones, or those of another length."""
 
-    def questions(of: Matrix | None) -> list[str]:
-        texts = [p.opening[-1].text for p in of.kind(EMPTY).values() if p.opening] if of else []
-        return list(dict.fromkeys(text for text in texts if text))
-
-    def breaks(text: str) -> bool:
-        return text.rstrip()[-1:].isalnum()
-
     def whole(texts: Sequence[str]) -> bool:
-        return len(texts) >= FEWEST and sum(map(breaks, texts)) <= (1 - WHOLE) * len(texts)
+        return len(texts) >= FEWEST and sum(map(_breaks, texts)) <= (1 - WHOLE) * len(texts)
 
-    train, held = questions(m), questions(m.held_out)
-    broken = [text for text in train if breaks(text)]
-    if len(broken) < max(FEWEST, CUT * len(train)):
-        return None
-    length, count = Counter(map(len, train)).most_common(1)[0]
+    train, held = _questions(m), _questions(m.held_out)
+    broken = [text for text in train if _breaks(text)]
+    length, count = max(Counter(map(len, train)).items(), key=lambda one: one[1], default=(0, 0))
     same = [text for text in train if len(text) == length]
     rest = [text for text in (*train, *held) if len(text) != length]
-    at_length = count >= max(FEWEST, CUT * len(train)) and all(map(breaks, same)) and whole(rest)
+    at_length = count >= max(FEWEST, CUT * len(train)) and all(map(_breaks, same)) and whole(rest)
     if not whole(held) and not at_length:
         return None
-    return Evidence(
-        f"{len(broken)} of {len(train)} training questions break off, such as {short(broken[0][-40:])}, where others end with a mark"
+    text = (
+        f"{{}} training questions break off, such as {short(broken[0][-40:])}, where others end with a mark"
+        if broken
+        else ""
     )
+    return refuted(broken, train, text, least=FEWEST, share=CUT)
+
+
+def _questions(m: Matrix | None) -> list[str]:
+    texts = [p.opening[-1].text for p in m.kind(EMPTY).values() if p.opening] if m else []
+    return list(dict.fromkeys(text for text in texts if text))
+
+
+def _breaks(text: str) -> bool:
+    return text.rstrip()[-1:].isalnum()
 
 
 def _alike(m: Matrix) -> Evidence | None:
     """What tells tasks without tools apart must be in the prompt."""
-    played = [(i, p) for i, p in m.kind(EMPTY).items() if m.hand.golds[i]]
-    if any(p.tools for _, p in played):
-        return None
+    played = [(i, p) for i, p in m.kind(EMPTY).items() if m.hand.golds[i] and not p.tools]
     answers: dict[str, set[str]] = defaultdict(set)
     for i, p in played:
         answers[p.prompt].add(m.hand.golds[i])
     several = [p for _, p in played if len(answers[p.prompt]) > 1]
-    bad = len(several) >= max(FEWEST, ALIKE_PROMPTS * len(played))
-    return (
-        Evidence(
-            f"{len(several)} of {len(played)} prompts are those of another task with another right answer", several[0]
-        )
-        if bad
-        else None
-    )
+    text = "{} prompts are those of another task with another right answer"
+    return refuted(several, played, text, several[0] if several else None, least=FEWEST, share=ALIKE_PROMPTS)
 
 
 def _hidden(m: Matrix) -> Evidence | None:
@@ -179,44 +152,33 @@ def _hidden(m: Matrix) -> Evidence | None:
     That the answer's words are in the prompt is no fault: in reading comprehension and multiple choice they must be.
     """
     pairs = [(p.prompt, m.hand.golds[i]) for i, p in m.kind(EMPTY).items() if m.hand.golds[i]]
-    least = max(GIVEN_TASKS, GIVEN_SHARE * len(pairs))
-    golds = [gold for _, gold in pairs]
-    for place in common_places(((text, [gold]) for text, gold in pairs), 200, math.ceil(least)):
+    least, golds = math.ceil(max(GIVEN_TASKS, GIVEN_SHARE * len(pairs))), [gold for _, gold in pairs]
+    for place in common_places(((text, [gold]) for text, gold in pairs), 200, least):
         follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := after(place, prompt)) is not None]
-        own = sum(begins(text, golds[i]) for i, text in follows)
+        own = [text for i, text in follows if begins(text, golds[i])]
         others = [begins(text, golds[j]) for i, text in follows for j in chosen(len(golds), 16) if j != i]
-        if own >= least and own >= GIVEN * len(follows) and fmean(others or [1.0]) < own / len(follows) / 2:
-            return Evidence(f"after {place!r} stands the answer in {own} of {len(follows)} first prompts")
-    asked = [
-        i
-        for i, (prompt, gold) in enumerate(pairs)
-        if _answered(prompt, gold, [p for j, (p, _) in enumerate(pairs) if j != i])
-    ]
-    return (
-        Evidence(f"in {len(asked)} of {len(pairs)} prompts the question stands before, with its answer right after it")
-        if len(asked) >= least
-        else None
+        if own and fmean(others or [1.0]) < len(own) / len(follows) / 2:
+            text = f"after {place!r} stands the answer in {{}} first prompts"
+            if (found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9)) is not None:
+                return found
+    asked = [1 for i, one in enumerate(pairs) if _answered(*one, [p for j, (p, _) in enumerate(pairs) if j != i])]
+    return refuted(
+        asked, pairs, "in {} prompts the question stands before, with its answer right after it", least=least
     )
 
 
 def _answered(prompt: str, gold: str, others: Sequence[str]) -> bool:
     """Whether what a prompt ends with, and none of `others` does, stands in it before, followed by the answer at once."""
     prompt = prompt.rstrip()
-    end, at = prompt[-40:], -1
-    if len(set(end)) < 8:
+    end, at = prompt[-40:], prompt.find(prompt[-40:])
+    size = len(end)
+    if len(set(end)) < 8 or at >= len(prompt) - size:
         return False
-    for _ in range(20):
-        at = prompt.find(end, at + 1)
-        if not 0 <= at < len(prompt) - len(end):
-            return False
-        size = len(end)
-        while size < min(at + len(end), 2000) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
-            size += 1
-        told = prompt[at + len(end) :][: 60 + len(gold)]
-        right = re.match(_LABEL + re.escape(gold) + r"(?!\w)", told, re.IGNORECASE)
-        if right and not any(other.rstrip().endswith(prompt[-size:]) for other in others):
-            return True
-    return False
+    while size < min(at + len(end), 2000) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
+        size += 1
+    told = prompt[at + len(end) :][: 60 + len(gold)]
+    right = re.match(_LABEL + re.escape(gold) + r"(?!\w)", told, re.IGNORECASE)
+    return bool(right) and not any(other.rstrip().endswith(prompt[-size:]) for other in others)
 
 
 # Held-out tasks
@@ -227,62 +189,51 @@ def _apart(m: Matrix) -> Evidence | None:
     wanted = {normalised(task.prompt) for task in held}
     trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
     both = [task for task in held if _content(task) in trained]
-    return (
-        Evidence(
-            f"{len(both)} of {len(held)} held-out tasks are among {len(m.player.train):,} training tasks, such as {both[0].key}"
-        )
-        if both
-        else None
-    )
+    text = f"{{}} held-out tasks are among the training tasks, such as {both[0].key}" if both else ""
+    return refuted(both, held, text)
 
 
 def _near_copies(m: Matrix) -> Evidence | None:
     """Held-out tasks in other words: nearer to a training task, by their rare words, than training tasks are to each other."""
-    train, held = list(m.player.train), list(m.player.held_out)
     draw = random.Random("near copies")
-    train = draw.sample(train, min(AMONG, len(train)))
-    if len(train) < NEAREST or not held:
+    train = draw.sample(list(m.player.train), min(AMONG, len(m.player.train)))
+    every = [_words(task) for task in train]
+    if len(train) < NEAREST:
         return None
-    words = [_rare(task) for task in train]
-    counts = Counter(word for own in words for word in own)
+    counts = Counter(word for own in every for word in own)
     weight: Mapping[str, float] = defaultdict(
-        lambda: math.log(len(words)), {w: math.log(len(words) / c) for w, c in counts.items()}
+        lambda: math.log(len(every)), {word: math.log(len(every) / count) for word, count in counts.items()}
     )
-    own = [_nearest(words[k], words, weight, k)[0] for k in draw.sample(range(len(words)), NEAREST)]
-    found = [(task, *_nearest(_rare(task), words, weight)) for task in held]
-    near = [(task, share, at) for task, share, at in found if share > max(own) and share > 0.5]
-    if len(near) < NEAR_COPIES or len(near) < len(held) / 8:
-        return None
-    task, share, at = max(near, key=lambda one: one[1])
-    return Evidence(
-        f"{len(near)} of {len(held)} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another "
-        f"one ({share:.0%} of their rare words in common at most, {max(own):.0%} among training tasks), such as {task.key} and {train[at].key}"
+    most = max(_nearest(every[k], every, weight, k)[0] for k in draw.sample(range(len(every)), NEAREST))
+    found = [(*_nearest(_words(task), every, weight), task.key) for task in m.player.held_out]
+    near = [one for one in found if one[0] > max(most, 0.5)]
+    share, at, key = max(near, default=(0.0, 0, ""))
+    text = (
+        f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as {key} "
+        f"to {train[at].key}: they have {share:.0%} of their rare words in common, those at most {most:.0%}"
     )
+    return refuted(near, found, text, least=NEAR_COPIES, share=0.125)
 
 
-def _rare(task: Task) -> frozenset[str]:
+def _words(task: Task) -> frozenset[str]:
     return frozenset(normalised(" ".join([task.prompt, *strings(dict(task.fields))])).split())
 
 
 def _nearest(
-    words: frozenset[str], among: Sequence[frozenset[str]], weight: Mapping[str, float], but: int = -1
+    own: frozenset[str], among: Sequence[frozenset[str]], weight: Mapping[str, float], but: int = -1
 ) -> tuple[float, int]:
     """(weighted share of words in common with the nearest of `among`, its number)."""
-    best, total = (0.0, 0), {word: weight[word] for word in words}
-    size = sum(total.values())
+    best, size = (0.0, 0), sum(weight[word] for word in own)
     for k, other in enumerate(among):
-        if k != but:
-            common = sum(total[word] for word in words & other)
-            # Their union weighs at least as much as the larger of the two.
-            if common > best[0] * size:
-                union = size + sum(weight[word] for word in other - words)
-                best = max(best, (common / union if union else 0.0, k))
+        common = sum(weight[word] for word in own & other) if k != but else 0.0
+        if common > best[0] * size:  # the union weighs at least as much
+            best = max(best, (common / (size + sum(weight[word] for word in other - own)), k))
     return best
 
 
 def _one_prompt(m: Matrix) -> Evidence | None:
     train, held = _prompts(m), _prompts(m.held_out)
-    one = min(len(train), len(held)) >= COMPARED and len(set(train)) >= COMPARED and len(set(held)) == 1
+    one = min(len(set(train)), len(held)) >= COMPARED and len(set(held)) == 1
     return Evidence(f"all {len(held)} held-out prompts are the same one") if one else None
 
 
@@ -292,123 +243,107 @@ def _prompts(m: Matrix | None) -> list[str]:
 
 def _prompted(m: Matrix) -> Evidence | None:
     """Training and held-out tasks are put to the model in the same words. Their content may differ."""
-    sides = {"training": m.kind(EMPTY), "held-out": m.held_out.kind(EMPTY) if m.held_out else {}}
-    prompts = {name: [p.prompt for p in played.values()] for name, played in sides.items()}
-    if min(map(len, prompts.values())) < COMPARED:
+    train, held = _prompts(m), _prompts(m.held_out)
+    if m.held_out is None or min(len(train), len(held)) < COMPARED:
         return None
-    tools = [set(next(iter(played.values())).tools) for played in sides.values()]
-    if tools[0] != tools[1]:
-        return Evidence(f"tools that only one of the two kinds of tasks has: {', '.join(sorted(tools[0] ^ tools[1]))}")
-    for name, other in (("training", "held-out"), ("held-out", "training")):
-        if (text := _only_in(prompts[name], prompts[other])) is not None:
-            return Evidence(
-                f"every {name} prompt has {text!r}, and no prompt of the others has it",
-                next(iter(sides[name].values())),
-            )
-    capitals = [fmean(map(_capitals, texts)) for texts in prompts.values()]
-    if abs(capitals[0] - capitals[1]) > CAPITALS:
-        return Evidence(
-            f"{capitals[0]:.0%} of the letters of training prompts are capitals, of held-out prompts {capitals[1]:.0%}"
-        )
-    return None
+    tools = [set(next(iter(of.kind(EMPTY).values())).tools) for of in (m, m.held_out)]
+    if more := ", ".join(sorted(tools[0] ^ tools[1])):
+        return Evidence(f"tools that only one of the two kinds of tasks has: {more}")
+    for name, of, others in (("training", train, held), ("held-out", held, train)):
+        if text := _only_in(of, others):
+            return Evidence(f"every {name} prompt has {text!r}, and no prompt of the others has it")
+    capitals = [
+        fmean(sum(map(str.isupper, text)) / max(sum(map(str.isalpha, text)), 1) for text in of) for of in (train, held)
+    ]
+    if abs(capitals[0] - capitals[1]) <= CAPITALS:
+        return None
+    return Evidence(
+        f"{capitals[0]:.0%} of the letters of training prompts are capitals, of held-out prompts {capitals[1]:.0%}"
+    )
 
 
-def _capitals(text: str) -> float:
-    """Share of the letters that are capitals, of those that have both forms."""
-    letters = [letter for letter in text if letter.lower() != letter.upper()]
-    return sum(letter.isupper() for letter in letters) / max(len(letters), 1)
-
-
-def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str | None:
-    """An instruction that is in all prompts and in none of the rest: a line, or what all of them begin or end with."""
-    lines = Counter(line for prompt in prompts for line in {line.strip() for line in prompt.splitlines()})
-    fixed = [line for line, count in lines.items() if count == len(prompts) and len(line) > 1]
-    fixed += [_shared(prompts), _shared([text[::-1] for text in prompts])[::-1]]
+def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str:
+    """An instruction that is in all prompts and in none of the rest: a line, or what all of them begin or end with; or ""."""
+    lines = [{line.strip() for line in prompt.splitlines()} for prompt in prompts]
+    fixed = [*set.intersection(*lines), _shared(prompts), _shared([text[::-1] for text in prompts])[::-1]]
     for text in fixed:
         wording = len(re.findall(r"[^\W\d]{2,}", text)) >= 2  # not a word or a number that all samples happen to have
         if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
             return text.strip()[:60]
-    return None
+    return ""
 
 
 def _shared(texts: Sequence[str]) -> str:
     """What all texts begin with, up to a whole word."""
     low, high = min(texts), max(texts)
     length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return low[:length] if length == len(low) else re.sub(r"\S*$", "", low[:length])
+    return low if length == len(low) else re.sub(r"\S*$", "", low[:length])
 
 
 def _scored_alike(m: Matrix) -> Evidence | None:
     """Training tasks' data earn the same as held-out tasks."""
-    pairs = [
-        (m.cells[kind][i], p)
-        for kind in (PERFECT, EMPTY)
-        for i, p in m.kind(f"{kind}, {HELD}").items()
-        if m.cells[kind][i].ok
-    ]
+    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in (PERFECT, EMPTY)}
+    pairs = [(m.kind(kind)[i], p) for kind, held in kinds.items() for i, p in held.items() if i in m.kind(kind)]
     bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward) and bool(a.tools) == bool(b.tools)]
-    if not bad:
-        return None
-    gap = max(abs(a.reward - b.reward) for a, b in bad)
-    return Evidence(
-        f"{len(bad)} of {len(pairs)} transcripts of training tasks earn something else as held-out tasks, by up to {gap:.3g}",
-        bad[0][1],
-    )
-
-
-def _held_kind(m: Matrix) -> str:
-    known = m.held_out.cells if m.held_out else {}
-    return next((kind for kind in known if "another task's answer" in kind), "")
-
-
-def _wrong_alike(m: Matrix) -> Evidence | None:
-    """Wrong answers earn in held-out tasks what they earn in training tasks: data may tell the two kinds of tasks apart."""
-    kind = _held_kind(m)
-    own, held = ([*of.shares(kind).values()] if of else [] for of in (m, m.held_out))
-    if min(len(own), len(held)) < GIVEN_TASKS:
-        return None
-    means = fmean(own), fmean(held)
-    if abs(means[0] - means[1]) <= WRONG_ALIKE or min(means) >= 0.5:
-        return None
-    return Evidence(
-        f"{kind} earns {means[0]:.0%} of the right answer's reward in training tasks and {means[1]:.0%} in held-out tasks"
-    )
+    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
+    text = f"{{}} transcripts of training tasks earn something else as held-out tasks, by up to {gap:.3g}"
+    return refuted(bad, pairs, text, bad[0][1] if bad else None)
 
 
 def _held_paid(m: Matrix) -> Evidence | None:
     """Perfect transcripts of held-out tasks are paid where those of nearly all training tasks are."""
-    if m.held_out is None or not m.held_out.lifts or len(m.paid) < 0.9 * len(m.lifts):
+    if m.held_out is None or len(m.paid) < PAID * len(m.lifts):
         return None
-    unpaid = m.held_out.unpaid
-    if len(unpaid) < COMPARED or len(unpaid) < 0.3 * len(m.held_out.lifts):
-        return None
-    text = f"perfect transcripts earn no more than empty replies in {len(unpaid)} of {len(m.held_out.lifts)} held-out tasks"
-    return Evidence(
-        f"{text}, and in {len(m.unpaid)} of {len(m.lifts)} training tasks", m.held_out.kind(PERFECT)[unpaid[0]]
-    )
+    unpaid, example = m.held_out.unpaid, next((m.held_out.kind(PERFECT)[i] for i in m.held_out.unpaid), None)
+    text = f"perfect transcripts earn nothing in {{}} held-out tasks, and in {len(m.unpaid)} of {len(m.lifts)} training tasks"
+    return refuted(unpaid, m.held_out.lifts, text, example, least=COMPARED, share=HELD_UNPAID)
 
 
-def _row(
-    id: str, statement: str, cause: str, check: Callable[[Matrix], Evidence | None], *needs: str, where: Any = "tasks"
-) -> Inequality:
-    return Inequality(id, statement, cause, check, where, needs)
+def _wrong_alike(m: Matrix) -> Evidence | None:
+    """Wrong answers earn in held-out tasks what they earn in training tasks: data may tell the two kinds of tasks apart."""
+    for kind in m.held_out.cells if m.held_out else ():
+        own, held = ([*of.shares(kind).values()] if of else [] for of in (m, m.held_out))
+        if kind in (PERFECT, EMPTY) or min(len(own), len(held)) < GIVEN_TASKS:
+            continue
+        means = fmean(own), fmean(held)
+        if abs(means[0] - means[1]) > WRONG_ALIKE and min(means) < 0.5:
+            return Evidence(
+                f"{kind} earns {means[0]:.0%} of the right one's reward in training tasks, in held-out tasks {means[1]:.0%}"
+            )
+    return None
 
 
-HELD_EMPTY = f"held-out:{EMPTY}"
+_tasks, _held = rows("tasks", EMPTY), rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")
 TASKS = (
-    _row("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
-    _row("distinct", "Training tasks differ from each other", "duplicate-tasks", _distinct),
-    _row("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
-    _row("apart", "No held-out task is a training task", "held-out-in-training", _apart, HELD_EMPTY),
-    _row("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden, EMPTY),
-    _row("one-prompt", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt, HELD_EMPTY),
-    _row("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-prompted-differently", _prompted, HELD_EMPTY),
-    _row("near-copies", "Held-out tasks are no nearer to training tasks than these are to each other", "held-out-in-training", _near_copies, HELD_EMPTY),
-    _row("questions", "Questions end where sentences end", "truncated-context", _cut, EMPTY),
-    _row("told-apart", "Tasks that look alike have one answer", "truncated-context", _alike, EMPTY),
-)  # fmt: skip
-EVALUATION = (
-    _row("scored", "Training and held-out tasks score a transcript alike", "evaluation-parses-differently", _scored_alike, f"{EMPTY}, {HELD}", where="reward"),
-    _row("held-out-paid", "Perfect transcripts of held-out tasks are paid as those of training tasks are", "evaluation-differs", _held_paid, f"held-out:{PERFECT}", where="reward"),
-    _row("wrong-alike", "Wrong answers earn as little in held-out tasks as in training tasks", "evaluation-parses-differently", _wrong_alike, HELD_EMPTY, where="reward"),
-)  # fmt: skip
+    *_tasks(
+        ("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
+        ("distinct", "Training tasks differ from each other", "duplicate-tasks", _distinct),
+        ("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
+        ("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden),
+    ),
+    *_held(
+        ("apart", "No held-out task is a training task", "held-out-in-training", _apart),
+        ("near-copies", "No held-out task is a training task in other words", "held-out-in-training", _near_copies),
+        ("one-prompt", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt),
+        ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-prompted-differently", _prompted),
+    ),
+    *_tasks(
+        ("questions", "Questions end where sentences end", "truncated-context", _cut),
+        ("told-apart", "Tasks that look alike have one answer", "truncated-context", _alike),
+    ),
+)
+EVALUATION = rows("reward", PERFECT, EMPTY, f"{HELD_OUT}{EMPTY}")(
+    (
+        "scored",
+        "A transcript earns the same as that of a held-out task",
+        "evaluation-parses-differently",
+        _scored_alike,
+    ),
+    (
+        "held-out-paid",
+        "Right answers to held-out tasks are paid as those to training tasks",
+        "evaluation-differs",
+        _held_paid,
+    ),
+    ("wrong-alike", "Wrong answers to held-out tasks earn as little", "evaluation-parses-differently", _wrong_alike),
+)

@@ -82,9 +82,14 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
+def words(text: str) -> list[str]:
+    """The words and numbers of a text, in lower case."""
+    return re.findall(r"\w+", text.casefold())
+
+
 def normalised(text: str) -> str:
     """The text in lower case, without punctuation and with single spaces."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    return " ".join(words(text))
 
 
 def apart(a: str, b: str) -> bool:

@@ -12,7 +12,7 @@ from plumbob.doctor.environment.player import Played, Turn
 from plumbob.doctor.environment.texts import apart, replaced, rewritten, said
 
 Turns = tuple[Turn, ...]
-PERFECT, EMPTY = "the perfect transcript", "an empty reply"
+PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
 WORKING = "That takes a few steps.\n"
@@ -192,8 +192,8 @@ NEAR: dict[str, Callable[[Known, int], Turns | None]] = {
 }
 """Wrong answers that are near to the right one."""
 CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
-    "the prompt sent back": lambda known, i: (Turn(known.prompt(i)),),
-    "one word repeated": lambda known, i: (Turn("the " * 200),),
+    ECHO: lambda known, i: (Turn(known.prompt(i)),),
+    "working without an answer": lambda known, i: (Turn(WORKING * 12),),
     "the form of an answer without content": _form,
     "another task's answer": _others,
     "several answers joined by or": _several,
@@ -203,6 +203,7 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     "the best constant answer": _constant,
 }
 """Transcripts that solve nothing."""
+OF_OTHERS = ("another task's answer", "the own calls with another task's answer")
 OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,

@@ -144,16 +144,18 @@ def of_matrix(config: Any) -> tuple[list[str], str, int]:
 
 def verdict(one: dict[str, Any]) -> str:
     """right, general, wrong, missed; healthy or ALARM; ERROR if something could not be examined."""
-    from plumbob.trainer.diagnosis.causes import stands_for
+    from plumbob.doctor.causes import stands_for
+    from plumbob.testing.faulty.old_causes import NEW_IDS
 
     if one["code"] == 2:
         return "ERROR"
     if one["kind"] != "field":
         return "ALARM" if one["named"] else "healthy"
-    first = next(iter(one["named"]), None)
+    accepted = {NEW_IDS[cause] for cause in one["causes"]}
+    first = next((NEW_IDS.get(cause, cause) for cause in one["named"]), None)
     if first is None:
         return "missed"
-    return "right" if first in one["causes"] else "general" if stands_for(first) & set(one["causes"]) else "wrong"
+    return "right" if first in accepted else "general" if stands_for(first) & accepted else "wrong"
 
 
 def main() -> None:

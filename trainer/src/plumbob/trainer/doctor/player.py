@@ -185,7 +185,7 @@ class VerifiersPlayer:
     def call_form(self) -> tuple[str, bool] | None:
         if self.chat is None:
             return None
-        from plumbob.rollout.template_gaps import EXAMPLE
+        from plumbob.rollout.tool_formats.base import EXAMPLE
 
         text = self.chat.call_text()
         read = self.chat.tool_format.read(text, {EXAMPLE.name: {}})

@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -15,9 +15,9 @@ from typing import Any
 
 from plumbob.doctor.environment.inequality import Evidence, about, equal, refuted, rows, spread_of
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
-from plumbob.doctor.environment.player import Failure, Played, Script
+from plumbob.doctor.environment.player import Played, Script
 from plumbob.doctor.environment.texts import chosen, places, short
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT, SEVERAL
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -46,42 +46,26 @@ _CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledE
 # Rollouts end
 
 
-def _failures(m: Matrix, failure: Failure) -> list[Played]:
-    return [p for cells in m.cells.values() for p in cells.values() if p.failure == failure]
-
-
-def _hangs(m: Matrix) -> Evidence | None:
-    hung = _failures(m, "hangs")
-    return Evidence(f"{len(hung)} rollouts did not end in time; the first: {hung[0].error}", hung[0]) if hung else None
-
-
-def _finite(m: Matrix, *, infinite: bool) -> Evidence | None:
-    """What pays a reply without bounds would pay others of its kind nearly as much."""
-    bad = [p for p in _failures(m, "not-finite") if p.error.endswith(" inf") == infinite]
-    return Evidence(f"{len(bad)} rollouts have no finite reward; the first: {bad[0].error}", bad[0]) if bad else None
-
-
-def _errors(m: Matrix) -> Evidence | None:
-    kinds = {kind: [*cells.values()] for kind, cells in m.cells.items() if kind not in ODD}
+def _ends(m: Matrix) -> Evidence | None:
+    kinds = {kind: [*cells.values()] for kind, cells in m.cells.items()}
     kinds["an empty reply to a held-out task"] = [*m.held_out.cells.get(EMPTY, {}).values()] if m.held_out else []
     for name, played in kinds.items():
-        bad = [p for p in played if p.failure == "fails"]
-        text = f"{{}} rollouts ({name}) end in errors; the first: {bad[0].error}" if bad else ""
+        hung = [p for p in played if p.failure == "hangs"]
+        bad = hung or [p for p in played if p.failure == "fails" and name not in ODD]
+        text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: {bad[0].error}" if bad else ""
         share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
-        if (
-            found := refuted(bad, played, text, bad[0] if bad else None, least=min(FEWEST, len(played)), share=share)
-        ) is not None:
+        least, share = (1, 0.0) if hung else (min(FEWEST, len(played)), share)
+        if (found := refuted(bad, played, text, bad[0] if bad else None, least=least, share=share)) is not None:
             return found
     return None
 
 
-def _logged(m: Matrix) -> Evidence | None:
-    """An error that is only logged, where the rollout earns no more than an empty reply."""
-    for kind, cells in m.cells.items():
-        for i, p in cells.items():
-            if p.ok and p.logged and kind != EMPTY and p.reward <= m.floor(i) + TOLERANCE:
-                return Evidence(f"{kind} earned {p.reward:.3g} in task {p.task.key}, and {p.logged[0]} was logged", p)
-    return None
+def _finite(m: Matrix) -> Evidence | None:
+    every = [p for cells in m.cells.values() for p in cells.values()]
+    bad = [p for p in every if p.failure == "not-finite"]
+    return (
+        refuted(bad, every, f"{{}} rollouts have no finite reward; the first: {bad[0].error}", bad[0]) if bad else None
+    )
 
 
 def _twice(m: Matrix) -> Evidence | None:
@@ -94,13 +78,6 @@ def _twice(m: Matrix) -> Evidence | None:
 
 
 # Right answers are paid
-
-
-def _constant(m: Matrix) -> Evidence | None:
-    every = [p.reward for kind in (PERFECT, EMPTY, "other words") for p in m.kind(kind).values()]
-    if m.paid or not equal(every) or abs(every[0]) <= TOLERANCE:
-        return None  # if that is 0, right answers fail; whether wrong ones would earn something is not known
-    return Evidence(f"perfect transcripts, empty replies and other words all earn {every[0]:.3g}")
 
 
 def _unpaid(m: Matrix) -> list[int]:
@@ -127,7 +104,14 @@ def _parsed(m: Matrix) -> Evidence | None:
 
 
 def _swallowed(m: Matrix) -> Evidence | None:
-    """The error that is raised and caught wherever a perfect transcript earns nothing, and nowhere else."""
+    """The error that is raised and caught wherever a perfect transcript earns nothing, and nowhere else.
+
+    One of the three ideas that no matrix of rewards sees. Beside it: an error that is only logged while a reply is scored.
+    """
+    for kind, cells in m.cells.items():
+        for i, p in cells.items():
+            if p.ok and p.logged and kind != EMPTY and p.reward <= m.floor(i) + TOLERANCE:
+                return Evidence(f"{kind} earns {p.reward:.3g} in task {p.task.key}, and {p.logged[0]} is logged", p)
     unpaid = _unpaid(m)
     if not unpaid or 2 * len(unpaid) > len(m.lifts):
         return None
@@ -171,10 +155,12 @@ def exceptions_raised() -> Generator[list[str]]:
 
 
 def _overpaid(m: Matrix) -> Evidence | None:
-    """Where right answers earn nothing in some tasks and wrong ones all in others, something else decides."""
-    unpaid = _unpaid(m)
+    """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
+    unpaid, others = _unpaid(m), m.kind("other words")
     usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
-    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE and (m.paid or usual > TOLERANCE)]
+    if not m.paid and (usual <= TOLERANCE or equal([usual, *(p.reward for p in others.values())])):
+        return None  # right answers fail; whether wrong ones would earn something is not known
+    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE]
     text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
     return refuted(over, unpaid, text, m.kind(EMPTY)[over[0]] if over else None, share=0.5)
 
@@ -193,27 +179,22 @@ def _vain(m: Matrix) -> Evidence | None:
     ideal, alone, best = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls"), m.kind(PERFECT)
     known = [i for i in ideal if i in alone and i in best]
     low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(best[i].reward, alone[i].reward)]
-    if 2 * len(low) <= len(known):
-        return None
     earned = spread_of(ideal[i].reward for i in low)
-    return Evidence(
-        f"in {len(low)} of {len(known)} tasks the perfect transcript earns {earned}, and as much without its calls",
-        ideal[low[0]],
+    return refuted(
+        low, known, f"in {{}} tasks the perfect transcript earns {earned}, and as much without its calls", share=0.5
     )
 
 
-def _read(kind: str) -> Callable[[Matrix], Evidence | None]:
-    """Where plain working before an answer takes nothing from it, another text there does not take everything."""
-
-    def check(m: Matrix) -> Evidence | None:
-        plain, changed, best = m.kind("working before the answer"), m.kind(kind), m.kind(PERFECT)
+def _read(m: Matrix) -> Evidence | None:
+    """Where plain working before an answer takes nothing from it, other working there does not take everything."""
+    plain, best = m.kind("working before the answer"), m.kind(PERFECT)
+    for kind in ("numbers before the answer", "long working before the answer"):
+        changed = m.kind(kind)
         known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
         gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
-        if len(known) < FEWEST or 2 * len(gone) <= len(known):
-            return None
-        return Evidence(f"with {kind}, {len(gone)} of {len(known)} perfect transcripts earn nothing", changed[gone[0]])
-
-    return check
+        if gone and len(known) >= FEWEST and 2 * len(gone) > len(known):
+            return refuted(gone, known, f"with {kind}, {{}} right answers earn nothing", changed[gone[0]])
+    return None
 
 
 # Wrong answers are not
@@ -236,38 +217,32 @@ def _surely(shares: Sequence[float]) -> float:
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
 
 
-def _form(m: Matrix) -> Evidence | None:
-    clean = _clean(m)
-    for kind in CHEAP if clean else ():
-        shares = m.shares(kind)
-        if _surely([*shares.values()]) >= FORM_EARNS:
-            text = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty replies"
-            example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
-            return Evidence(f"{text}; only {', '.join(clean)} tells the two apart", example, clean[0])
-    return None
-
-
 def _empty(m: Matrix) -> Evidence | None:
     low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
     shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
-    if _clean(m) or _surely(shares) <= EMPTY_EARNS:
+    if m.once(_clean) or _surely(shares) <= EMPTY_EARNS:
         return None
     text = f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
     return Evidence(text, m.kind(EMPTY)[m.paid[0]])
 
 
-def _cheap(kind: str) -> Callable[[Matrix], Evidence | None]:
-    most = CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+def _earns(m: Matrix, kind: str) -> Evidence | None:
+    """Evidence that a kind of transcript that solves nothing earns much."""
+    shares, clean = m.shares(kind), m.once(_clean)
+    most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+    if _surely([*shares.values()]) <= most:
+        return None
+    example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
+    text = (
+        f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones, in {len(shares)} tasks"
+    )
+    apart = f"; only {', '.join(clean)} tells the two apart" if clean else ""
+    return Evidence(f"{text}, as {about(example)}{apart}", example, clean[0] if clean else "")
 
-    def check(m: Matrix) -> Evidence | None:
-        shares = m.shares(kind)
-        if _clean(m) or _surely([*shares.values()]) <= most:
-            return None
-        example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
-        text = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones, in {len(shares)} tasks"
-        return Evidence(f"{text}: {about(example)}", example)
 
-    return check
+def _cheap(m: Matrix) -> Evidence | None:
+    found = [evidence for kind in CHEAP if (evidence := _earns(m, kind)) is not None]
+    return Evidence("; ".join(e.text for e in found[:3]), found[0].example, found[0].part) if found else None
 
 
 def _given(m: Matrix) -> Evidence | None:
@@ -275,26 +250,21 @@ def _given(m: Matrix) -> Evidence | None:
 
     A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
     """
-    found, several = _cheap(ECHO)(m), m.shares("several answers joined by or")
-    paid = [i for i, share in m.shares(ECHO).items() if share > 0]
+    several, paid = m.shares(SEVERAL), [i for i, share in m.shares(ECHO).items() if share > 0]
     held = [i for i in paid if m.hand.golds[i] and places(m.hand.golds[i], m.kind(EMPTY)[i].opening[-1].text)]
     lenient = sum(share > 0 for share in several.values())
-    return found if several and 2 * len(held) > len(paid) and 2 * lenient < len(several) else None
+    return _earns(m, ECHO) if several and 2 * len(held) > len(paid) and 2 * lenient < len(several) else None
 
 
-def _near(kind: str) -> Callable[[Matrix], Evidence | None]:
-    def check(m: Matrix) -> Evidence | None:
+def _near(m: Matrix) -> Evidence | None:
+    for kind in NEAR:
         found, best = m.kind(kind), m.kind(PERFECT)
         known = [i for i in m.paid if i in found]
         full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
-        if len(known) < FEWEST or not full:
-            return None
-        text = (
-            f"{kind} earns as much as the right answer in {{}} tasks: {about(found[full[0]])}, where the right one is"
-        )
-        return refuted(full, known, f"{text} {short(m.hand.golds[full[0]])}", found[full[0]], share=NEAR_EARNS)
-
-    return check
+        if len(known) >= FEWEST and len(full) > NEAR_EARNS * len(known):
+            text = f"{kind} earns as much as the right answer in {{}} tasks, as {about(found[full[0]])}, where the right one is"
+            return refuted(full, known, f"{text} {short(m.hand.golds[full[0]])}", found[full[0]])
+    return None
 
 
 def _calls_paid(m: Matrix) -> Evidence | None:
@@ -302,50 +272,32 @@ def _calls_paid(m: Matrix) -> Evidence | None:
     more = fmean(shares.values()) - 1 if len(shares) >= FEWEST else 0.0
     example = next(iter(m.kind("calls in vain before it").values()), None)
     return (
-        Evidence(f"eight calls in vain add {more:.0%} to what perfect transcripts earn", example)
+        Evidence(f"eight calls in vain add {more:.0%} to what right answers earn", example)
         if more > VAIN_CALLS
         else None
     )
 
 
-_rows = rows("reward", PERFECT, EMPTY)
 ENDING = rows("reward")(
-    ("no-hang", "Rollouts of scripts end in time", "environment-hangs", _hangs),
-    ("finite", "Every rollout has a finite reward", "reward-not-finite", lambda m: _finite(m, infinite=False)),
-    ("bounded", "No rollout earns an infinite reward", "reward-exploitable", lambda m: _finite(m, infinite=True)),
-    ("no-error", "Rollouts of scripts end without errors of the environment", "environment-fails", _errors),
+    ("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", _ends),
+    ("finite", "Every rollout has a finite reward", "not-finite", _finite),
     ("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", _twice),
 )
 """Rollouts end, and their rewards are numbers that stay the same."""
-PAID = _rows(
-    ("varies", "Right answers, silence and other words do not all earn the same", "reward-constant", _constant),
-    ("not-swallowed", "No error is caught where a right answer earns nothing", "grader-swallows-errors", _swallowed),
+PAID = rows("reward", PERFECT, EMPTY)(
+    ("not-swallowed", "No error is caught where a right answer earns nothing", "answers-not-parsed", _swallowed),
     ("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed),
-    ("not-overpaid", "Silence does not earn what right answers to other tasks do", "reward-exploitable", _overpaid),
+    ("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", _overpaid),
     ("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle),
 )
 """Right answers are paid."""
-READ = _rows(
-    (
-        "numbers",
-        "Numbers before the answer are not taken for it",
-        "answers-not-parsed",
-        _read("numbers before the answer"),
-    ),
-    ("long", "An answer after long working is read", "reward-wrong", _read("long working before the answer")),
+ANSWERS = rows("reward", PERFECT, EMPTY)(
+    ("read", "An answer is read after numbers and after long working", "answers-not-parsed", _read),
     ("calls-count", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _vain),
-)
-"""Right answers are read, however they are written."""
-REFUSED = _rows(
-    ("not-logged", "No error is only logged while a reply is scored", "grader-swallows-errors", _logged),
-    ("form", "What form alone earns is less than what right answers add", "reward-format-dominated", _form),
-    ("empty", "An empty reply earns little", "reward-exploitable", _empty),
     ("not-given", "The prompt does not hold the answer in the form that is asked for", "answer-in-prompt", _given),
-    *((kind, f"{kind.capitalize()} earns little", "reward-exploitable", _cheap(kind)) for kind in CHEAP),
-    *(
-        (kind, f"{kind.capitalize()} earns less than the right answer", "reward-exploitable", _near(kind))
-        for kind in NEAR
-    ),
+    ("empty", "An empty reply earns little", "reward-exploitable", _empty),
+    ("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", _cheap),
+    ("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", _near),
     ("vain-calls", "Calls in vain add nothing", "reward-exploitable", _calls_paid),
 )
-"""Wrong answers are not paid."""
+"""Right answers are read, however they are written, and wrong ones are not paid."""

@@ -216,8 +216,8 @@ def _play_beside(matrix: Matrix) -> None:
     Only transcripts that got the same twice alone: what is random by itself changes here, too. What takes long is played less
     often.
     """
-    kinds = (PERFECT, EMPTY, OF_OTHERS[0])
-    numbers = sorted(matrix.cells[OF_OTHERS[0]] or matrix.cells[EMPTY])[:FEWER_TASKS]
+    kinds = (PERFECT, PERFECT, EMPTY, OF_OTHERS[0])
+    numbers = sorted(matrix.cells[OF_OTHERS[0]] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
     steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
     seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / max(len(steady), 1)
     count = min(matrix.player.settings.at_once, MOST_AT_ONCE, int(MOST_SECONDS / 4 / max(seconds, 1e-6)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
-from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, steady_alone
-from plumbob.doctor.environment.player import Failure, Played
-from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed
+from plumbob.doctor.environment.matrix import FRESHLY, HELD, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEWEST = 3
@@ -23,12 +23,10 @@ def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
     return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
 
 
-def _results(name: str, pairs: list[Pair], *, nothing: bool | None = None) -> Evidence | None:
-    """`nothing`: whether most of what changed must be empty, or must not be; None: either."""
+def _results(name: str, pairs: list[Pair]) -> Evidence | None:
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
     changed = [(p, x, y) for p, x, y in every if _changed(x, y)]
-    empty = sum(says_nothing(x) or says_nothing(y) for _, x, y in changed)
-    if not changed or (nothing is not None and (2 * empty > len(changed)) != nothing):
+    if not changed:
         return None
     first, x, y = changed[0]
     text = f"{{}} tool results are others {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
@@ -55,97 +53,81 @@ def _again(m: Matrix) -> Iterator[Pair]:
             yield a, b
 
 
-def _ordered(m: Matrix) -> list[Pair]:
-    """Transcripts in the order of the tasks, and in another order, that were the same at once again there."""
-    found = []
+def _pairs(m: Matrix) -> dict[str, list[Pair]]:
+    """How rollouts were played -> pairs of a rollout that was played in the order of the tasks and of one that was played so.
+
+    Only of transcripts that were the same when they were played at once again.
+    """
+    ordered, fresh = list[Pair](), list[Pair]()
     for kind in (PERFECT, EMPTY):
         for i, b in m.kind(f"{kind}, {REVERSED}").items():
             c, a = m.cells.get(f"{kind}, {TWICE}", {}).get(i), m.kind(kind).get(i)
-            if a is not None and c is not None and c.ok and alike(b.reward, c.reward) and b.results == c.results:
-                found.append((a, b))
-    return found
+            if a is not None and c is not None and same(b, c):
+                ordered.append((a, b))
+        steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
+        fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
+    beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
+    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
-def _fresh(m: Matrix) -> list[Pair]:
-    return [
-        (m.cells[kind][i], b)
-        for kind in (PERFECT, EMPTY)
-        for i, b in m.kind(f"{kind}, {FRESHLY}").items()
-        if i in m.cells.get(kind, {}) and steady_alone(m, kind, i)
+ORDER, FRESH, BESIDE = (
+    "after other tasks",
+    "in a process that has played nothing",
+    "when they are played at the same time",
+)
+
+
+def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
+    return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
+
+
+def _failed(m: Matrix) -> Evidence | None:
+    bad = [p for _, _, p in m.beside if not p.ok]
+    text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
+    return refuted(bad, m.beside, text, bad[0] if bad else None, least=FEWEST)
+
+
+def _prompts(m: Matrix) -> Evidence | None:
+    """The messages before the first turn do not become more from one rollout of a task to the next."""
+    first = {i: len(p.opening) for i, p in m.kind(EMPTY).items()}
+    later = [
+        (i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items() if p.ok and i in first
     ]
-
-
-def _beside(m: Matrix) -> list[Pair]:
-    return [(m.cells[kind][i], b) for kind, i, b in m.beside]
-
-
-def _failed(m: Matrix, failure: Failure) -> Evidence | None:
-    bad = [p for _, _, p in m.beside if p.failure == failure]
-    return (
-        Evidence(f"{len(bad)} of {len(m.beside)} rollouts fail {_BESIDE}: {bad[0].error}", bad[0])
-        if len(bad) >= FEWEST
-        else None
+    later += [(i, p) for _, i, p in m.beside if p.ok and i in first]
+    more = [p for i, p in later if len(p.opening) > first[i]]
+    return refuted(
+        more,
+        later,
+        "{} prompts have more messages than that of the task's first rollout",
+        more[0] if more else None,
+        least=FEWEST,
     )
 
 
-def _again_results(nothing: bool) -> Callable[[Matrix], Evidence | None]:
-    return lambda m: _results("at once again", list(_again(m)), nothing=nothing)
-
-
-_BESIDE = "when they are played at the same time"
-_ORDER = "when other tasks were played before them"
-_FRESH = "in a process that has played nothing before"
-
-
-_tool, _reward = rows("tool", PERFECT), rows("reward", EMPTY)
 STATE = (
-    *_tool(
+    *rows("tool", PERFECT)(
         (
-            "again-empty",
-            "Calls that are made again do not get empty results",
-            "tools-return-nothing",
-            _again_results(True),
-        ),
-        ("again", "The same calls get the same results at once again", "tool-results-wrong", _again_results(False)),
-        (
-            "order-results",
-            "Results do not depend on what was played before",
-            "tool-results-mixed",
-            lambda m: _results(_ORDER, _ordered(m)),
+            "again-results",
+            "Calls get the same results at once again",
+            "tool-results-wrong",
+            lambda m: _results("at once again", [*_again(m)]),
         ),
         (
-            "fresh-results",
-            "Results are the same in a fresh process",
+            "other-results",
+            "Results do not depend on what else is played",
             "tool-results-mixed",
-            lambda m: _results(_FRESH, _fresh(m)),
-        ),
-        (
-            "beside-results",
-            "Results are the same beside other rollouts",
-            "tool-results-mixed",
-            lambda m: _results(_BESIDE, _beside(m)),
+            _of(_results, ORDER, FRESH, BESIDE),
         ),
     ),
-    *_reward(
+    *rows("reward", EMPTY)(
+        ("prompts", "Prompts hold nothing of earlier rollouts", "tool-results-mixed", _prompts),
         (
-            "order",
-            "Rewards do not depend on what was played before",
+            "other-rewards",
+            "Rewards do not depend on other rollouts",
             "rewards-of-other-rollouts",
-            lambda m: _rewards(_ORDER, _ordered(m)),
+            _of(_rewards, ORDER, BESIDE),
         ),
-        (
-            "fresh",
-            "Rewards are the same in a fresh process",
-            "reward-nondeterministic",
-            lambda m: _rewards(_FRESH, _fresh(m)),
-        ),
-        ("beside-hang", "Rollouts end in time beside others", "environment-hangs", lambda m: _failed(m, "hangs")),
-        ("beside-errors", "Rollouts do not fail beside others", "environment-fails", lambda m: _failed(m, "fails")),
-        (
-            "beside",
-            "Rewards are the same beside other rollouts",
-            "rewards-of-other-rollouts",
-            lambda m: _rewards(_BESIDE, _beside(m)),
-        ),
+        ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
+        ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),
     ),
 )

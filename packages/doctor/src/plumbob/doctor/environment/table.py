@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from plumbob.doctor.environment.grading import ENDING, PAID, READ, REFUSED
+from plumbob.doctor.environment.grading import ANSWERS, ENDING, PAID
 from plumbob.doctor.environment.inequality import Evidence, Inequality
 from plumbob.doctor.environment.matrix import Matrix, play
 from plumbob.doctor.environment.own_data import OWN_DATA
@@ -15,7 +15,7 @@ from plumbob.doctor.environment.state import STATE
 from plumbob.doctor.environment.tasks import EVALUATION, TASKS
 from plumbob.doctor.environment.tools import TOOLS
 
-TABLE: tuple[Inequality, ...] = (*ENDING, *STATE, *PAID, *EVALUATION, *TASKS, *TOOLS, *OWN_DATA, *READ, *REFUSED)
+TABLE: tuple[Inequality, ...] = (*ENDING, *STATE, *PAID, *EVALUATION, *TASKS, *TOOLS, *OWN_DATA, *ANSWERS)
 """The first row that is refuted names the cause: what depends on others is asked after them, and what is certain first."""
 
 

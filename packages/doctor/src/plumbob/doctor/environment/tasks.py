@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import correlation, fmean
 
-from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, refuted, rows
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, equal, refuted, rows
 from plumbob.doctor.environment.matrix import HELD, Matrix, alike
 from plumbob.doctor.environment.player import Task
-from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, short, squeezed, strings
+from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEW, OFTEN = 32, 3
@@ -39,8 +39,8 @@ CAPITALS = 0.3
 GIVEN, GIVEN_TASKS, GIVEN_SHARE = 0.9, 6, 0.15
 """Share of the prompts with a certain text in which the answer follows it, so that it gives the answer away; number and share
 of all prompts in which that must be so. Where a prompt lists options, one follows in half of the prompts at most."""
-CUT, WHOLE, FEWEST = 0.25, 0.9, 8
-"""Largest share of questions that may break off where `WHOLE` of the others end with a mark, and fewest that are judged."""
+FEWEST = 8
+"""Fewest tasks that must look like others."""
 ALIKE_PROMPTS = 0.2
 """Largest share of tasks without tools whose prompts other tasks with other answers have, too."""
 HELD_UNPAID, PAID = 0.3, 0.9
@@ -102,37 +102,6 @@ def rank_correlation(values: Sequence[float]) -> float:
     order = sorted(values)
     ranks = [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
     return correlation(ranks, list(range(len(values)))) if len(set(values)) > 1 else 0.0
-
-
-def _cut(m: Matrix) -> Evidence | None:
-    """Questions are cut if they break off where whole ones end with a mark: held-out ones, or those of another length."""
-
-    def whole(texts: Sequence[str]) -> bool:
-        return len(texts) >= FEWEST and sum(map(_breaks, texts)) <= (1 - WHOLE) * len(texts)
-
-    train, held = _questions(m), _questions(m.held_out)
-    broken = [text for text in train if _breaks(text)]
-    length, count = max(Counter(map(len, train)).items(), key=lambda one: one[1], default=(0, 0))
-    same = [text for text in train if len(text) == length]
-    rest = [text for text in (*train, *held) if len(text) != length]
-    at_length = count >= max(FEWEST, CUT * len(train)) and all(map(_breaks, same)) and whole(rest)
-    if not whole(held) and not at_length:
-        return None
-    text = (
-        f"{{}} training questions break off, such as {short(broken[0][-40:])}, where others end with a mark"
-        if broken
-        else ""
-    )
-    return refuted(broken, train, text, least=FEWEST, share=CUT)
-
-
-def _questions(m: Matrix | None) -> list[str]:
-    texts = [p.opening[-1].text for p in m.kind(EMPTY).values() if p.opening] if m else []
-    return list(dict.fromkeys(text for text in texts if text))
-
-
-def _breaks(text: str) -> bool:
-    return text.rstrip()[-1:].isalnum()
 
 
 def _alike(m: Matrix) -> Evidence | None:
@@ -290,13 +259,23 @@ def _scored_alike(m: Matrix) -> Evidence | None:
     return refuted(bad, pairs, text, bad[0][1] if bad else None)
 
 
-def _held_paid(m: Matrix) -> Evidence | None:
-    """Perfect transcripts of held-out tasks are paid where those of nearly all training tasks are."""
-    if m.held_out is None or len(m.paid) < PAID * len(m.lifts):
+def _same_range(m: Matrix) -> Evidence | None:
+    """Silence and right answers earn in held-out tasks what they earn in training tasks, where all of these earn the same."""
+    if m.held_out is None:
         return None
-    unpaid, example = m.held_out.unpaid, next((m.held_out.kind(PERFECT)[i] for i in m.held_out.unpaid), None)
-    text = f"perfect transcripts earn nothing in {{}} held-out tasks, and in {len(m.unpaid)} of {len(m.lifts)} training tasks"
-    return refuted(unpaid, m.held_out.lifts, text, example, least=COMPARED, share=HELD_UNPAID)
+    for kind in (EMPTY, PERFECT):
+        train, held = ([p.reward for p in of.kind(kind).values()] for of in (m, m.held_out))
+        if min(len(train), len(held)) >= COMPARED and equal(train) and equal(held) and not alike(train[0], held[0]):
+            return Evidence(
+                f"{kind} earns {train[0]:.3g} in all training tasks and {held[0]:.3g} in all held-out tasks"
+            )
+    if len(m.paid) < PAID * len(m.lifts):
+        return None
+    unpaid, lifts = m.held_out.unpaid, [*m.held_out.lifts]
+    text = f"right answers earn nothing in {{}} held-out tasks, and in {len(m.unpaid)} of {len(m.lifts)} training tasks"
+    return refuted(
+        unpaid, lifts, text, m.held_out.kind(PERFECT)[unpaid[0]] if unpaid else None, least=COMPARED, share=HELD_UNPAID
+    )
 
 
 def _wrong_alike(m: Matrix) -> Evidence | None:
@@ -313,37 +292,28 @@ def _wrong_alike(m: Matrix) -> Evidence | None:
     return None
 
 
-_tasks, _held = rows("tasks", EMPTY), rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")
 TASKS = (
-    *_tasks(
+    *rows("tasks", EMPTY)(
         ("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
-        ("distinct", "Training tasks differ from each other", "duplicate-tasks", _distinct),
+        ("distinct", "Training tasks differ from each other", "few-distinct-tasks", _distinct),
         ("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
         ("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden),
+        ("told-apart", "Tasks that look alike have one answer", "prompt-incomplete", _alike),
     ),
-    *_held(
+    *rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")(
         ("apart", "No held-out task is a training task", "held-out-in-training", _apart),
         ("near-copies", "No held-out task is a training task in other words", "held-out-in-training", _near_copies),
-        ("one-prompt", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt),
-        ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-prompted-differently", _prompted),
-    ),
-    *_tasks(
-        ("questions", "Questions end where sentences end", "truncated-context", _cut),
-        ("told-apart", "Tasks that look alike have one answer", "truncated-context", _alike),
+        ("prompts-differ", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt),
+        ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", _prompted),
     ),
 )
-EVALUATION = rows("reward", PERFECT, EMPTY, f"{HELD_OUT}{EMPTY}")(
+EVALUATION = rows("reward", EMPTY, f"{HELD_OUT}{EMPTY}")(
+    ("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", _scored_alike),
     (
-        "scored",
-        "A transcript earns the same as that of a held-out task",
-        "evaluation-parses-differently",
-        _scored_alike,
-    ),
-    (
-        "held-out-paid",
-        "Right answers to held-out tasks are paid as those to training tasks",
+        "same-range",
+        "Silence and right answers earn in held-out tasks what they do in training",
         "evaluation-differs",
-        _held_paid,
+        _same_range,
     ),
-    ("wrong-alike", "Wrong answers to held-out tasks earn as little", "evaluation-parses-differently", _wrong_alike),
+    ("wrong-alike", "Wrong answers to held-out tasks earn as little", "evaluation-differs", _wrong_alike),
 )

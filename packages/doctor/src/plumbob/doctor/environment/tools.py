@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import Matrix, Result
-from plumbob.doctor.environment.player import Call
 from plumbob.doctor.environment.texts import (
-    chosen,
     others_stand,
     places,
     says_failed,
@@ -26,10 +23,8 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
-OTHER = 0.3
-"""Largest share of tool results that may be others than the tool returns when it is called directly."""
-FEW_CUT = 3
-"""Fewest results that must be shorter than what their tools return."""
+FEW, OTHER = 3, 0.05
+"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly."""
 FAILED = 0.2
 """Largest share of the results of perfect transcripts that may be errors."""
 NEEDED, HARDLY = 0.5, 0.05
@@ -77,29 +72,27 @@ def _other(m: Matrix) -> list[Result]:
 
 
 def _blame(m: Matrix) -> tuple[str, str]:
-    """(what the results are that tools do not return, evidence); ("", "") if there are few, or they fit nothing."""
-    other, compared = _other(m), _compared(m)
-    if not other:
-        return "", ""
-    first, half = other[0], len(other) / 2
-    text = (
-        f"{len(other)} of {len(compared)} tool results are others than the tool returns for the same arguments, such as "
-        f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
-    )
-    # What a tool is called with is known for certain, so few results are enough.
-    if change := _change(m, other):
-        return "arguments", f"{text}; {change}"
-    if len(other) < JUDGED or len(other) <= OTHER * len(compared):
-        return "", ""
-    if sum(says_failed(r.shown) and not says_failed(r.own or "") for r in other) > half:
-        return "errors", text
-    if sum(says_nothing(r.shown) for r in other) > half or len({r.shown for r in other}) == 1:
-        return "nothing", text
-    returned = {squeezed(r.own or "") for r in compared}
-    if sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in other) > half:
-        return "mixed", f"{text}; they are results of other calls"
-    lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in other)
-    return ("replaced", text) if lost > half and _steady(m, other) else ("", "")
+    """(id of the cause of results that tools do not return, evidence); ("", "") if there are few, or the tools are random."""
+    compared, other = _compared(m), _other(m)
+    cut = [r for r in compared if _is_part(r)]
+    for bad, share in ((other, OTHER), (cut, 0.0)):
+        if len(bad) < min(FEW, len(compared)) or len(bad) <= share * len(compared):
+            continue
+        first = max(bad, key=lambda r: len(r.own or "") - len(r.shown))
+        text = (
+            f"{len(bad)} of {len(compared)} tool results are {'only parts of' if bad is cut else 'others than'} what the tool returns "
+            f"for the same arguments, such as {short(first.shown)} in place of {short(first.own or '')} in task "
+            f"{m.hand.tasks[first.task].key}"
+        )
+        if 2 * sum(says_failed(r.shown) and not says_failed(r.own or "") for r in bad) > len(bad):
+            return "tools-fail", text
+        returned = {squeezed(r.own or "") for r in compared}
+        if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
+            return "tool-results-mixed", f"{text}; they are results of other calls"
+        lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
+        if 2 * lost > len(bad) and _steady(m, bad):
+            return "tool-results-wrong", text
+    return "", ""
 
 
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
@@ -114,62 +107,12 @@ def _texts(m: Matrix, i: int) -> list[str]:
     return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
 
 
-def _change(m: Matrix, other: Sequence[Result]) -> str:
-    """The change of arguments after which tools return what most of these results show, in words; "" if there is none."""
-    found: Counter[str] = Counter()
-    tried = [other[k] for k in chosen(len(other), JUDGED)]
-    for r in tried:
-        for how, arguments in _changed(r.call.arguments):
-            (own,) = m.player.direct(m.hand.tasks[r.task], [Call(r.call.name, arguments)])
-            if own is not None and squeezed(own) == squeezed(r.shown):
-                found[how] += 1
-                break
-    how, count = max(found.items(), key=lambda one: one[1], default=("", 0))
-    return (
-        f"{count} of {len(tried)} are what it returns when called with {how}"
-        if count >= max(4, 0.8 * len(tried))
-        else ""
-    )
-
-
-def _changed(arguments: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what is changed, arguments after it)."""
-    for name, value in arguments.items() if isinstance(arguments, dict) else ():
-        changes: list[tuple[str, Any]] = [("nothing as", "")]
-        if isinstance(value, str):
-            pieces, joint = (value.split(), " ") if len(value.split()) > 1 else (list(value), "")
-            cuts = [*chosen(len(pieces), 24), 1, len(pieces) - 1]
-            changes += [("only the beginning of", joint.join(pieces[:k])) for k in cuts if k]
-            changes += [("only the end of", joint.join(pieces[k:])) for k in cuts if k]
-            changes += [("another case of", text) for text in (value.lower(), value.upper(), value.title())]
-            changes += [("no punctuation in", re.sub(r"[^\w\s]", "", value)), ("quotes around", f'"{value}"')]
-        elif isinstance(value, int | float):
-            changes += [("another number than", value - 1), ("another number than", value + 1)]
-        elif isinstance(value, list):
-            changes += [("only a part of", part) for part in (value[:1], value[-1:], value[:-1])]
-        yield from ((f"{how} {name!r}", {**arguments, name: new}) for how, new in changes if new != value)
-        yield f"no {name!r}", {other: kept for other, kept in arguments.items() if other != name}
-
-
-def _blamed(what: str) -> Callable[[Matrix], Evidence | None]:
+def _blamed(cause: str) -> Callable[[Matrix], Evidence | None]:
     def check(m: Matrix) -> Evidence | None:
         blame, text = m.once(_blame)
-        return Evidence(text, m.kind(PERFECT)[_other(m)[0].task], _other(m)[0].call.name) if blame == what else None
+        return Evidence(text) if blame == cause else None
 
     return check
-
-
-def _whole(m: Matrix, *, gone: bool) -> Evidence | None:
-    """`gone`: nothing is cut, but no result is shown at all."""
-    compared = _compared(m)
-    cut = [r for r in compared if _is_part(r)]
-    nothing = len(cut) == len(compared) and not any(r.shown.strip() for r in cut)
-    if not cut or nothing != gone:
-        return None
-    lost = max(cut, key=lambda r: len(r.own or "") - len(r.shown))
-    text = f"such as {len(lost.shown)} of {len(lost.own or '')} characters, ending in {short(lost.shown[-30:])}"
-    text = "{} tool results are shorter than what the tool returns, " + text
-    return refuted(cut, compared, text, m.kind(PERFECT)[lost.task], lost.call.name, least=min(FEW_CUT, len(compared)))
 
 
 def _declared(m: Matrix) -> Evidence | None:
@@ -253,26 +196,23 @@ def _cut_before(word: str, shown: Sequence[str], data: Sequence[str]) -> str:
 
 
 def _useful(m: Matrix) -> tuple[str, str]:
-    """(what is wrong with results that do not hold what is needed, evidence); ("", "") if they do."""
+    """(id of the cause of results that do not hold what is needed, evidence); ("", "") if they do."""
     results, needs = m.results, _needs(m)
-    if len(results) < JUDGED:
-        return "", ""
-    empty, held = [r for r in results if says_nothing(r.shown)], sum(held for held, _ in needs)
-    told, asked = {r.shown for r in results}, {repr(r.call) for r in results}
+    empty, held = sum(says_nothing(r.shown) for r in results), sum(held for held, _ in needs)
+    told, asked, cut = {r.shown for r in results}, {repr(r.call) for r in results}, [end for _, end in needs if end]
     text = (
-        f"{len(results)} results of perfect transcripts: {len(empty)} empty, {len(told)} different for {len(asked)} different "
+        f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
-    cut = [end for _, end in needs if end]
-    if held <= 0.1 * len(needs) and (2 * len(empty) > len(results) or len(told) == 1 < len(asked)):
-        return "nothing", text
-    if held < NEEDED * len(needs):
-        if len(cut) > (len(needs) - held) / 2:
-            return "cut", f"{text}; results end where the task's data go on, such as {short(cut[0])}"
-        if elsewhere := _of_other_tasks(m):
-            return "mixed", f"{text}; {elsewhere}"
-    few = len(told) <= max(1, 0.1 * len(asked)) or len(needs) >= NEVER
-    return ("wrong", text) if few and len(needs) >= JUDGED and held <= HARDLY * len(needs) else ("", "")
+    if len(results) < JUDGED or len(needs) < JUDGED or held >= NEEDED * len(needs):
+        return "", ""
+    if len(cut) > (len(needs) - held) / 2:
+        return "tool-results-wrong", f"{text}; results end where the task's data go on, such as {short(cut[0])}"
+    if elsewhere := _of_other_tasks(m):
+        return "tool-results-mixed", f"{text}; {elsewhere}"
+    nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
+    none = held <= HARDLY * len(needs) and len(needs) >= NEVER
+    return ("tool-results-wrong", text) if nothing or none else ("", "")
 
 
 def _of_other_tasks(m: Matrix) -> str:
@@ -291,10 +231,10 @@ def _of_other_tasks(m: Matrix) -> str:
     return text if theirs >= JUDGED and 2 * theirs > len(by_task) else ""
 
 
-def _lacking(what: str) -> Callable[[Matrix], Evidence | None]:
+def _lacking(cause: str) -> Callable[[Matrix], Evidence | None]:
     def check(m: Matrix) -> Evidence | None:
         blame, text = m.once(_useful)
-        return Evidence(text, m.kind(PERFECT)[m.results[0].task], m.results[0].call.name) if blame == what else None
+        return Evidence(text) if blame == cause else None
 
     return check
 
@@ -339,33 +279,32 @@ def _call_form(m: Matrix) -> Evidence | None:
 
 TOOLS = (
     *rows("", EMPTY)(
-        ("call-form", "A call in the form that the chat template asks for is read", "calls-in-unread-form", _call_form)
+        ("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", _call_form)
     ),
     *rows("tool", PERFECT, EMPTY)(
-        ("declared", "Declarations name the parameters with which tools are called", "tools-not-in-prompt", _declared),
-        ("own-arguments", "Tools get the arguments that were written", "tool-arguments-changed", _blamed("arguments")),
-        ("own-errors", "Results that are no errors in the tools are none in rollouts", "tools-fail", _blamed("errors")),
-        ("own-nothing", "Results do not become empty, or all the same", "tools-return-nothing", _blamed("nothing")),
-        ("own-call", "A call gets its own result, not that of another one", "tool-results-mixed", _blamed("mixed")),
+        ("declared", "Declarations name the parameters with which tools are called", "prompt-incomplete", _declared),
+        (
+            "own-errors",
+            "Results that are no errors in the tools are none in rollouts",
+            "tools-fail",
+            _blamed("tools-fail"),
+        ),
+        ("own-call", "A call gets its own result", "tool-results-mixed", _blamed("tool-results-mixed")),
         (
             "own-result",
-            "What is shown as a tool's result is what it returns",
+            "What is shown is what the tool returns, all of it",
             "tool-results-wrong",
-            _blamed("replaced"),
+            _blamed("tool-results-wrong"),
         ),
-        ("shown", "Tool results are shown", "tools-return-nothing", lambda m: _whole(m, gone=True)),
-        ("whole", "Tool results are shown whole", "tool-results-cut", lambda m: _whole(m, gone=False)),
         ("alone", "Tool results hold nothing of earlier messages", "tool-results-mixed", _repeated),
         ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
+        ("own-task", "Results are those of the task", "tool-results-mixed", _lacking("tool-results-mixed")),
         (
-            "say-something",
-            "Results say something, and others to other calls",
-            "tools-return-nothing",
-            _lacking("nothing"),
+            "needed",
+            "Results hold what later calls and answers need",
+            "tool-results-wrong",
+            _lacking("tool-results-wrong"),
         ),
-        ("uncut", "Results do not end before what answers need", "tool-results-cut", _lacking("cut")),
-        ("own-task", "Results are those of the task", "tool-results-mixed", _lacking("mixed")),
-        ("needed", "Results hold what later calls and answers need", "tool-results-wrong", _lacking("wrong")),
         ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
     ),
 )

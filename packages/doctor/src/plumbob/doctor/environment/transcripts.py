@@ -13,6 +13,7 @@ from plumbob.doctor.environment.texts import apart, replaced, rewritten, said
 
 Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
+SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
 WORKING = "That takes a few steps.\n"
@@ -196,7 +197,7 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     "working without an answer": lambda known, i: (Turn(WORKING * 12),),
     "the form of an answer without content": _form,
     "another task's answer": _others,
-    "several answers joined by or": _several,
+    SEVERAL: _several,
     "the first tool result quoted": _quoted,
     "the own calls with another task's answer": _in_vain,
     "the first call again and again": _first_call_again,

@@ -1,17 +1,16 @@
-"""Measure how the matrix of an environment names faults: a random part of those of the environment's side, by a seed.
+"""Measure how an environment's matrix names a random part of the faults of the environment's side, and of healthy settings.
 
     uv run python tools/bench/environments.py --faults 40 --healthy 40 --seed 1 --out /tmp/matrix.jsonl
     uv run python tools/bench/environments.py --faults 40 --seed 1 --old          # `doctor ENV --without-model` on the same ones
     uv run python tools/bench/environments.py --only "one digit read"
 
-Each examination has a process, forked from one that has imported everything; its `play_fresh` forks before anything is played.
-A fault is named rightly if the first cause is one that its entry accepts, and by a general name if the cause stands for one.
+Each examination is in a process of its own, which another one is forked from for `play_fresh`. A fault is named rightly if
+the first cause is one that its entry accepts, as the new catalogue calls it; "general" if the cause stands for one of them.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -20,175 +19,131 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import ExitStack
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-OTHER_SIDE = ("batches_changed", "chat_method", "rows_changed")
+sys.path.insert(0, str(Path(__file__).parent))
+import plumbob.trainer.doctor.before_model.examine  # noqa: F401 - forked processes have it already
+from field_runs import called, options_of
+from plumbob.doctor.causes import CAUSES, stands_for
+from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.table import examine, lines
+from plumbob.testing.faults.field import HealthySetting, entries
+from plumbob.testing.faulty.old_causes import NEW_IDS
+from plumbob.trainer.cli import doctor as command
+from plumbob.trainer.cli.train import configure
+from plumbob.trainer.doctor.player import VerifiersPlayer
+from plumbob.trainer.rollouts.tasks import load_environments
+
+BEHIND = ("batches_changed", "chat_method", "rows_changed")
 """Functions that inject a fault behind the environment: into rows, batches or the chat template."""
-ENVIRONMENT = frozenset(
-    """reward-not-finite reward-nondeterministic reward-constant oracle-fails answers-not-parsed reward-wrong reward-exploitable
-    reward-format-dominated evaluation-parses-differently grader-swallows-errors answer-in-prompt few-distinct-tasks duplicate-tasks
-    evaluation-differs evaluation-prompted-differently environment-fails environment-hangs held-out-in-training tools-fail
-    tools-return-nothing tool-results-cut tool-results-wrong tool-results-mixed task-order-drifts tool-arguments-changed
-    rewards-of-other-rollouts truncated-context tools-not-in-prompt""".split()
-)
-"""The causes that lie in an environment."""
+OTHERS = ("rollouts-fail", "not-finite", "rewards-of-other-rollouts", "prompt-incomplete", "truncated-rollouts")
+"""Causes that an environment may be to blame for, although their stage is another one."""
+FORK = multiprocessing.get_context("fork")
 
 
 def pool(kind: str) -> dict[str, Any]:
-    """Name -> fault of the environment's side, or healthy setting that changes the environment."""
-    from plumbob.testing.faults.field import entries
-
+    """Name -> fault of the environment's side (`kind` "field"), or setting that changes the environment ("healthy")."""
     found = [f for n in ("", *map(str, range(2, 28))) for half in ("seen", "unseen") for f in entries(kind, n, half)]
     if kind == "healthy":
         return {f.name: f for f in found if f.start is not None and not f.pretrained}
-    own = [f for f in found if f.start is not None and f.probes and f.causes <= ENVIRONMENT]
-    return {f.name: f for f in own if f.start.__qualname__.split(".")[0] not in OTHER_SIDE}
+    known = [f for f in found if f.start is not None and f.probes and all(map(_in_environment, f.causes))]
+    return {f.name: f for f in known if f.start.__qualname__.split(".")[0] not in BEHIND}
 
 
-def forked(kind: str, name: str, old: bool) -> dict[str, Any]:
-    """`examined` in a process of its own."""
-    receive, send = multiprocessing.Pipe(duplex=False)
+def _in_environment(cause: str) -> bool:
+    new = NEW_IDS[cause]
+    return CAUSES[new].stage in ("tasks", "grading", "tools", "evaluation") or new in OTHERS
 
-    def child() -> None:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
-        try:
-            send.send(examined(kind, name, old))
-        except BaseException as error:
-            text = "".join(traceback.format_exception(error))[-600:]
-            send.send(
-                {
-                    "kind": kind,
-                    "name": name,
-                    "env": "",
-                    "causes": [],
-                    "named": [],
-                    "evidence": text,
-                    "code": 2,
-                    "seconds": 0.0,
-                }
-            )
 
-    process = multiprocessing.get_context("fork").Process(target=child)
+class Forked(VerifiersPlayer):
+    """Its fresh process has the same faults injected, because it is forked before anything is played."""
+
+    def play_fresh(self, scripts: Any) -> Any:
+        def play(send: Any) -> None:
+            with asyncio.Runner() as self.runner:
+                send.send([vars(self.play(script)) | {"task": None} for script in scripts])
+
+        receive = in_child(play)
+        return lambda: [Played(**own | {"task": s.task}) for own, s in zip(receive(), scripts, strict=True)]
+
+
+def in_child(run: Any, seconds: float = 300.0) -> Any:
+    """Begin to run this in a forked process, with a connection to send its result to; returns a function that waits for it."""
+    receive, send = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=run, args=(send,))
     process.start()
     send.close()
-    try:
-        return receive.recv() if receive.poll(300) else {"kind": kind, "name": name, "env": "", "causes": [], "named": [], "evidence": "no end", "code": 2, "seconds": 300.0}  # fmt: skip
-    finally:
-        process.kill()
+    return lambda: receive.recv() if receive.poll(seconds) else process.kill()
 
 
-def examined(kind: str, name: str, old: bool) -> dict[str, Any]:
-    """What one examination found."""
-    from field_runs import called, options_of
-    from plumbob.testing.faults.field import HealthySetting
-    from plumbob.trainer.cli import doctor as command
-    from plumbob.trainer.cli.train import configure
-
+def examined(kind: str, name: str, old: bool, send: Any) -> None:
+    """Send what one examination found."""
     what = HealthySetting("", name) if kind == "plain" else pool(kind)[name]
     env = what.env if isinstance(what, HealthySetting) else what.envs[0]
     arguments, began = options_of(env, what.options, 0), time.monotonic()
-    with ExitStack() as stack:
-        if what.start is not None:
-            what.start(stack, env)
-        if old:
-            code, out, err = called("doctor", command.app, [*arguments, "--without-model", "--json"])
-            report = json.loads(out) if out.startswith("{") else {"findings": [], "cause": None, "error": err[-300:]}
-            named = [f["cause"] for f in report["findings"] if f["cause"]]
-            evidence = next((f["evidence"] for f in report["findings"] if f["cause"]), report.get("error", ""))
-            code = 2 if "error" in report else 0
-        else:
-            given: list[Any] = []
-            command.configure = lambda options: given.append(configure(options)[0]) or sys.exit(0)
-            called("doctor", command.app, arguments)
-            named, evidence, code = of_matrix(given[0])
-    causes = sorted(getattr(what, "causes", ()))
-    return {"kind": kind, "name": name, "env": env, "causes": causes, "named": named, "evidence": evidence, "code": code, "seconds": time.monotonic() - began}  # fmt: skip
-
-
-def of_matrix(config: Any) -> tuple[list[str], str, int]:
-    """(causes, evidence of the first, exit code) of the matrix."""
-    from plumbob.doctor.environment.table import examine, lines
-    from plumbob.trainer.doctor.player import VerifiersPlayer
-    from plumbob.trainer.rollouts.tasks import load_environments
-
-    class Forked(VerifiersPlayer):
-        def play_fresh(self, scripts: Any) -> Any:
-            def play(send: Any) -> None:
-                with asyncio.Runner() as self.runner:
-                    # A task has an environment's objects in it, which need not be picklable.
-                    send.send([vars(self.play(script)) | {"task": None} for script in scripts])
-
-            receive, send = multiprocessing.Pipe()
-            process = multiprocessing.get_context("fork").Process(target=play, args=(send,))
-            process.start()
-            send.close()
-
-            def wait() -> Any:
-                from plumbob.doctor.environment.player import Played
-
-                try:
-                    return [Played(**own | {"task": s.task}) for own, s in zip(receive.recv(), scripts, strict=True)]
-                except EOFError:
-                    return None
-
-            return wait
-
-    with asyncio.Runner() as runner:
-        found = examine(Forked(config, load_environments(config)[0], runner))
-    failed = [why for why in found.not_examined.values() if why.startswith("the check failed")]
-    return [v.row.cause for v in found.violations], " | ".join([*failed, " ".join(v.row.id for v in found.violations), *lines(found)])[:2000], 2 if failed else 0
+    one = {"kind": kind, "name": name, "env": env, "causes": sorted(getattr(what, "causes", ())), "named": []}
+    with contextlib.ExitStack() as stack, open(os.devnull, "w") as sink:
+        stack.enter_context(contextlib.redirect_stdout(sink))
+        stack.enter_context(contextlib.redirect_stderr(sink))
+        try:
+            if what.start is not None:
+                what.start(stack, env)
+            if old:
+                report = json.loads(called("doctor", command.app, [*arguments, "--without-model", "--json"])[1])
+                failed = [f for f in report["findings"] if f["cause"]]
+                one |= {"named": [f["cause"] for f in failed], "evidence": failed[0]["evidence"] if failed else ""}
+            else:
+                given: list[Any] = []
+                command.configure = lambda options: given.append(configure(options)[0]) or sys.exit(0)
+                called("doctor", command.app, arguments)
+                with asyncio.Runner() as runner:
+                    found = examine(Forked(given[0], load_environments(given[0])[0], runner))
+                broken = [why for why in found.not_examined.values() if why.startswith("the check failed")]
+                one |= {"rows": [v.row.id for v in found.violations], "named": [v.row.cause for v in found.violations]}
+                one |= {"evidence": " | ".join(lines(found)), "rollouts": found.rollouts, "error": " ".join(broken)}
+        except BaseException as error:
+            one["error"] = "".join(traceback.format_exception(error))[-600:]
+    send.send(one | {"seconds": round(time.monotonic() - began, 1)})
 
 
 def verdict(one: dict[str, Any]) -> str:
-    """right, general, wrong, missed; healthy or ALARM; ERROR if something could not be examined."""
-    from plumbob.doctor.causes import stands_for
-    from plumbob.testing.faulty.old_causes import NEW_IDS
-
-    if one["code"] == 2:
-        return "ERROR"
-    if one["kind"] != "field":
-        return "ALARM" if one["named"] else "healthy"
+    """right, general, wrong or missed; healthy or ALARM; ERROR if something could not be examined."""
     accepted = {NEW_IDS[cause] for cause in one["causes"]}
     first = next((NEW_IDS.get(cause, cause) for cause in one["named"]), None)
-    if first is None:
-        return "missed"
+    if one.get("error"):
+        return "ERROR"
+    if one["kind"] != "field" or first is None:
+        return "ALARM" if first else "healthy" if one["kind"] != "field" else "missed"
     return "right" if first in accepted else "general" if stands_for(first) & accepted else "wrong"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    for name, default in (("faults", 0), ("healthy", 0), ("seed", 1), ("skip", -1), ("jobs", 2)):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            help="--skip: leave out what this seed draws" if name == "skip" else None,
-        )
-    parser.add_argument("--only", action="append", default=[])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("faults", 0), ("healthy", 0), ("seed", 1), ("without-seed", 0), ("jobs", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", action="append", default=[], help="names that begin so")
     parser.add_argument("--old", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("environments.jsonl"))
     given = parser.parse_args()
-    chosen = [("plain", env) for env in ("lookup", "gsm8k", "musique") if not given.only]
+    chosen = [] if given.only else [("plain", env) for env in ("lookup", "gsm8k", "musique")]
     for kind, count in (("field", given.faults), ("healthy", given.healthy)):
         names = sorted(pool(kind))
-        left = names if given.skip < 0 else sorted(set(names) - set(random.Random(given.skip).sample(names, count)))
-        chosen += [(kind, n) for n in (random.Random(given.seed).sample(left, min(count, len(left))))]
-        chosen += [(kind, n) for n in names if any(n.startswith(only) for only in given.only)]
-    import plumbob.doctor.environment.table
-    import plumbob.trainer.doctor.before_model.examine
-    import plumbob.trainer.doctor.player  # noqa: F401 - forked processes have it already
-    import field_runs  # noqa: F401
-
+        drawn = random.Random(given.without_seed).sample(names, min(count, len(names))) if given.without_seed else []
+        left = [name for name in names if name not in drawn]
+        chosen += [(kind, name) for name in random.Random(given.seed).sample(left, min(count, len(left)))]
+        chosen += [(kind, name) for name in names if any(name.startswith(only) for only in given.only)]
     counts: Counter[str] = Counter()
     with ThreadPool(given.jobs) as threads, given.out.open("a") as file:
-        for one in threads.imap(lambda pair: forked(*pair, given.old), chosen):
+        run = lambda pair: in_child(lambda send: examined(*pair, given.old, send))()  # noqa: E731
+        for pair, found in zip(chosen, threads.imap(run, chosen), strict=True):
+            one = found or {"kind": pair[0], "name": pair[1], "env": "", "causes": [], "named": [], "error": "no end"}
             counts[verdict(one)] += 1
             file.write(json.dumps(one) + "\n")
+            shown = one.get("error") or one.get("evidence", "")
             print(
-                f"{verdict(one):8} {one['name']} ({one['env']}, {one['seconds']:.0f} s): {one['causes']} -> {one['named'][:4]} {one['evidence'][:400]}",
+                f"{verdict(one):8} {one['name']} ({one['env']}): {one['causes']} -> {one['named'][:4]} {shown[:300]}",
                 flush=True,
             )
     print(dict(counts))

@@ -22,6 +22,7 @@ CONTRADICTED, CONTRADICTED_SHARE = 3, 0.05
 """Fewest tasks whose answer must be contradicted, and largest share that may be."""
 VARIED = 12
 """Fewest different answers by which it is judged whether they stand at a place by chance."""
+READ = "the tool results of perfect transcripts"
 OTHERS = 0.9
 """Smallest share of texts in which another task's answer stands at a place, if tasks have the answers of others."""
 
@@ -43,9 +44,7 @@ def _texts(m: Matrix) -> Mapping[str, list[_Told]]:
     for i, p in played.items():
         gold, task = m.hand.golds[i], m.hand.tasks[i]
         if gold and p.results:
-            found.setdefault("the tool results of perfect transcripts", []).append(
-                _Told(task, gold, "\n".join(p.results))
-            )
+            found.setdefault(READ, []).append(_Told(task, gold, "\n".join(p.results)))
         for name, value in task.fields.items() if gold else ():
             if isinstance(value, str) and name != gold_field:  # prompts may name answers that are none
                 found.setdefault(f"the field {name!r}", []).append(_Told(task, gold, value))
@@ -76,7 +75,8 @@ def _contradicted(m: Matrix) -> Evidence | None:
         place, own, other = _place(told, m.hand.vocabulary)
         if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * (len(own) + len(other)):
             return Evidence(_evidence(name, place, own, other))
-        if shifted := _of_others(told, m.hand.vocabulary):
+        # Other fields may name answers that are none; what perfect transcripts read is what answers are taken from.
+        if name == READ and (shifted := _of_others(told, m.hand.vocabulary)):
             return Evidence(f"in {name} {shifted}")
     return None
 

@@ -12,6 +12,8 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
+FAILED = 0.1
+"""Largest share of rollouts that may fail beside others."""
 
 Pair = tuple[Played, Played]
 
@@ -84,12 +86,15 @@ def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Cal
 def _failed(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
     text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
-    return refuted(bad, m.beside, text, bad[0] if bad else None, least=FEWEST)
+    return refuted(bad, m.beside, text, bad[0] if bad else None, least=FEWEST, share=FAILED)
 
 
 def _prompts(m: Matrix) -> Evidence | None:
     """The messages before the first turn do not become more from one rollout of a task to the next."""
-    first = {i: len(p.opening) for i, p in m.kind(EMPTY).items()}
+    first = {
+        i: min(len(m.cells.get(kind, {}).get(i, p).opening) for kind in (PERFECT, EMPTY))
+        for i, p in m.kind(EMPTY).items()
+    }
     later = [
         (i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items() if p.ok and i in first
     ]

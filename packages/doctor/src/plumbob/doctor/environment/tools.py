@@ -73,18 +73,22 @@ def _other(m: Matrix) -> list[Result]:
 
 def _blame(m: Matrix) -> tuple[str, str]:
     """(id of the cause of results that tools do not return, evidence); ("", "") if there are few, or the tools are random."""
-    compared, other = _compared(m), _other(m)
-    cut = [r for r in compared if _is_part(r)]
-    for bad, share in ((other, OTHER), (cut, 0.0)):
+    compared = _compared(m)
+    failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
+    kinds = {
+        "errors, and not": (failed, FAILED),
+        "others than": ([r for r in _other(m) if r not in failed], OTHER),
+        "only parts of": ([r for r in compared if _is_part(r)], 0.0),
+    }
+    for what, (bad, share) in kinds.items():
         if len(bad) < min(FEW, len(compared)) or len(bad) <= share * len(compared):
             continue
         first = max(bad, key=lambda r: len(r.own or "") - len(r.shown))
         text = (
-            f"{len(bad)} of {len(compared)} tool results are {'only parts of' if bad is cut else 'others than'} what the tool returns "
-            f"for the same arguments, such as {short(first.shown)} in place of {short(first.own or '')} in task "
-            f"{m.hand.tasks[first.task].key}"
+            f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
+            f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
         )
-        if 2 * sum(says_failed(r.shown) and not says_failed(r.own or "") for r in bad) > len(bad):
+        if bad is failed:
             return "tools-fail", text
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):

@@ -57,7 +57,7 @@ def _ends(m: Matrix) -> Evidence | None:
         text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: {bad[0].error}" if bad else ""
         share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
         least, share = (1, 0.0) if hung else (min(FEWEST, len(played)), share)
-        if (found := refuted(bad, played, text, bad[0] if bad else None, least=least, share=share)) is not None:
+        if (found := refuted(bad, played, text, bad, least=least, share=share)) is not None:
             return found
     return None
 

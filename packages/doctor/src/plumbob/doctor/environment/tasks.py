@@ -112,7 +112,7 @@ def _alike(m: Matrix) -> Evidence | None:
         answers[p.prompt].add(m.hand.golds[i])
     several = [p for _, p in played if len(answers[p.prompt]) > 1]
     text = "{} prompts are those of another task with another right answer"
-    return refuted(several, played, text, several[0] if several else None, least=FEWEST, share=ALIKE_PROMPTS)
+    return refuted(several, played, text, several, least=FEWEST, share=ALIKE_PROMPTS)
 
 
 def _hidden(m: Matrix) -> Evidence | None:

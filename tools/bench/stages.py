@@ -2,7 +2,7 @@
 
     uv run python tools/bench/stages.py fault "reward normalised over the batch" --set 5
     uv run python tools/bench/stages.py catalogue "loss mask as attention mask" "merged in bf16"
-    uv run python tools/bench/stages.py healthy lookup --options "--bf16" --options "--peft"
+    uv run python tools/bench/stages.py healthy lookup --options=--bf16 "--options=--peft --kl-beta 0.01"
 
 Each is a process of its own: the run is set up with the fault in it, two training steps are recorded, and the stages are
 examined until the first that differs (`--all`: all of them). One line of JSON for each.
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+
 class Parsed(Exception):
     """The command line has been read."""
 
@@ -41,7 +42,11 @@ def parse(arguments: list[str]) -> Any:
         raise Parsed
 
     silent = io.StringIO()
-    with mock.patch.object(doctor, "configure", keep), contextlib.redirect_stdout(silent), contextlib.suppress(Parsed, SystemExit):
+    with (
+        mock.patch.object(doctor, "configure", keep),
+        contextlib.redirect_stdout(silent),
+        contextlib.suppress(Parsed, SystemExit),
+    ):
         run_app("doctor", doctor.app, arguments)
     return seen["config"]
 
@@ -80,7 +85,9 @@ def examined(env: str, options: str, start: Any, inject: Any, *, every: bool, se
         for k, record in enumerate(kept.records):
             live = LiveRun(subject) if k == 0 else None
             with plain.having(kept.weights[k]) if k else contextlib.nullcontext():
-                outcomes += stages.examine(stages.Examined(record, plain, tokenizer, live, seed=seed), every=every)
+                before = kept.records[k - 1] if k else None
+                x = stages.Examined(record, plain, tokenizer, live, seed=seed, previous=before)
+                outcomes += stages.examine(x, every=every)
             if stages.first(outcomes) is not None and not every:
                 break
         found["seconds"]["stages"] = time.time() - began
@@ -107,9 +114,11 @@ def forked(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             result = call()
         except BaseException as error:
             result = {"error": repr(error)[:300], "traceback": traceback.format_exc()[-1500:]}
-        with os.fdopen(write, "w") as file:
-            json.dump(result, file, default=str)
-        os._exit(0)
+        try:
+            with os.fdopen(write, "w") as file:
+                file.write(json.dumps(result, default=str))
+        finally:
+            os._exit(0)
     os.close(write)
     with os.fdopen(read) as file:
         text = file.read()
@@ -145,7 +154,9 @@ def main() -> None:
                 env = fault.envs[0]
                 settings = fault.elsewhere.get(env, fault.settings)
                 options = " ".join(
-                    f"--{k.replace('_', '-')}" + ("" if v is True else f" {v}") for k, v in settings.items() if k != "env_args"
+                    f"--{k.replace('_', '-')}" + ("" if v is True else f" {v}")
+                    for k, v in settings.items()
+                    if k != "env_args"
                 )
                 options += "".join(f" -a {pair}" for pair in settings.get("env_args", ()))
                 jobs.append((fault.name, env, options, None, fault.inject, frozenset({fault.cause})))
@@ -156,7 +167,9 @@ def main() -> None:
     for name, env, options, start, inject, accepted in jobs:
         result = forked(lambda: examined(env, options, start, inject, every=given.all, seed=given.seed))  # noqa: B023
         if not given.full:
-            result = {k: v for k, v in result.items() if k in ("stage", "cause", "what", "text", "error", "seconds", "failed")}
+            result = {
+                k: v for k, v in result.items() if k in ("stage", "cause", "what", "text", "error", "seconds", "failed")
+            }
         print(json.dumps({"name": name, "accepted": sorted(accepted), **result}), flush=True)
 
 

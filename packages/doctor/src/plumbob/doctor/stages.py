@@ -72,6 +72,8 @@ class Examined:
     rows: int = 24
     """Number of rows whose log-probabilities are computed."""
     seed: int = 0
+    previous: StepRecord | None = None
+    """The record of the step before, if it was recorded."""
 
     @property
     def precision(self) -> str:
@@ -95,6 +97,16 @@ class Examined:
             first.setdefault(rows[i].member, i)
         by_length = sorted(order, key=lambda i: len(rows[i].token_ids))
         return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
+
+    @functools.cached_property
+    def places(self) -> dict[int, int]:
+        """Index of a row -> number of its place in its microbatch."""
+        count: Counter[int] = Counter()
+        found = {}
+        for t in self.record.updates[0].trained if self.record.updates else ():
+            found[t.row] = count[t.microbatch]
+            count[t.microbatch] += 1
+        return found
 
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
@@ -199,8 +211,31 @@ def rows(x: Examined) -> Outcome:
 
 # 2. Log-probabilities and draws
 
+BEGINNING = 0.01
+"""Relative difference of a tensor from the model's file; rounding to bfloat16 makes 0.002."""
+
+
+def beginning(x: Examined) -> Outcome:
+    """A run begins with the weights of the model that it names; from here on the plain model has the run's own."""
+    out = Outcome("logprobs", "the run begins with the weights of its model", limit=BEGINNING)
+    if x.live is None or x.plain is None or x.record.step:
+        return _skip(out, "the run is not under way")
+    own = dict(x.plain.model.named_parameters())
+    each = []
+    for name, tensor in x.live.parameters().items():
+        if (mine := own.get(plain_name(name))) is not None and mine.shape == tensor.shape:
+            given = tensor.detach().float().to(mine.device)
+            each.append(((given - mine).norm().item() / max(mine.norm().item(), 1e-30), name))
+            mine.data = given.clone()
+    out.gap, name = max(each, default=(0.0, ""))
+    out.evidence = f"tensors differ from the file by up to {out.gap:.2g} of their size ({name})"
+    return out if out.gap <= out.limit else _fail(out, None, "engine-trainer-mismatch")
+
+
 ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
 TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+DROPOUT = 0.2
+"""Share of an adapter that settings may drop without being the answer."""
 TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
 """Nats: the largest gap of one token. The others are means."""
 
@@ -219,23 +254,46 @@ def engine_logprobs(x: Examined) -> Outcome:
         elif row.sampling_logprobs is not None:
             scored.append(Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i))
             observed.append(row.sampling_logprobs.astype(float))
-    return _logprobs(x, out, scored, observed, ENGINE)
+    # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
+    general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
+    return _logprobs(x, out, scored, observed, ENGINE, general)
 
 
 def trainer_logprobs(x: Examined) -> Outcome:
     """The trainer's log-probabilities are the plain model's."""
     out = Outcome("logprobs", "the trainer computes the model's log-probabilities")
-    has = [i for i in x.drawn if x.record.rows[i].logprobs is not None]
+    passes: dict[int, list[int]] = defaultdict(list)
+    for t in x.record.updates[0].trained if x.record.updates else ():
+        passes[t.microbatch].append(t.row)
+    early = [
+        i for those in passes.values() for i in those[1:3] if i >= 0
+    ]  # what a row adds to others shows soonest here
+    has = [i for i in dict.fromkeys([*early[:6], *x.drawn]) if x.record.rows[i].logprobs is not None]
     more = [t.row for u in x.record.updates for t in u.trained if t.row not in has and t.row >= 0]
     has += [int(i) for i in x.random.permutation(list(dict.fromkeys(more)))][: max(x.rows - len(has), 0)]
     chosen = [x.record.rows[i] for i in has]
     scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(has, chosen, strict=True)]
-    return _logprobs(
-        x, out, scored, [row.logprobs.astype(float) for row in chosen if row.logprobs is not None], TRAINER
-    )
+    observed = [row.logprobs.astype(float) for row in chosen if row.logprobs is not None]
+    _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    if out.verdict == "fail" and not out.what and x.live is not None and x.plain is not None:
+        # Without gradients, nothing is dropped at random.
+        still = x.live.score([(s.ids, s.at) for s in scored[:6]])
+        plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
+        if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
+            return _fail(out, Explanation("dropout-in-training", "passes with gradients alone", 0.0), "")
+    if out.verdict == "fail" and not out.what and x.record.settings.lora_dropout:
+        small = x.record.settings.lora_dropout <= DROPOUT
+        return (
+            _skip(out, f"the adapter's dropout moves them by {out.gap:.2g} nats")
+            if small
+            else _fail(out, None, "dropout-in-training")
+        )
+    return out
 
 
-def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit) -> Outcome:
+def _logprobs(
+    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
+) -> Outcome:
     """Compare log-probabilities [n] of rows with the plain model's."""
     plain = x.plain
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
@@ -257,7 +315,8 @@ def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np
     apart = [k for k, g in enumerate(gaps) if not g.mean() <= out.limit or not g.max() <= most] or list(
         range(len(gaps))
     )
-    few = sorted(apart, key=lambda k: len(pairs[k][0].ids))[:6]
+    place = x.places
+    few = sorted(apart, key=lambda k: (place.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
     before: dict[str, list[int]] = {}
     if x.tokenizer is not None and len(few) == 1 and (r := x.rollouts.get(x.record.rows[pairs[few[0]][0].row].rollout)):
         before = {name: ids for name, ids in reference.prompts(x.record, r, x.tokenizer).items() if name}
@@ -266,7 +325,7 @@ def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np
     found = explain(explain_logprobs.CONDITIONS, case, seen, np.concatenate([expected[k] for k in few]), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
-    return _fail(out, found, "engine-trainer-mismatch")
+    return _fail(out, found, general)
 
 
 DRAWN_Z = 5.5
@@ -287,8 +346,12 @@ def draws(x: Examined) -> Outcome:
             f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each",
         )
         return _fail(out, Explanation("groups-without-variety", "rollouts that are copied or have one seed", 0.0), "")
+    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
     for rollout in x.record.rollouts:
         for request in rollout.requests:
+            if end is not None and end not in request.sampling.stop_token_ids:
+                out.evidence = f"requests end at {request.sampling.stop_token_ids}, the template ends turns with {end}"
+                return _fail(out, None, "stop-token-wrong")
             stops = set(request.sampling.stop_token_ids)
             ids = request.token_ids.tolist()
             if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
@@ -495,6 +558,10 @@ def slopes(x: Examined) -> Outcome:
     out = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision])
     for update in x.record.updates:
         trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
+        without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
+        if without:
+            told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
+            return _fail(out, None, "no-gradient", told)
         if not trained:
             continue
         tokens = _tokens(trained)
@@ -656,12 +723,28 @@ def update(x: Examined) -> Outcome:
         )
         if _judge_update(out, case, rounding, f"update {k + 1} of step {record.step + 1}"):
             return out
-        before = k + record.step * len(record.updates)
-        if before and any(t.moments_before is None for t in tensors) and s.num_steps:
+        earlier = record.updates[k - 1] if k else x.previous.updates[-1] if x.previous and x.previous.updates else None
+        if earlier is not None and (what := _torn(earlier, tensors)):
             return _fail(
-                out, Explanation("update-differs-from-settings", "moments that are lost between updates", 0.0), ""
+                out, Explanation("update-differs-from-settings", what, 0.0), "", f"{what}, before update {k + 1}"
             )
     return out if out.evidence else _skip(out, "no weights were recorded")
+
+
+def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
+    """What was not kept from the update before: weights or moments; "" if both were."""
+    for now in tensors:
+        then = next((t for t in earlier.tensors if t.name == now.name and t.moments_after is not None), None)
+        if then is None:
+            continue
+        common, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
+        if not len(common):
+            continue
+        if not np.array_equal(then.after[a], now.before[b]):
+            return f"weights of {now.name} that are replaced between updates"
+        if now.moments_before is None or not np.allclose(then.moments_after[:, a], now.moments_before[:, b], 1e-6, 0):
+            return f"moments of {now.name} that are lost between updates"
+    return ""
 
 
 def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, rounding: np.ndarray, where: str) -> bool:
@@ -838,6 +921,7 @@ def _judge_weights(
 STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
     prompts,
     rows,
+    beginning,
     engine_logprobs,
     trainer_logprobs,
     draws,

@@ -13,10 +13,15 @@ import torch
 from plumbob.doctor.record import StepRecord
 from plumbob.rollout import Sample, Sampling
 from plumbob.trainer.doctor.subject import Subject, undone
+from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training import step as training_step
+
+
+MICROBATCH = 4096
+"""Tokens of a microbatch in a recorded step of the doctor."""
 
 
 @dataclass
@@ -28,6 +33,10 @@ class LiveRun:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         policy = self.subject.run.policy
         return {name: policy.sharding.local(p) for name, p in policy.trainable.items()}
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        policy = self.subject.run.policy
+        return {name: policy.sharding.local(p) for name, p in policy.sharding.parameters.items()}
 
     def changed(self) -> None:
         self.subject.run.policy.sharding.changed()
@@ -41,9 +50,7 @@ class LiveRun:
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
         run = self.subject.run
-        sampling = Sampling(
-            tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids, seed=seed
-        )
+        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids, seed=seed)
         room = run.config.max_context - tokens
         made = self.subject.generate(
             [list(p)[:room] for p in prompts], sampling, [seed * 1000 + k for k in range(len(prompts))]
@@ -95,7 +102,10 @@ class Kept:
 
 
 def record_steps(subject: Subject, count: int) -> Kept:
-    """Take `count` training steps as `train` does, record them, and undo them. Raises RunFailed and SyncError."""
+    """Take `count` training steps as `train` does, record them, and undo them. Raises RunFailed.
+
+    A weight sync that is refused ends them; its step is recorded.
+    """
     run, kept = subject.run, Kept(LiveRun(subject))
     before = copy.copy(vars(run.state))
     interruption = Interruption()
@@ -104,9 +114,13 @@ def record_steps(subject: Subject, count: int) -> Kept:
             undone(run),
             closing(RolloutSource(run.sampler, run.world, subject.runner, interruption, kept.wants)) as source,
         ):
+            # Small microbatches, so that what depends on them shows.
+            run.state.microbatch_tokens = min(run.state.microbatch_tokens, MICROBATCH)
             for _ in range(count):
                 training_step.train_step(run, source, interruption, lambda _: None, kept)
                 run.state.step += 1
+    except SyncError:
+        pass  # the record of that step has what the engine serves
     finally:
         vars(run.state).update(before)
         sync_weights(run.policy, run.engine, run.parity_row, checked=False)

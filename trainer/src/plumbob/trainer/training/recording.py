@@ -98,7 +98,7 @@ class Recording:
                 )
                 for asked in batch.requests.get(trace.id, ())
             ],
-            messages=[verifiers_messages.to_wire(node.message) for node in trace.nodes],
+            messages=[verifiers_messages.to_openai(node.message) for node in trace.nodes],
             tools=self.record.tools.index(tools) if tools else -1,
             truncated=trace.is_truncated or trace.is_timeout,
         )

@@ -126,10 +126,12 @@ def train_step(
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
     if config.vllm_sleep:
         run.engine.wake_up()
-    report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
-    clock.lap("sync")
-    if sink is not None and recording is not None:
-        sink.keep(recording.finish(clock.seconds))
+    try:
+        report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
+        clock.lap("sync")
+    finally:  # what a sync that is refused leaves behind is worth a record
+        if sink is not None and recording is not None:
+            sink.keep(recording.finish(clock.seconds))
 
     metrics = {
         "step": step + 1,

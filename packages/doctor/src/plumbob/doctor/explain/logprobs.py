@@ -138,7 +138,6 @@ def _shifted(case: LogprobCase) -> Predictions:
     yield "log-probabilities of the next token", np.concatenate([np.roll(p, -1) for p in parts])
     yield "log-probabilities of the token before", np.concatenate([np.roll(p, 1) for p in parts])
     yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
-    yield "a log-probability of 0", np.zeros(sum(map(len, parts)))
     yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
     def own_logits(s: Scored) -> np.ndarray:

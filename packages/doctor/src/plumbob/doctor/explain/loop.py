@@ -10,6 +10,8 @@ import numpy as np
 
 REST = 0.05
 """Share of a difference that the right condition may leave."""
+EXPLAINED = 0.8
+"""Share of the numbers that differ of which a condition must explain most: one fitted number can explain one large gap."""
 BARELY = 0.25
 """Where a difference is hardly larger than rounding, rounding may be this share of it."""
 
@@ -56,9 +58,22 @@ def explain(
     for condition in conditions:
         for what, predicted in condition.predict(case):
             rest = measure(observed, predicted)
-            if rest <= allowed and (best is None or rest / gap < best.rest / 2 - 1e-9):
+            if (
+                rest <= allowed
+                and (distance or _most(observed, expected, predicted, noise))
+                and (best is None or rest / gap < best.rest / 2 - 1e-9)
+            ):
                 best = Explanation(condition.cause, what, rest / gap)
     return best
+
+
+def _most(observed: Any, expected: Any, predicted: Any, noise: float) -> bool:
+    """Whether a prediction is far nearer than the reference, for most of the numbers that differ by more than noise."""
+    observed, expected, predicted = (np.asarray(a, float) for a in (observed, expected, predicted))
+    gaps = np.abs(observed - expected)
+    differ = gaps > max(noise, 0.01 * float(gaps.max(initial=0)))
+    left = np.abs(observed - predicted) <= np.maximum(BARELY * gaps, noise)
+    return bool(left[differ].mean() >= EXPLAINED) if differ.any() else True
 
 
 def mean_abs(a: Any, b: Any) -> float:

@@ -15,6 +15,7 @@ CLIP_EPSILON = 1e-6
 
 def rate(settings: Settings, step: int) -> float:
     """The learning rate of training step `step`, from 0."""
+    step = max(step, 0)
     if step < settings.warmup:
         return settings.learning_rate * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(settings.num_steps - settings.warmup, 1)

@@ -82,6 +82,20 @@ def header_of(tokenizer: Any, rollout: Rollout) -> list[int]:
     return whole[len(without) :] if whole[: len(without)] == without else []
 
 
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The id with which the template ends an assistant's turn; None if it cannot be told."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        ids = render(tokenizer, messages, header=False)
+    except Exception:  # a template raises what it likes
+        return None
+    special = set(tokenizer.all_special_ids)
+    last = max(
+        (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
+    )
+    return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
+
+
 def takes_tools(tokenizer: Any, record: StepRecord, rollout: Rollout) -> bool:
     """Whether the template itself writes the tools into the prompt."""
     variants = prompts(record, rollout, tokenizer)

@@ -669,7 +669,7 @@ def gradient(x: Examined) -> Outcome:
     case = explain_gradient.GradientCase(observed, sampled, tensors)
     return _fail(
         out,
-        explain(explain_gradient.CONDITIONS, case, observed, expected, 0.0),
+        explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max())),
         "no-gradient" if not observed.any() else "loss-differs-from-settings",
     )
 
@@ -765,7 +765,7 @@ def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, rounding: np
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
     out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
-    found = explain(explain_optimizer.CONDITIONS, case, case.observed, expected, float(rounding.mean()))
+    found = explain(explain_optimizer.CONDITIONS, case, case.observed, expected, 2 * float(rounding.max()))
     _fail(out, found, "update-differs-from-settings")
     return True
 
@@ -832,7 +832,10 @@ def served(x: Examined) -> Outcome:
         return _skip(out, "what the engine serves was not recorded")
     out.gap = float(np.abs(one.trained - one.served).mean())
     out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
-    return out if out.gap <= out.limit else _fail(out, None, "weights-not-synced")
+    if out.gap <= out.limit:
+        return out
+    named = next((o for o in known_change(x) if o.verdict == "fail" and o.what), None)  # a known change tells why
+    return _fail(out, Explanation(named.cause or "", named.what, 0.0) if named else None, "weights-not-synced")
 
 
 def _known_change(x: Examined, live: Live, prompt: Sequence[int]) -> None:

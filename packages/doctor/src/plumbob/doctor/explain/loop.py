@@ -10,6 +10,8 @@ import numpy as np
 
 REST = 0.05
 """Share of a difference that the right condition may leave."""
+PERFECT = 1e-3
+"""A condition that leaves less than this is not given up for one with more numbers to fit."""
 EXPLAINED = 0.8
 """Share of the numbers that differ of which a condition must explain most: one fitted number can explain one large gap."""
 BARELY = 0.25
@@ -58,11 +60,9 @@ def explain(
     for condition in conditions:
         for what, predicted in condition.predict(case):
             rest = measure(observed, predicted)
-            if (
-                rest <= allowed
-                and (distance or _most(observed, expected, predicted, noise))
-                and (best is None or rest / gap < best.rest / 2 - 1e-9)
-            ):
+            if rest > allowed or not (distance or _most(observed, expected, predicted, noise)):
+                continue
+            if best is None or (best.rest > PERFECT and rest / gap < best.rest / 2):
                 best = Explanation(condition.cause, what, rest / gap)
     return best
 
@@ -71,7 +71,7 @@ def _most(observed: Any, expected: Any, predicted: Any, noise: float) -> bool:
     """Whether a prediction is far nearer than the reference, for most of the numbers that differ by more than noise."""
     observed, expected, predicted = (np.asarray(a, float) for a in (observed, expected, predicted))
     gaps = np.abs(observed - expected)
-    differ = gaps > max(noise, 0.01 * float(gaps.max(initial=0)))
+    differ = gaps > max(noise, 1e-12)
     left = np.abs(observed - predicted) <= np.maximum(BARELY * gaps, noise)
     return bool(left[differ].mean() >= EXPLAINED) if differ.any() else True
 

@@ -140,7 +140,7 @@ def _parts(case: LossCase) -> Predictions:
         yield f"the {most:.0%} least likely tokens alone", np.where(kept, right, 0)
     dropped = case.observed == 0
     if dropped.any() and not dropped.all():
-        kinds = {"unlikely": case.tokens.logprobs, "early": -place, "late": place}
+        kinds = {"unlikely": case.tokens.logprobs, "early": -place.astype(float), "late": place.astype(float)}
         for kind, value in kinds.items():
             edge = value[dropped & (right != 0)].max(initial=-np.inf)
             if (value[~dropped] > edge).all():

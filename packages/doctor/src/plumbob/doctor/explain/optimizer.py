@@ -58,7 +58,7 @@ class UpdateCase:
     """[E] change of all entries, tensor by tensor."""
     moments: Mapping[str, Moments]
 
-    def change(self, how: How = How(), settings: Settings | None = None) -> np.ndarray:  # noqa: B008 - frozen
+    def change(self, how: How = How(), settings: Settings | None = None) -> np.ndarray:
         """[E] the change under these conditions."""
         s = settings or self.settings
         found = []

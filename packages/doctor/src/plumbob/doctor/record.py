@@ -350,7 +350,8 @@ def write(record: StepRecord, path: Path) -> None:
     arrays = {name: np.concatenate(those) for name, those in parts.items()}
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez_compressed(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)
+        arrays["header"] = np.frombuffer(header.encode(), np.uint8)
+        np.savez_compressed(file, allow_pickle=False, **arrays)
     partial.replace(path)
 
 

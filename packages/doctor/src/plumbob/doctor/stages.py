@@ -184,7 +184,7 @@ def rows(x: Examined) -> Outcome:
         found = explain(
             explain_rows.CONDITIONS,
             case,
-            [explain_rows.made(r.token_ids, r.loss_mask) for r, _ in wrong],
+            [explain_rows.made(r.token_ids.tolist(), r.loss_mask.tolist()) for r, _ in wrong],
             [explain_rows.made(t.token_ids, t.loss_mask) for _, t in wrong],
             distance=number_apart,
         )
@@ -279,6 +279,9 @@ def trainer_logprobs(x: Examined) -> Outcome:
         # Without gradients, nothing is dropped at random.
         still = x.live.score([(s.ids, s.at) for s in scored[:6]])
         plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
+        moved = [np.sort(o) - np.sort(p) for o, p in zip(observed[:6], plain, strict=True)]
+        if all(np.median(np.abs(m)) <= 10 * out.limit for m in moved):  # the right numbers at other places
+            return _fail(out, Explanation("loss-differs-from-settings", "log-probabilities in another order", 0.0), "")
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
             return _fail(out, Explanation("dropout-in-training", "passes with gradients alone", 0.0), "")
     if out.verdict == "fail" and not out.what and x.record.settings.lora_dropout:
@@ -742,7 +745,10 @@ def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
             continue
         if not np.array_equal(then.after[a], now.before[b]):
             return f"weights of {now.name} that are replaced between updates"
-        if now.moments_before is None or not np.allclose(then.moments_after[:, a], now.moments_before[:, b], 1e-6, 0):
+        kept = then.moments_after
+        if kept is not None and (
+            now.moments_before is None or not np.allclose(kept[:, a], now.moments_before[:, b], 1e-6, 0)
+        ):
             return f"moments of {now.name} that are lost between updates"
     return ""
 

@@ -19,7 +19,6 @@ from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training import step as training_step
 
-
 MICROBATCH = 4096
 """Tokens of a microbatch in a recorded step of the doctor."""
 

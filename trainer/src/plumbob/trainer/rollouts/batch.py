@@ -44,8 +44,8 @@ class Batch:
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
     """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
-    requests: dict[str, list[Request]] = field(default_factory=dict)
-    """Requests to the engine of each of this rank's own rollouts, by the id of its trace; empty unless they are recorded."""
+    requests: dict[str, list[Request]] | None = None
+    """Requests to the engine of each of this rank's own rollouts, by the id of its trace; None in a step without a record."""
     engine_failures: int = 0
     """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
     num_rollouts: int = 0

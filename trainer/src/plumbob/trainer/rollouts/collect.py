@@ -166,9 +166,11 @@ async def collect(
 
     Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `max_refills` further
     rounds the step is filled up with zero-signal groups, so that its number of groups, and with it every token's
-    weight, does not change. `recorded`: whether the batch keeps requests to the engine. Collective. Raises RunFailed if no rollout can be used.
+    weight, does not change. `recorded`: whether the batch keeps the requests to the engine. Collective. Raises RunFailed
+    if no rollout can be used.
     """
-    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor, pools=pools)
+    config, wanted = sampler.config, sampler.groups_per_step
+    batch = Batch(cursor=cursor, pools=pools, requests={} if recorded else None)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
     missing, num_groups = wanted, 0
     with_signal: frozenset[str] = frozenset()
@@ -176,7 +178,7 @@ async def collect(
         taken, batch.pools = next_groups(sampler.environments, batch.cursor, missing, batch.pools)
         batch.cursor += missing
         batch.taken += taken
-        await _add_round(sampler, world, step, num_groups, taken, batch, recorded)
+        await _add_round(sampler, world, step, num_groups, taken, batch)
         num_groups += missing
         batch.rounds += 1
         if config.reward_weights and step == 0:
@@ -244,13 +246,7 @@ class _Unusable:
 
 
 async def _add_round(
-    sampler: Sampler,
-    world: World,
-    step: int,
-    first_group: int,
-    taken: Sequence[Taken],
-    batch: Batch,
-    recorded: bool,
+    sampler: Sampler, world: World, step: int, first_group: int, taken: Sequence[Taken], batch: Batch
 ) -> None:
     """Roll out one group per task, and add the results of all processes to the batch. Collective.
 
@@ -266,7 +262,7 @@ async def _add_round(
         for _ in range(ROUNDS_TO_SAMPLING * (mine.index(i) // wave)):
             await asyncio.sleep(0)
         env = sampler.environments[taken[i].env]
-        log = RequestLog(sampler.engine) if recorded else None
+        log = None if batch.requests is None else RequestLog(sampler.engine)
         traces = await run_group(
             taken[i].task,
             log or sampler.engine,
@@ -278,7 +274,7 @@ async def _add_round(
             driver=env.driver,
             slots=slots,
         )
-        if log is not None:
+        if log is not None and batch.requests is not None:
             batch.requests |= log.by_trace(traces)
         # Samples are made here, while the engine computes other groups. If it failed one rollout, the whole group is left
         # out, because the other rollouts are not a fair sample.

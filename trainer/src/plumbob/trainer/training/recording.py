@@ -33,7 +33,7 @@ MOVED = (0.6, -0.6, 0.05, -0.05)
 within them."""
 APART = (0.5, -0.3, -0.5, 0.3, 0.1)
 """The same of the policy's and the reference's."""
-REDUCTIONS = {"grpo": "rows", "gspo": "rows", "dr_grpo": "constant", "bnpo": "minibatch_tokens"}
+REDUCTIONS: dict[str, Any] = {"grpo": "rows", "gspo": "rows", "dr_grpo": "constant", "bnpo": "minibatch_tokens"}
 """Loss types whose token weights do not come from the whole step's number of tokens."""
 
 
@@ -96,7 +96,7 @@ class Recording:
                     asked.completion.finish_reason,
                     asked.completion.policy_version,
                 )
-                for asked in batch.requests.get(trace.id, ())
+                for asked in (batch.requests or {}).get(trace.id, ())
             ],
             messages=[verifiers_messages.to_openai(node.message) for node in trace.nodes],
             tools=self.record.tools.index(tools) if tools else -1,
@@ -239,7 +239,7 @@ def settings_of(run: Run) -> records.Settings:
     """The run's settings by the record's names."""
     config: TrainConfig = run.config
     objective, advantages, (correction, cap) = run.objective, config.advantages(), config.correction()
-    schedule = "constant" if config.lr_scheduler_type == "constant_with_warmup" else config.lr_scheduler_type
+    schedule: Any = "constant" if config.lr_scheduler_type == "constant_with_warmup" else config.lr_scheduler_type
     lora: dict[str, Any] = {}
     if config.peft:
         lora = {
@@ -325,7 +325,8 @@ def _keeping(slopes: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
 
 def _detached(inputs: LossInputs) -> LossInputs:
     """The same numbers without their graph, which is freed after the backward pass."""
-    return LossInputs(**{n: None if t is None else t.detach() for n, t in vars(inputs).items()})
+    kept: dict[str, Any] = {name: None if t is None else t.detach() for name, t in vars(inputs).items()}
+    return LossInputs(**kept)
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:

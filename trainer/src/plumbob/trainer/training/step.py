@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.doctor.record import RecordSink
+from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.inference.weight_sync import sync_weights
@@ -53,8 +53,8 @@ def train_step(
 ) -> tuple[dict[str, float], Batch]:
     """Take training step number `run.state.step` (from 0); returns its metrics and its rollouts.
 
-    `sink`: takes the record of the step if it wants it; nothing is recorded otherwise. Collective: every process takes the same step. Raises RunFailed, SyncError and Interrupted; the step then does not
-    count as finished.
+    `sink`: takes the record of the step if it wants it; nothing is recorded otherwise. Collective: every process takes
+    the same step. Raises RunFailed, SyncError and Interrupted; the step then does not count as finished.
     """
     config, policy, state, world = run.config, run.policy, run.state, run.world
     step, clock = state.step, Stopwatch()

@@ -135,8 +135,12 @@ def _positions(case: LogprobCase) -> Predictions:
 
 def _shifted(case: LogprobCase) -> Predictions:
     parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
-    yield "log-probabilities of the next token", np.concatenate([np.roll(p, -1) for p in parts])
-    yield "log-probabilities of the token before", np.concatenate([np.roll(p, 1) for p in parts])
+    around = [_around(case, s) for s in case.scored]
+    after = [np.append(p[1:], n if n is not None else p[0]) for p, (_, n) in zip(parts, around, strict=True)]
+    yield "log-probabilities of the next token", np.concatenate(after)
+    before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
+    yield "log-probabilities of the token before", np.concatenate(before)
+    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
     yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
     yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
@@ -147,6 +151,23 @@ def _shifted(case: LogprobCase) -> Predictions:
         return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
 
     yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
+
+
+def _around(case: LogprobCase, s: Scored) -> tuple[float | None, float | None]:
+    """Log-probabilities of the last scored token before a row in its microbatch, and of the first one after it."""
+    update = case.record.updates[0].trained if case.record.updates else []
+    k = next((k for k, t in enumerate(update) if t.row == s.row), None)
+    if k is None:
+        return None, None
+
+    def of(other: int, which: int) -> float | None:
+        if not 0 <= other < len(update) or update[other].microbatch != update[k].microbatch:
+            return None
+        row = case.record.rows[update[other].row]
+        found = case.plain.logprobs(row.token_ids.tolist(), row.loss_mask.tolist())
+        return float(found[which]) if len(found) else None
+
+    return of(k - 1, -1), of(k + 1, 0)
 
 
 def _prompts(case: LogprobCase) -> Predictions:
@@ -255,7 +276,7 @@ CONDITIONS = (
     Condition("loss-mask-as-attention-mask", _attention),
     Condition("temperature-not-applied", _temperature),
     Condition("attention-or-positions-wrong", _others),
-    Condition("row-not-what-was-sampled", _shifted),
+    Condition("loss-mask-wrong", _shifted),
     Condition("prompt-replaced", _prompts),
     Condition("attention-or-positions-wrong", _positions),
     Condition("sampling-altered", _altered),

@@ -25,7 +25,7 @@ class Truth:
 
 def load_tokenizer(settings: Settings) -> Any:
     """The model's tokenizer with the run's chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
     tokenizer.chat_template = settings.chat_template or tokenizer.chat_template
     return tokenizer
 

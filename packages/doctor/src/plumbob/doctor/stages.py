@@ -349,6 +349,11 @@ def draws(x: Examined) -> Outcome:
             f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each",
         )
         return _fail(out, Explanation("groups-without-variety", "rollouts that are copied or have one seed", 0.0), "")
+    seeds = Counter(r.requests[0].sampling.seed for r in x.record.rollouts if r.requests)
+    alike = sum(n - 1 for seed, n in seeds.items() if seed is not None)
+    if alike:
+        out.gap, out.evidence = alike, f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
+        return _fail(out, Explanation("groups-without-variety", "rollouts that have one seed", 0.0), "")
     end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
     for rollout in x.record.rollouts:
         for request in rollout.requests:

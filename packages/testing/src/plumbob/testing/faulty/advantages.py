@@ -156,11 +156,6 @@ FAULTS = table("advantages",
           at.advantage_values, lambda values, rows: [max(value, 0.0) for value in values],
           "advantages-wrong loss-differs-from-settings",
           "axon-rl/gem#113 (advantages changed a second time after normalisation)", only="doctor"),
-    Fault("one missing reward makes all advantages of the step NaN",
-          "A reward that is missing is NaN among the advantages, whose mean and deviation spread that to the "
-          "whole step.", at.advantage_values, missing_spreads, "advantages-wrong not-finite",
-          "modelscope/ms-swift#8123",
-          options="--multi-objective-aggregation normalize_then_sum --scale-rewards group --max-skipped-steps 20"),
     Fault("leave-one-out deviation of equal rewards is rounding",
           "The deviation of the others' equal rewards is a rounding error, by which the lead of the odd one is "
           "divided.", at.advantage_values, leads_by_rounding, "advantages-wrong tiny-std-scaling",

@@ -102,7 +102,12 @@ def reference_follows(stack: ExitStack, env: str, change: None) -> None:
     """The reference policy takes over the policy's weights before each step."""
     policies: list[Policy] = []
     at.reference.install(stack, env, lambda tensors, policy: policies.append(policy))
-    at.step_begins.install(stack, env, lambda step: policies[-1].sync_reference(1.0) if step else None)
+
+    def begin(step: int) -> None:
+        for name, tensor in policies[-1]._reference_tensors().items() if step else ():
+            tensor.copy_(policies[-1].trainable[name].detach())
+
+    at.step_begins.install(stack, env, begin)
 
 
 def another_reference(tensors: dict[str, torch.Tensor], policy: Policy) -> None:

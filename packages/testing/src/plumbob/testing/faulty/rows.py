@@ -16,7 +16,6 @@ from plumbob.testing.faulty.helpers import (
     by_group,
     regrouped,
     turns,
-    with_data,
 )
 from plumbob.testing.faulty.sites import Site, anew
 
@@ -173,11 +172,6 @@ FAULTS = table("rows",
           "The header that opens an assistant turn is missing in prompts after the first, in the engine and in "
           "the row.", at.chat("suffix"), headerless, "prompt-incomplete", "verifiers' GRPOTrainer, July-October 2025",
           WITH_TOOLS),
-    Fault("prompts rendered by the chat template twice",
-          "The dataset's prompts are rendered already, and the environment renders them again as a user's message.",
-          at.tasks,
-          lambda tasks, split: [with_data(task, prompt=RENDERED.format(task.data.prompt)) for task in tasks],
-          "never-succeeds prompt-incomplete", "google/tunix#1419", options="--keep-control-tokens"),
     Fault("missing assistant header in the row",
           "The assistant header is missing in the row before every turn but the first.", at.row_text, headers_missing,
           "row-not-what-was-sampled prompt-incomplete", "verifiers' GRPOTrainer, July-October 2025", WITH_TOOLS),

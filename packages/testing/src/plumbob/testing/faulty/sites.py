@@ -183,7 +183,7 @@ def divided(stack: ExitStack, env: str, change: Any) -> None:
 
 
 tasks_of_step = function(collect, "next_groups")
-"""The tasks of a step's groups are `change(original, environments, cursor, count, pools)`."""
+"""The tasks of a step's groups are `change(original, environments, cursor, count)`."""
 
 
 @site

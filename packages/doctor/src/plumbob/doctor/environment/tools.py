@@ -24,8 +24,9 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
-FEW, OTHER = 3, 0.05
-"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly."""
+FEW, OTHER = 3, 0.3
+"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly. A search may
+say now and then that it found nothing, and a server that it is busy."""
 FAILED = 0.2
 """Largest share of the results of perfect transcripts that may be errors."""
 NEEDED, HARDLY = 0.5, 0.05

@@ -22,7 +22,6 @@ from plumbob.trainer.algorithm.losses import LossInputs
 if TYPE_CHECKING:
     from plumbob.trainer.config.train import TrainConfig
     from plumbob.trainer.rollouts.batch import Batch
-    from plumbob.trainer.training.minibatches import Minibatch
     from plumbob.trainer.training.run import Run
 
 AT_RANDOM = 48
@@ -51,14 +50,8 @@ class Recording:
         self._inputs: list[tuple[list[Sample], LossInputs]] = []
         self._sampled: dict[str, torch.Tensor] = {}
 
-    def begin(
-        self,
-        batch: Batch,
-        advantages: Sequence[float],
-        kl_sums: Sequence[float] | None,
-        minibatches: Sequence[Minibatch],
-    ) -> None:
-        """The step's rollouts, rows and advantages. The minibatches are recorded from now on."""
+    def begin(self, batch: Batch, advantages: Sequence[float], kl_sums: Sequence[float] | None) -> None:
+        """The step's rollouts, rows and advantages."""
         self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
         traces = {trace.id: trace for trace in batch.traces}
         members: dict[str, int] = {}
@@ -68,8 +61,6 @@ class Recording:
             row = row_of(sample, member, advantage, traces.get(sample.trace_id))
             row.kl_sum = None if kl_sums is None else kl_sums[i]
             self.record.rows.append(row)
-        for minibatch in minibatches:
-            minibatch.recording = self
 
     def _rollout(self, trace: vf.Trace, batch: Batch) -> records.Rollout:
         tools = schemas_of(trace.tools or [])

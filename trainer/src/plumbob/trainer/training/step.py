@@ -89,7 +89,9 @@ def train_step(
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
     minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
     if recording is not None:
-        recording.begin(batch, advantages.values, kl_sums, minibatches)
+        recording.begin(batch, advantages.values, kl_sums)
+        for minibatch in minibatches:
+            minibatch.recording = recording
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     trained_with = advantages_in_minibatches(batch.samples, minibatches)
     weighed = rows_weighed_otherwise(config, minibatches)

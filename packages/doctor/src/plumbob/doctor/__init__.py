@@ -1,0 +1,1 @@
+"""Why a run does not learn: records of training steps, compared stage by stage with an exact reference."""

@@ -1,0 +1,145 @@
+"""The types of a diagnosis: a finding is the verdict of one check, and a cause is a reason why a run does not learn."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+from urllib.parse import quote
+
+Verdict = Literal["pass", "fail", "unsure", "error"]
+"""`unsure`: the check was inconclusive. `error`: the check could not be completed, so its result is unknown."""
+
+Stage = Literal[
+    "tasks",
+    "grading",
+    "tools",
+    "evaluation",
+    "rows",
+    "logprobs",
+    "sampling",
+    "advantages",
+    "loss",
+    "gradient",
+    "optimizer",
+    "sync",
+    "saved",
+    "signal",
+    "trends",
+]
+"""Where in a run something is wrong, in the order of the data: what a stage gets comes from those before it.
+
+tasks: what is asked. grading: what transcripts earn. tools: what calls are answered with. evaluation: held-out tasks.
+rows: the prompt, and the rollout's tokens as they are trained. logprobs: what engine and trainer compute for the same
+tokens. sampling: how tokens are drawn, and what ends a rollout. advantages, loss, gradient, optimizer: one update. sync:
+the engine's weights after it. saved: the model that the run leaves behind. signal: whether rollouts of a group differ.
+trends: what changes over a run.
+"""
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""All stages, in the order of the data: a difference in an earlier one explains differences in all later ones."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a run does not learn.
+
+    Example:
+        CAUSES["kl-too-large"].stage  # "loss"
+    """
+
+    id: str
+    """Stable name in kebab case."""
+    stage: Stage
+    """Where it lies."""
+    sentence: str
+    """What is wrong, and what follows from it."""
+    fix: str
+    """What to do, in options or code. ENV and MODEL stand for those of the run."""
+    hypotheses: tuple[str, ...] = ()
+    """The usual suspicions that the cause belongs to.
+
+    H01: instability of advantages scaled by a tiny standard deviation. H02: errors of token masks. H03: a wrong KL
+    term. H04: truncation of the context. H05: a degraded reward, or a reward whose distribution has no signal. H06:
+    LoRA and weight sync. H07: environments of several steps against those of one. H08: exploding gradients. Comparisons
+    of evaluation with training have no number.
+    """
+    source: str = ""
+    """Where the cause was reported: an arXiv number, or owner/repository#issue on GitHub."""
+    includes: tuple[str, ...] = ()
+    """Ids of more specific causes. It is named in their place where the evidence does not tell them apart."""
+    symptom: bool = False
+    """Whether it says only what is seen, which more than one mistake can be the reason for."""
+
+    def advice(self, env: str, model: str) -> str:
+        """What to do, with the environment and the model of a run in the commands, in place of ENV and MODEL."""
+        names = {"ENV": env, "MODEL": model}
+        return re.sub(r"\b(ENV|MODEL)\b", lambda found: names[found[1]], self.fix)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run's stored rollouts one can see what a finding says: one rollout, or some of its tokens."""
+
+    step: int
+    """The step whose file in traces/ holds the rollout, from 1."""
+    task: str
+    """The task's key in the trace."""
+    rollout: int
+    """Number of the rollout among those of this task in the step's file, from 0."""
+    tokens: tuple[int, int] | None = None
+    """First and last token of the row, both included, from 0; None: the whole rollout."""
+
+    @property
+    def fragment(self) -> str:
+        """The part after `#` of a link to this place in the page that `report` writes."""
+        token = f"&token={self.tokens[0]}" if self.tokens else ""
+        return f"step={self.step}&task={quote(self.task)}&rollout={self.rollout}{token}"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The user's own function that a finding is about, such as a reward function or a tool."""
+
+    file: str
+    """Path of its file, as Python knows it."""
+    line: int
+    """First line of the function, from 1."""
+    function: str
+    """Its qualified name, such as `LookupTask.correct`."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    """What the check expects, as a statement that is true in a healthy run."""
+    verdict: Verdict
+    evidence: str
+    """The measured numbers behind the verdict."""
+    cause: str | None = None
+    """Id of a cause in the catalogue if the verdict is `fail`, else None."""
+    stage: Stage | None = None
+    """What was examined; None: the stage of the cause. A check that passes must give it to be counted in its area."""
+    step: int | None = None
+    """Training step in which the check first failed, if it belongs to a step."""
+    places: tuple[Place, ...] = ()
+    """A few rollouts or tokens that show it, the clearest first; empty if it is about numbers alone."""
+    code: tuple[Code, ...] = ()
+    """The functions of the user's environment that it is about, if they are known."""
+    command: str = ""
+    """A command that shows it again; empty if the command that found it is the one."""
+
+    @classmethod
+    def of(cls, check: str, outcome: tuple[str | None, str], stage: Stage | None = None) -> Finding:
+        """The finding of a check that fails if it names a cause. `outcome`: (id of the cause or None, evidence)."""
+        cause, evidence = outcome
+        return cls(check, "fail" if cause else "pass", evidence, cause, stage)
+
+    def __post_init__(self) -> None:
+        if (self.verdict == "fail") != (self.cause is not None):
+            raise ValueError(f"A finding has a cause if and only if it failed: {self.check!r} is {self.verdict}.")

@@ -1,0 +1,72 @@
+"""The catalogue of causes, and in which order the causes of findings are named."""
+
+from __future__ import annotations
+
+import pytest
+from plumbob.doctor.causes import CAUSES, is_symptom, named, stands_for
+from plumbob.doctor.findings import STAGES, Finding, Place
+
+
+def failed(*causes: str) -> list[Finding]:
+    return [Finding(f"without {cause}", "fail", "seen", cause) for cause in causes]
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_a_cause_says_what_is_wrong_and_what_to_do(cause) -> None:
+    assert cause.sentence.endswith(".") and cause.fix.endswith((".", ")"))
+    assert cause.stage in STAGES
+    assert cause.id not in cause.includes and set(cause.includes) <= CAUSES.keys()
+
+
+def test_causes_are_listed_in_the_order_of_their_stages() -> None:
+    places = [STAGES.index(cause.stage) for cause in CAUSES.values()]
+    assert places == sorted(places)
+
+
+def test_no_two_causes_have_the_same_remedy() -> None:
+    assert len({cause.fix for cause in CAUSES.values()}) == len(CAUSES)
+
+
+def test_the_earliest_stage_is_named_first_and_symptoms_last() -> None:
+    findings = failed("never-succeeds", "weights-not-synced", "calls-not-read", "loss-mask-wrong", "weights-not-synced")
+    assert named(findings) == ["loss-mask-wrong", "weights-not-synced", "calls-not-read", "never-succeeds"]
+
+
+def test_causes_of_one_stage_keep_the_order_of_the_checks() -> None:
+    assert named(failed("kl-term-wrong", "loss-differs-from-settings")) == [
+        "kl-term-wrong",
+        "loss-differs-from-settings",
+    ]
+    assert named(failed("loss-differs-from-settings", "kl-term-wrong")) == [
+        "loss-differs-from-settings",
+        "kl-term-wrong",
+    ]
+
+
+def test_a_cause_of_another_catalogue_is_named_after_known_ones_and_is_no_symptom() -> None:
+    assert named(failed("made-up", "oracle-fails")) == ["oracle-fails", "made-up"]
+    assert not is_symptom("made-up") and stands_for("made-up") == {"made-up"}
+
+
+def test_a_general_cause_stands_for_those_that_it_includes() -> None:
+    assert {"engine-trainer-mismatch", "dropout-in-training"} <= stands_for("engine-trainer-mismatch")
+
+
+@pytest.mark.parametrize(("verdict", "cause"), [("pass", "oracle-fails"), ("fail", None)])
+def test_a_finding_has_a_cause_exactly_if_it_failed(verdict, cause) -> None:
+    with pytest.raises(ValueError, match="if and only if it failed"):
+        Finding("answers earn", verdict, "0 of 8", cause)
+
+
+def test_a_finding_of_an_outcome() -> None:
+    assert Finding.of("a check", (None, "fine"), "rows") == Finding("a check", "pass", "fine", stage="rows")
+    assert Finding.of("a check", ("oracle-fails", "0 of 8")).verdict == "fail"
+
+
+def test_advice_names_the_environment_and_the_model_of_the_run() -> None:
+    advice = CAUSES["never-succeeds"].advice("lookup", "tiny")
+    assert "sft lookup --model tiny" in advice and "ENV" not in advice and "MODEL" not in advice
+
+
+def test_the_fragment_of_a_place() -> None:
+    assert Place(3, "a b", 1, (4, 9)).fragment == "step=3&task=a%20b&rollout=1&token=4"

@@ -1,0 +1,303 @@
+"""What transcripts must earn: right answers more than wrong ones, and the same transcript the same."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median, stdev
+from types import FrameType
+from typing import Any
+
+from plumbob.doctor.environment.inequality import Evidence, about, equal, refuted, rows, spread_of
+from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
+from plumbob.doctor.environment.player import Played, Script
+from plumbob.doctor.environment.texts import chosen, places, short
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT, SEVERAL
+
+FAILED, FAILED_OF_A_KIND = 0.1, 0.33
+"""Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
+FEWEST = 6
+"""Fewest tasks in which a kind of transcript is judged, and fewest failures."""
+CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
+"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
+range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
+CONSTANT_EARNS = 0.8
+"""Largest share that one and the same reply to all tasks may earn: with two answers, the more frequent one has half or more."""
+FORM_EARNS = 0.75
+"""Largest share that form may earn where another component of the reward tells right answers from it."""
+NEAR_EARNS = 0.5
+"""Largest share of tasks that may pay a wrong answer near to the right one in full. Less is paid by a reward that falls with
+the distance, which is no fault."""
+VAIN_CALLS = 0.1
+"""Share of what a perfect transcript earns that eight calls in vain may add to it."""
+NOT_PERFECT = 0.05
+"""How much less than 1 a perfect transcript may earn with the settings for which the environment says that it earns 1."""
+TRACED = 4
+"""Number of transcripts that are played again to see which errors are raised and caught."""
+_CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
+"""Exceptions with which Python ends loops, generators and tasks."""
+
+
+# Rollouts end
+
+
+def _ends(m: Matrix) -> Evidence | None:
+    kinds = {kind: [*cells.values()] for kind, cells in m.cells.items()}
+    kinds["an empty reply to a held-out task"] = [*m.held_out.cells.get(EMPTY, {}).values()] if m.held_out else []
+    for name, played in kinds.items():
+        hung = [p for p in played if p.failure == "hangs"]
+        bad = hung or [p for p in played if p.failure == "fails" and name not in ODD]
+        text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: {bad[0].error}" if bad else ""
+        share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
+        least, share = (1, 0.0) if hung else (min(FEWEST, len(played)), share)
+        if (found := refuted(bad, played, text, bad[0] if bad else None, least=least, share=share)) is not None:
+            return found
+    return None
+
+
+def _finite(m: Matrix) -> Evidence | None:
+    every = [p for cells in m.cells.values() for p in cells.values()]
+    bad = [p for p in every if p.failure == "not-finite"]
+    return (
+        refuted(bad, every, f"{{}} rollouts have no finite reward; the first: {bad[0].error}", bad[0]) if bad else None
+    )
+
+
+def _twice(m: Matrix) -> Evidence | None:
+    again = {kind: m.kind(f"{kind}, {TWICE}") for kind in (PERFECT, EMPTY)}
+    pairs = [(p, of[i]) for kind, of in again.items() for i, p in m.kind(f"{kind}, {REVERSED}").items() if i in of]
+    bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward)]
+    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
+    text = f"{{}} transcripts earn something else at once again, by up to {gap:.3g}"
+    return refuted(bad, pairs, text, bad[0][1] if bad else None)
+
+
+# Right answers are paid
+
+
+def _unpaid(m: Matrix) -> list[int]:
+    """Tasks whose perfect transcript earns no more than an empty reply, also with the settings for which it is made."""
+    ideal = m.cells.get(f"{PERFECT}, {IDEAL}", {})
+    return [i for i in m.unpaid if i not in ideal or ideal[i].reward <= m.floor(i) + TOLERANCE]
+
+
+def _told(m: Matrix, unpaid: Sequence[int]) -> str:
+    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
+    keys = ", ".join(m.hand.tasks[i].key for i in unpaid[:3])
+    return (
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(unpaid)} the former earn no "
+        f"more, such as {keys}"
+    )
+
+
+def _parsed(m: Matrix) -> Evidence | None:
+    unpaid, alone = _unpaid(m), m.kind("the answer alone")
+    bare = [i for i in unpaid if i in alone]
+    if 2 * len(unpaid) <= len(m.lifts) or not bare or any(alone[i].reward <= m.floor(i) + TOLERANCE for i in bare):
+        return None
+    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}", alone[bare[0]])
+
+
+def _swallowed(m: Matrix) -> Evidence | None:
+    """The error that is raised and caught wherever a perfect transcript earns nothing, and nowhere else.
+
+    One of the three ideas that no matrix of rewards sees. Beside it: an error that is only logged while a reply is scored.
+    """
+    for kind, cells in m.cells.items():
+        for i, p in cells.items():
+            if p.ok and p.logged and kind != EMPTY and p.reward <= m.floor(i) + TOLERANCE:
+                return Evidence(f"{kind} earns {p.reward:.3g} in task {p.task.key}, and {p.logged[0]} is logged", p)
+    unpaid = _unpaid(m)
+    if not unpaid or 2 * len(unpaid) > len(m.lifts):
+        return None
+    usual = set[str]().union(*_raised(m, m.paid))
+    error = min(set.intersection(*_raised(m, unpaid)) - usual, default="")
+    text = f"{_told(m, unpaid)}; whenever they do, and never otherwise, an error is raised and caught: {error}"
+    return Evidence(text, m.kind(PERFECT)[unpaid[0]]) if error else None
+
+
+def _raised(m: Matrix, numbers: Sequence[int]) -> list[set[str]]:
+    found = []
+    for i in (numbers[k] for k in chosen(len(numbers), TRACED)):
+        with exceptions_raised() as where:
+            m.player.play(Script(m.hand.tasks[i], m.hand.turns[i]))
+        found.append(set(where))
+    return found
+
+
+@contextmanager
+def exceptions_raised() -> Generator[list[str]]:
+    """The type and the place of each exception that Python code raises inside the context, caught or not.
+
+    In threads, only those that are started inside the context are seen.
+    """
+    found: list[str] = []
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "exception" and not issubclass(argument[0], _CONTROL):
+            name = Path(frame.f_code.co_filename).name
+            found.append(f"{argument[0].__name__} in {frame.f_code.co_name} ({name}, line {frame.f_lineno})")
+        return local
+
+    before, before_in_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(local)
+    threading.settrace(local)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+        threading.settrace(before_in_threads)
+
+
+def _overpaid(m: Matrix) -> Evidence | None:
+    """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
+    unpaid, others = _unpaid(m), m.kind("other words")
+    usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
+    if not m.paid and (usual <= TOLERANCE or equal([usual, *(p.reward for p in others.values())])):
+        return None  # right answers fail; whether wrong ones would earn something is not known
+    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE]
+    text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
+    return refuted(over, unpaid, text, m.kind(EMPTY)[over[0]] if over else None, share=0.5)
+
+
+def _oracle(m: Matrix) -> Evidence | None:
+    unpaid = _unpaid(m)
+    for i, error in m.hand.raised.items():
+        return Evidence(
+            f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
+        )
+    return Evidence(_told(m, unpaid), m.kind(PERFECT)[unpaid[0]]) if unpaid else None
+
+
+def _vain(m: Matrix) -> Evidence | None:
+    """Perfect transcripts earn less than 1, with the settings for which they are made, and as much without their calls."""
+    ideal, alone, best = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls"), m.kind(PERFECT)
+    known = [i for i in ideal if i in alone and i in best]
+    low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(best[i].reward, alone[i].reward)]
+    earned = spread_of(ideal[i].reward for i in low)
+    return refuted(
+        low, known, f"in {{}} tasks the perfect transcript earns {earned}, and as much without its calls", share=0.5
+    )
+
+
+def _read(m: Matrix) -> Evidence | None:
+    """Where plain working before an answer takes nothing from it, other working there does not take everything."""
+    plain, best = m.kind("working before the answer"), m.kind(PERFECT)
+    for kind in ("numbers before the answer", "long working before the answer"):
+        changed = m.kind(kind)
+        known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
+        gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
+        if gone and len(known) >= FEWEST and 2 * len(gone) > len(known):
+            return refuted(gone, known, f"with {kind}, {{}} right answers earn nothing", changed[gone[0]])
+    return None
+
+
+# Wrong answers are not
+
+
+def _clean(m: Matrix) -> list[str]:
+    """Of several components of the reward, those that only perfect transcripts earn."""
+    best = list(m.kind(PERFECT).values())
+    cheap = [p for kind in (EMPTY, *CHEAP) for p in m.kind(kind).values()]
+    names = {name for p in best for name in p.components}
+
+    def mean(played: Sequence[Played], name: str) -> float:
+        return fmean(p.components.get(name, 0.0) for p in played) if played else 0.0
+
+    return sorted(n for n in names if len(names) > 1 and mean(best, n) > 0 and mean(cheap, n) < mean(best, n) / 10)
+
+
+def _surely(shares: Sequence[float]) -> float:
+    """The mean, less its standard error."""
+    return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
+
+
+def _empty(m: Matrix) -> Evidence | None:
+    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
+    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
+    if m.once(_clean) or _surely(shares) <= EMPTY_EARNS:
+        return None
+    text = f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
+    return Evidence(text, m.kind(EMPTY)[m.paid[0]])
+
+
+def _earns(m: Matrix, kind: str) -> Evidence | None:
+    """Evidence that a kind of transcript that solves nothing earns much."""
+    shares, clean = m.shares(kind), m.once(_clean)
+    most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+    if _surely([*shares.values()]) <= most:
+        return None
+    example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
+    text = (
+        f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones, in {len(shares)} tasks"
+    )
+    apart = f"; only {', '.join(clean)} tells the two apart" if clean else ""
+    return Evidence(f"{text}, as {about(example)}{apart}", example, clean[0] if clean else "")
+
+
+def _cheap(m: Matrix) -> Evidence | None:
+    found = [evidence for kind in CHEAP if (evidence := _earns(m, kind)) is not None]
+    return Evidence("; ".join(e.text for e in found[:3]), found[0].example, found[0].part) if found else None
+
+
+def _given(m: Matrix) -> Evidence | None:
+    """Prompts that earn the reward when they are sent back hold the answer in the form that is asked for.
+
+    A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
+    """
+    several, paid = m.shares(SEVERAL), [i for i, share in m.shares(ECHO).items() if share > 0]
+    held = [i for i in paid if m.hand.golds[i] and places(m.hand.golds[i], m.kind(EMPTY)[i].opening[-1].text)]
+    lenient = sum(share > 0 for share in several.values())
+    return _earns(m, ECHO) if several and 2 * len(held) > len(paid) and 2 * lenient < len(several) else None
+
+
+def _near(m: Matrix) -> Evidence | None:
+    for kind in NEAR:
+        found, best = m.kind(kind), m.kind(PERFECT)
+        known = [i for i in m.paid if i in found]
+        full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
+        if len(known) >= FEWEST and len(full) > NEAR_EARNS * len(known):
+            text = f"{kind} earns as much as the right answer in {{}} tasks, as {about(found[full[0]])}, where the right one is"
+            return refuted(full, known, f"{text} {short(m.hand.golds[full[0]])}", found[full[0]])
+    return None
+
+
+def _calls_paid(m: Matrix) -> Evidence | None:
+    shares = m.shares("calls in vain before it")
+    more = fmean(shares.values()) - 1 if len(shares) >= FEWEST else 0.0
+    example = next(iter(m.kind("calls in vain before it").values()), None)
+    return (
+        Evidence(f"eight calls in vain add {more:.0%} to what right answers earn", example)
+        if more > VAIN_CALLS
+        else None
+    )
+
+
+ENDING = rows("reward")(
+    ("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", _ends),
+    ("finite", "Every rollout has a finite reward", "not-finite", _finite),
+    ("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", _twice),
+)
+"""Rollouts end, and their rewards are numbers that stay the same."""
+PAID = rows("reward", PERFECT, EMPTY)(
+    ("not-swallowed", "No error is caught where a right answer earns nothing", "answers-not-parsed", _swallowed),
+    ("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed),
+    ("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", _overpaid),
+    ("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle),
+)
+"""Right answers are paid."""
+ANSWERS = rows("reward", PERFECT, EMPTY)(
+    ("read", "An answer is read after numbers and after long working", "answers-not-parsed", _read),
+    ("calls-count", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _vain),
+    ("not-given", "The prompt does not hold the answer in the form that is asked for", "answer-in-prompt", _given),
+    ("empty", "An empty reply earns little", "reward-exploitable", _empty),
+    ("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", _cheap),
+    ("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", _near),
+    ("vain-calls", "Calls in vain add nothing", "reward-exploitable", _calls_paid),
+)
+"""Right answers are read, however they are written, and wrong ones are not paid."""

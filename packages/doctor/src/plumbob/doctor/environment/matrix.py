@@ -1,0 +1,243 @@
+"""The matrix: which transcript earns what in which task. Everything is played once, here; what it means is said elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from plumbob.doctor.environment.hands import Hand, deal
+from plumbob.doctor.environment.player import Call, Played, Player, Script, Task, Turn
+from plumbob.doctor.environment.texts import chosen, squeezed
+from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OF_OTHERS, OTHERS, PERFECT, Known, Turns
+
+T = TypeVar("T")
+Make = Callable[[int], Turns | None]
+MOST_TASKS = 48
+"""Number of training tasks with a perfect transcript and an empty reply. If none fails, at most 6% of all do (95%)."""
+FEWER_TASKS = 24
+"""Number of them in which all other transcripts are played, and of held-out tasks."""
+REPEATED = 12
+"""Number of them whose transcripts are played in another order, twice each, and in a fresh process."""
+ODD_TASKS = 3
+"""Number of them in which odd texts are played."""
+MOST_AT_ONCE = 64
+"""Most rollouts that are played at the same time."""
+MOST_HANGING = 2
+"""Number of rollouts that may hang before no more are played, because each takes a limit of seconds."""
+MOST_SECONDS = 240.0
+"""Seconds after which no further kind of transcript is begun; what was not played is not judged."""
+TOLERANCE = 1e-6
+"""Largest difference of two rewards that count as equal."""
+REVERSED, TWICE, BESIDE, FRESHLY, HELD, IDEAL = (
+    "in another order",
+    "at once again",
+    "at the same time",
+    "in a fresh process",
+    "as a held-out task",
+    "with the settings for which it is made",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tool call of a perfect transcript."""
+
+    task: int
+    """Number of the task."""
+    call: Call
+    shown: str
+    """What the conversation shows the model."""
+    own: str | None
+    """What the tool itself returns; None if it cannot be called alone."""
+
+
+@dataclass
+class Matrix:
+    """Rollouts by kind of transcript and number of task."""
+
+    player: Player
+    hand: Hand
+    cells: dict[str, dict[int, Played]] = field(default_factory=dict)
+    scripts: dict[tuple[str, int], Turns] = field(default_factory=dict)
+    """(kind, number of the task) -> what was said."""
+    beside: list[tuple[str, int, Played]] = field(default_factory=list)
+    """(kind, number of the task, rollout) of those that were played at the same time."""
+    held_out: Matrix | None = None
+    """The same of held-out tasks, with fewer kinds."""
+    stopped: str = ""
+    """Why not everything was played; "" if it was."""
+
+    remembered: dict[object, Any] = field(default_factory=dict)
+    """What `once` has computed."""
+
+    def once(self, function: Callable[[Matrix], T]) -> T:
+        """`function(self)`, computed for several rows of the table once."""
+        if function not in self.remembered:
+            self.remembered[function] = function(self)
+        return self.remembered[function]
+
+    def kind(self, name: str) -> dict[int, Played]:
+        """The rollouts of a kind that ended without an error."""
+        return {i: played for i, played in self.cells.get(name, {}).items() if played.ok}
+
+    def floor(self, i: int) -> float:
+        """What an empty reply earns in a task; NaN if it failed."""
+        return self.cells[EMPTY][i].reward if i in self.cells[EMPTY] else float("nan")
+
+    @cached_property
+    def lifts(self) -> dict[int, float]:
+        """What the perfect transcript of each task earns above an empty reply."""
+        empty = self.kind(EMPTY)
+        return {i: p.reward - empty[i].reward for i, p in self.kind(PERFECT).items() if i in empty}
+
+    @cached_property
+    def paid(self) -> list[int]:
+        """The tasks whose perfect transcript earns more than an empty reply."""
+        return [i for i, lift in self.lifts.items() if lift > TOLERANCE]
+
+    @cached_property
+    def unpaid(self) -> list[int]:
+        return [i for i, lift in self.lifts.items() if not lift > TOLERANCE]
+
+    def shares(self, name: str) -> dict[int, float]:
+        """What a kind earns in each paid task above an empty reply, as a share of what the perfect transcript does."""
+        return {
+            i: (p.reward - self.floor(i)) / self.lifts[i]
+            for i, p in self.kind(name).items()
+            if self.lifts.get(i, 0.0) > TOLERANCE
+        }
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """The tool calls of perfect transcripts, each beside what its tool returns when it is called directly."""
+        found = []
+        for i, played in self.kind(PERFECT).items():
+            told = [m for m in played.messages if m.answers is not None and m.role == "tool"]
+            calls = [m.answers for m in told if m.answers is not None]
+            own = self.player.direct(self.hand.tasks[i], calls) if calls else []
+            found += [Result(i, call, m.text, o) for call, m, o in zip(calls, told, own, strict=True)]
+        return found
+
+
+class _Stop(Exception):
+    """Nothing more is played."""
+
+
+@dataclass
+class _Table:
+    """Plays kinds of transcripts and keeps what they earn."""
+
+    matrix: Matrix
+    ends: float
+    """Time after which no further kind is begun."""
+    hanging: int = 0
+
+    def play(
+        self, kind: str, numbers: Iterable[int], make: Make, as_task: Callable[[Task], Task | None] = lambda t: t
+    ) -> None:
+        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
+        if time.monotonic() > self.ends:
+            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
+        cells = self.matrix.cells.setdefault(kind, {})
+        for i in numbers:
+            turns, task = make(i), as_task(self.matrix.hand.tasks[i])
+            if turns is None or task is None:
+                continue
+            self.matrix.scripts[kind, i] = turns
+            cells[i] = played = self.matrix.player.play(Script(task, turns))
+            self.hanging += played.failure == "hangs"
+            if self.hanging >= MOST_HANGING:
+                raise _Stop(f"{self.hanging} rollouts hung")
+
+
+def play(player: Player, seed: int = 0) -> Matrix:
+    """Play every kind of transcript. `seed`: of the choice of tasks."""
+    tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
+    matrix = Matrix(player, deal(player, tasks))
+    try:
+        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS))
+    except _Stop as reason:
+        matrix.stopped = str(reason)
+    return matrix
+
+
+def _first(hand: Hand) -> dict[str, Make]:
+    return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
+
+
+def _play_all(table: _Table) -> None:
+    matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
+    fewer = chosen(len(hand.tasks), FEWER_TASKS)
+    some = fewer[:REPEATED]
+    again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
+    fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in again])
+    for kind, make in _first(hand).items():
+        table.play(kind, range(len(hand.tasks)), make)
+    for kind, i, turns in reversed(again):
+        for how in (REVERSED, TWICE):
+            table.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
+    known = Known(hand, matrix.cells, player.settings.turn_characters)
+    for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
+        table.play(kind, fewer, lambda i, make=make: make(known, i))
+    for kind, text in ODD.items():
+        table.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
+    if player.held_out:
+        for kind, i, turns in again:
+            table.play(f"{kind}, {HELD}", [i], lambda _, turns=turns: turns, player.as_held_out)
+        _play_held_out(table)
+    if player.settings.at_once > 1:
+        _play_beside(matrix)
+    for (kind, i, _), played in zip(again, fresh() or (), strict=False):
+        matrix.cells.setdefault(f"{kind}, {FRESHLY}", {})[i] = played
+    if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):
+        ideal = {i: player.play_ideal(hand.tasks[i]) for i in matrix.cells[PERFECT]}
+        matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}
+
+
+def _play_held_out(table: _Table) -> None:
+    """The held-out tasks themselves: empty replies, perfect transcripts, and the answers of other tasks."""
+    player = table.matrix.player
+    tasks: list[Task] = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
+    table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
+    inner = _Table(matrix, table.ends, table.hanging)
+    for kind, make in _first(matrix.hand).items():
+        inner.play(kind, range(len(tasks)), make)
+    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
+    for kind in OF_OTHERS:
+        inner.play(kind, range(len(tasks)), lambda i, kind=kind: CHEAP[kind](known, i))
+
+
+def _play_beside(matrix: Matrix) -> None:
+    """As many rollouts as the run has at the same time: several of each task, as in a group, some right, wrong and empty.
+
+    Only transcripts that got the same twice alone: what is random by itself changes here, too. What takes long is played less
+    often.
+    """
+    kinds = (PERFECT, PERFECT, EMPTY, OF_OTHERS[0])
+    numbers = sorted(matrix.cells[OF_OTHERS[0]] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
+    steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
+    seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / max(len(steady), 1)
+    count = min(matrix.player.settings.at_once, MOST_AT_ONCE, int(MOST_SECONDS / 4 / max(seconds, 1e-6)))
+    picked = (steady * count)[:count]
+    scripts = [Script(matrix.hand.tasks[i], matrix.scripts[kind, i]) for kind, i in picked]
+    played = matrix.player.play_at_once(scripts) if scripts else []
+    matrix.beside = [(kind, i, one) for (kind, i), one in zip(picked, played, strict=True)]
+
+
+def steady_alone(matrix: Matrix, kind: str, i: int) -> bool:
+    """Whether all rollouts of this transcript that were played alone are the same; true if there is one alone."""
+    first = matrix.cells[kind][i]
+    again = [matrix.cells.get(f"{kind}, {how}", {}).get(i) for how in (REVERSED, TWICE)]
+    return first.ok and all(same(first, other) for other in again if other is not None)
+
+
+def same(a: Played, b: Played) -> bool:
+    """Whether two rollouts of one transcript earned and read the same."""
+    return a.ok and b.ok and alike(a.reward, b.reward) and [*map(squeezed, a.results)] == [*map(squeezed, b.results)]
+
+
+def alike(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE

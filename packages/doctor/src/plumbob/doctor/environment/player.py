@@ -1,0 +1,177 @@
+"""What a trainer provides so that its environments can be examined: tasks, and a way to play them with turns of a script.
+
+Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`; its tests are the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Split = Literal["train", "held-out"]
+Failure = Literal["fails", "hangs", "not-finite"]
+"""How a rollout failed: with an error, by not returning in time, or with a reward that is no finite number."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call."""
+
+    name: str
+    arguments: Any
+    """An object (a dict) of arguments; their text, if it could not be read."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the model: text, calls, or both."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a conversation."""
+
+    role: str
+    """"system", "user", "assistant" or "tool"."""
+    text: str
+    calls: tuple[Call, ...] = ()
+    answers: Call | None = None
+    """The call whose result this is; None for other messages, and for results that do not say it."""
+    sampled: bool = False
+    """Whether it is a turn of the model. A prompt may hold turns of an assistant that are none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A task. Two tasks are equal if they are the same object."""
+
+    key: str
+    split: Split
+    fields: Mapping[str, Any]
+    """Its data by name: questions, answers, documents; without prompts, names and numbers of rows."""
+    prompt: str
+    """The text with which it is put to the model, as far as it is known before the task is played."""
+    handle: Any = None
+    """The trainer's own object."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One rollout of a task, whose turns were those of a script."""
+
+    task: Task
+    reward: float
+    """The weighted sum; NaN if the rollout failed."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """What each reward function returned, times its weight."""
+    messages: tuple[Message, ...] = ()
+    failure: Failure | None = None
+    error: str = ""
+    """What failed, in one line: the type of the error, and its message."""
+    logged: tuple[str, ...] = ()
+    """Errors that were logged in place of being raised."""
+    seconds: float = 0.0
+    tools: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Name of each tool that the model is offered -> names of its parameters."""
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """The messages before the model's first turn."""
+        first = next((i for i, message in enumerate(self.messages) if message.sampled), len(self.messages))
+        return self.messages[:first]
+
+    @property
+    def prompt(self) -> str:
+        """The text of the messages before the model's first turn."""
+        return "\n".join(message.text for message in self.opening)
+
+    @property
+    def results(self) -> list[str]:
+        """The texts of the tool results, in order."""
+        return [message.text for message in self.messages if message.role == "tool"]
+
+    @property
+    def last(self) -> str:
+        """The text of the model's last turn."""
+        return next((m.text for m in reversed(self.messages) if m.sampled), "")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A task, and the turns that a model would take in it. The rollout ends after them, whatever the environment waits for."""
+
+    task: Task
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the examination must know of the run that is planned."""
+
+    at_once: int = 64
+    """Number of rollouts that the run plays at the same time."""
+    as_given: bool = False
+    """Whether tasks are taken in the order in which the environment gives them, and none was asked for."""
+    taken: int = 0
+    """Number of tasks that the run takes in all, counting those that it takes again; 0: unknown."""
+    turn_characters: int = 512
+    """Number of characters that a turn of the model may have for certain."""
+
+
+class Player(Protocol):
+    """An environment with its tasks."""
+
+    train: Sequence[Task]
+    """All training tasks; the first thousand of tasks without end."""
+    held_out: Sequence[Task]
+    settings: RunSettings
+
+    def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
+        """The turns of a perfect transcript of the task. None: the environment has none. A text: the error that it raised."""
+        ...
+
+    def play(self, script: Script) -> Played:
+        """Play one rollout and score it. What the environment raises is in `Played.error`."""
+        ...
+
+    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
+        """Play these at the same time, `settings.at_once` of them at most; each lets the others go on before every turn."""
+        ...
+
+    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
+        """Begin to play these, one after another, in a process of their own that has played nothing yet.
+
+        Returns a function that waits for them: their rollouts in order, or None if that was not possible.
+        """
+        ...
+
+    def play_ideal(self, task: Task) -> Played | None:
+        """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
+        ...
+
+    def as_held_out(self, task: Task) -> Task | None:
+        """A training task's data as a held-out task would have it: prompted and scored as these. None: not possible."""
+        ...
+
+    def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
+        """What the tools return to these calls, one after another, without anything between them and the caller.
+
+        None for a call that cannot be made so.
+        """
+        ...
+
+    def call_form(self) -> tuple[str, bool] | None:
+        """(a tool call as the chat template writes it, whether it is read as the same call). None: no template is known."""
+        ...
+
+    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+        """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
+        ...

@@ -1,0 +1,138 @@
+"""What a rollout earns and reads depends on nothing but itself: not on what was played before it, beside it, or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from plumbob.doctor.environment.inequality import Evidence, refuted, rows
+from plumbob.doctor.environment.matrix import FRESHLY, HELD, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.texts import says_failed, short, squeezed
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+
+FEWEST = 3
+"""Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
+FAILED = 0.1
+"""Largest share of rollouts that may fail beside others."""
+
+Pair = tuple[Played, Played]
+
+
+def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
+    changed = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
+    a, b = changed[0] if changed else (None, None)
+    example = f"{b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}" if a and b else ""
+    return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
+
+
+def _results(name: str, pairs: list[Pair]) -> Evidence | None:
+    every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
+    changed = [(p, x, y) for p, x, y in every if _changed(x, y)]
+    if not changed:
+        return None
+    first, x, y = changed[0]
+    text = f"{{}} tool results are others {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
+    return refuted(changed, every, text, first, least=FEWEST)
+
+
+def _changed(a: str, b: str) -> bool:
+    """Whether two results have other words, not only in another order, and neither is an error."""
+    return not says_failed(a) and not says_failed(b) and sorted(squeezed(a).split()) != sorted(squeezed(b).split())
+
+
+def _again(m: Matrix) -> Iterator[Pair]:
+    """Perfect transcripts that were played twice in a row, where the tools themselves return the same both times.
+
+    Tools may be random, such as dice.
+    """
+    for i, a in m.kind(f"{PERFECT}, {REVERSED}").items():
+        b = m.cells.get(f"{PERFECT}, {TWICE}", {}).get(i)
+        calls = [message.answers for message in a.messages if message.answers is not None]
+        if b is None or not b.ok or not calls or any(map(says_failed, [*a.results, *b.results])):
+            continue
+        own = m.player.direct(m.hand.tasks[i], calls)
+        if None not in own and own == m.player.direct(m.hand.tasks[i], calls):
+            yield a, b
+
+
+def _pairs(m: Matrix) -> dict[str, list[Pair]]:
+    """How rollouts were played -> pairs of a rollout that was played in the order of the tasks and of one that was played so.
+
+    Only of transcripts that were the same when they were played at once again.
+    """
+    ordered, fresh = list[Pair](), list[Pair]()
+    for kind in (PERFECT, EMPTY):
+        for i, b in m.kind(f"{kind}, {REVERSED}").items():
+            c, a = m.cells.get(f"{kind}, {TWICE}", {}).get(i), m.kind(kind).get(i)
+            if a is not None and c is not None and same(b, c):
+                ordered.append((a, b))
+        steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
+        fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
+    beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
+    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
+
+
+ORDER, FRESH, BESIDE = (
+    "after other tasks",
+    "in a process that has played nothing",
+    "when they are played at the same time",
+)
+
+
+def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
+    return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
+
+
+def _failed(m: Matrix) -> Evidence | None:
+    bad = [p for _, _, p in m.beside if not p.ok]
+    text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
+    return refuted(bad, m.beside, text, bad[0] if bad else None, least=FEWEST, share=FAILED)
+
+
+def _prompts(m: Matrix) -> Evidence | None:
+    """The messages before the first turn do not become more from one rollout of a task to the next."""
+    first = {
+        i: min(len(m.cells.get(kind, {}).get(i, p).opening) for kind in (PERFECT, EMPTY))
+        for i, p in m.kind(EMPTY).items()
+    }
+    later = [
+        (i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items() if p.ok and i in first
+    ]
+    later += [(i, p) for _, i, p in m.beside if p.ok and i in first]
+    more = [p for i, p in later if len(p.opening) > first[i]]
+    return refuted(
+        more,
+        later,
+        "{} prompts have more messages than that of the task's first rollout",
+        more[0] if more else None,
+        least=FEWEST,
+    )
+
+
+STATE = (
+    *rows("tool", PERFECT)(
+        (
+            "again-results",
+            "Calls get the same results at once again",
+            "tool-results-wrong",
+            lambda m: _results("at once again", [*_again(m)]),
+        ),
+        (
+            "other-results",
+            "Results do not depend on what else is played",
+            "tool-results-mixed",
+            _of(_results, ORDER, FRESH, BESIDE),
+        ),
+    ),
+    *rows("reward", EMPTY)(
+        ("prompts", "Prompts hold nothing of earlier rollouts", "tool-results-mixed", _prompts),
+        (
+            "other-rewards",
+            "Rewards do not depend on other rollouts",
+            "rewards-of-other-rollouts",
+            _of(_rewards, ORDER, BESIDE),
+        ),
+        ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
+        ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),
+    ),
+)

@@ -1,0 +1,319 @@
+"""What must hold of the tasks themselves, and of held-out tasks beside training tasks.
+
+Near copies and order are two of the three ideas that no matrix of rewards sees; the third is in own_data.py.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import correlation, fmean
+
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, equal, refuted, rows
+from plumbob.doctor.environment.matrix import HELD, Matrix, alike
+from plumbob.doctor.environment.player import Task
+from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+
+FEW, OFTEN = 32, 3
+"""Smallest number of different training tasks, if each is taken so often: with fewer, the share of solved tasks is known to
+no better than 9 percent points (one standard error)."""
+COPIES = 0.2
+"""Largest share of training tasks that may be copies of other ones."""
+NEAREST, AMONG = 64, 2000
+"""Number of training tasks whose nearest ones are looked for, and of those among which these are looked for."""
+NEAR_COPIES = 4
+"""Fewest held-out tasks that must be nearer to a training task than any of `NEAREST` training tasks is to another one: by
+chance each of 24 is so once in 65 times, and 4 are in less than one of 2,000 examinations."""
+SORTED = 5.0
+"""Rank correlation of a task's place and its length, in standard deviations of an order by chance, from which on tasks are
+sorted: by chance in one of two million orders."""
+COMPARED = 4
+"""Fewest training prompts, and held-out ones, that are compared."""
+CAPITALS = 0.3
+"""Largest difference of the share of capitals in training and in held-out prompts."""
+GIVEN, GIVEN_TASKS, GIVEN_SHARE = 0.9, 6, 0.15
+"""Share of the prompts with a certain text in which the answer follows it, so that it gives the answer away; number and share
+of all prompts in which that must be so. Where a prompt lists options, one follows in half of the prompts at most."""
+FEWEST = 8
+"""Fewest tasks that must look like others."""
+ALIKE_PROMPTS = 0.2
+"""Largest share of tasks without tools whose prompts other tasks with other answers have, too."""
+HELD_UNPAID, PAID = 0.3, 0.9
+"""Largest share of held-out tasks whose right answer may earn nothing, where so many of the training tasks' are paid."""
+WRONG_ALIKE = 0.4
+"""Largest difference between what wrong answers earn in held-out and in training tasks, as a share of the right ones."""
+_LABEL = r"\W*(?:(?:the\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|a|solution|output)\b(?:\s+is)?)?\W*"
+"""What may stand between a worked example's question and its answer."""
+
+
+# Training tasks
+
+
+def _content(task: Task) -> tuple[str, ...]:
+    """What a task says, without case, punctuation and spacing."""
+    return normalised(task.prompt), *(normalised(" ".join(strings(task.fields[name]))) for name in sorted(task.fields))
+
+
+def _different(m: Matrix) -> tuple[int, int]:
+    """(number of training tasks, number of different ones)."""
+    prompts = {normalised(task.prompt) for task in m.player.train}
+    alone = len(prompts) == len(m.player.train)  # contents may be long
+    return len(m.player.train), len(prompts if alone else {_content(task) for task in m.player.train})
+
+
+def _enough(m: Matrix) -> Evidence | None:
+    different = m.once(_different)[1]
+    times = m.player.settings.taken / max(different, 1)
+    few = different < FEW and times >= OFTEN
+    return (
+        Evidence(f"{different} different training tasks, each of which the run takes {times:.3g} times")
+        if few
+        else None
+    )
+
+
+def _distinct(m: Matrix) -> Evidence | None:
+    count, different = m.once(_different)
+    text = "{} training tasks equal another one but for case, spacing and names"
+    return refuted(range(count - different), range(count), text, share=COPIES)
+
+
+def _order(m: Matrix) -> Evidence | None:
+    """Length is the number of turns of the perfect transcript."""
+    turns = [len(own) for own in m.hand.turns if own]
+    if not m.player.settings.as_given or len(turns) < FEW:
+        return None
+    found, part = rank_correlation(turns), max(len(turns) // 6, 1)
+    if abs(found) * math.sqrt(len(turns) - 1) <= SORTED:
+        return None
+    return Evidence(
+        f"tasks are taken as given; perfect transcripts have {fmean(turns[:part]):.3g} turns at the start and "
+        f"{fmean(turns[-part:]):.3g} at the end; rank correlation with the task's place {found:+.2f}"
+    )
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's correlation of values and their places; equal values have the mean of their ranks. 0 if all are equal."""
+    order = sorted(values)
+    ranks = [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
+    return correlation(ranks, list(range(len(values)))) if len(set(values)) > 1 else 0.0
+
+
+def _alike(m: Matrix) -> Evidence | None:
+    """What tells tasks without tools apart must be in the prompt."""
+    played = [(i, p) for i, p in m.kind(EMPTY).items() if m.hand.golds[i] and not p.tools]
+    answers: dict[str, set[str]] = defaultdict(set)
+    for i, p in played:
+        answers[p.prompt].add(m.hand.golds[i])
+    several = [p for _, p in played if len(answers[p.prompt]) > 1]
+    text = "{} prompts are those of another task with another right answer"
+    return refuted(several, played, text, several[0] if several else None, least=FEWEST, share=ALIKE_PROMPTS)
+
+
+def _hidden(m: Matrix) -> Evidence | None:
+    """A place that gives answers away: what follows it is the own answer almost wherever it stands, and not one of others.
+
+    That the answer's words are in the prompt is no fault: in reading comprehension and multiple choice they must be.
+    """
+    pairs = [(p.prompt, m.hand.golds[i]) for i, p in m.kind(EMPTY).items() if m.hand.golds[i]]
+    least, golds = math.ceil(max(GIVEN_TASKS, GIVEN_SHARE * len(pairs))), [gold for _, gold in pairs]
+    for place in common_places(((text, [gold]) for text, gold in pairs), 200, least):
+        follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := after(place, prompt)) is not None]
+        own = [text for i, text in follows if begins(text, golds[i])]
+        others = [begins(text, golds[j]) for i, text in follows for j in chosen(len(golds), 16) if j != i]
+        if own and fmean(others or [1.0]) < len(own) / len(follows) / 2:
+            text = f"after {place!r} stands the answer in {{}} first prompts"
+            if (found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9)) is not None:
+                return found
+    asked = [1 for i, one in enumerate(pairs) if _answered(*one, [p for j, (p, _) in enumerate(pairs) if j != i])]
+    return refuted(
+        asked, pairs, "in {} prompts the question stands before, with its answer right after it", least=least
+    )
+
+
+def _answered(prompt: str, gold: str, others: Sequence[str]) -> bool:
+    """Whether what a prompt ends with, and none of `others` does, stands in it before, followed by the answer at once."""
+    prompt = prompt.rstrip()
+    end, at = prompt[-40:], prompt.find(prompt[-40:])
+    size = len(end)
+    if len(set(end)) < 8 or at >= len(prompt) - size:
+        return False
+    while size < min(at + len(end), 2000) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
+        size += 1
+    told = prompt[at + len(end) :][: 60 + len(gold)]
+    right = re.match(_LABEL + re.escape(gold) + r"(?!\w)", told, re.IGNORECASE)
+    return bool(right) and not any(other.rstrip().endswith(prompt[-size:]) for other in others)
+
+
+# Held-out tasks
+
+
+def _apart(m: Matrix) -> Evidence | None:
+    held = m.player.held_out
+    wanted = {normalised(task.prompt) for task in held}
+    trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
+    both = [task for task in held if _content(task) in trained]
+    text = f"{{}} held-out tasks are among the training tasks, such as {both[0].key}" if both else ""
+    return refuted(both, held, text)
+
+
+def _near_copies(m: Matrix) -> Evidence | None:
+    """Held-out tasks in other words: nearer to a training task, by their rare words, than training tasks are to each other."""
+    draw = random.Random("near copies")
+    train = draw.sample(list(m.player.train), min(AMONG, len(m.player.train)))
+    every = [_words(task) for task in train]
+    if len(train) < NEAREST:
+        return None
+    counts = Counter(word for own in every for word in own)
+    weight: Mapping[str, float] = defaultdict(
+        lambda: math.log(len(every)), {word: math.log(len(every) / count) for word, count in counts.items()}
+    )
+    most = max(_nearest(every[k], every, weight, k)[0] for k in draw.sample(range(len(every)), NEAREST))
+    found = [(*_nearest(_words(task), every, weight), task.key) for task in m.player.held_out]
+    near = [one for one in found if one[0] > max(most, 0.5)]
+    share, at, key = max(near, default=(0.0, 0, ""))
+    text = (
+        f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as {key} "
+        f"to {train[at].key}: they have {share:.0%} of their rare words in common, those at most {most:.0%}"
+    )
+    return refuted(near, found, text, least=NEAR_COPIES, share=0.125)
+
+
+def _words(task: Task) -> frozenset[str]:
+    return frozenset(normalised(" ".join([task.prompt, *strings(dict(task.fields))])).split())
+
+
+def _nearest(
+    own: frozenset[str], among: Sequence[frozenset[str]], weight: Mapping[str, float], but: int = -1
+) -> tuple[float, int]:
+    """(weighted share of words in common with the nearest of `among`, its number)."""
+    best, size = (0.0, 0), sum(weight[word] for word in own)
+    for k, other in enumerate(among):
+        common = sum(weight[word] for word in own & other) if k != but else 0.0
+        if common > best[0] * size:  # the union weighs at least as much
+            best = max(best, (common / (size + sum(weight[word] for word in other - own)), k))
+    return best
+
+
+def _one_prompt(m: Matrix) -> Evidence | None:
+    train, held = _prompts(m), _prompts(m.held_out)
+    one = min(len(set(train)), len(held)) >= COMPARED and len(set(held)) == 1
+    return Evidence(f"all {len(held)} held-out prompts are the same one") if one else None
+
+
+def _prompts(m: Matrix | None) -> list[str]:
+    return [p.prompt for p in m.kind(EMPTY).values()] if m else []
+
+
+def _prompted(m: Matrix) -> Evidence | None:
+    """Training and held-out tasks are put to the model in the same words. Their content may differ."""
+    train, held = _prompts(m), _prompts(m.held_out)
+    if m.held_out is None or min(len(train), len(held)) < COMPARED:
+        return None
+    tools = [set(next(iter(of.kind(EMPTY).values())).tools) for of in (m, m.held_out)]
+    if more := ", ".join(sorted(tools[0] ^ tools[1])):
+        return Evidence(f"tools that only one of the two kinds of tasks has: {more}")
+    for name, of, others in (("training", train, held), ("held-out", held, train)):
+        if text := _only_in(of, others):
+            return Evidence(f"every {name} prompt has {text!r}, and no prompt of the others has it")
+    capitals = [
+        fmean(sum(map(str.isupper, text)) / max(sum(map(str.isalpha, text)), 1) for text in of) for of in (train, held)
+    ]
+    if abs(capitals[0] - capitals[1]) <= CAPITALS:
+        return None
+    return Evidence(
+        f"{capitals[0]:.0%} of the letters of training prompts are capitals, of held-out prompts {capitals[1]:.0%}"
+    )
+
+
+def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str:
+    """An instruction that is in all prompts and in none of the rest: a line, or what all of them begin or end with; or ""."""
+    lines = [{line.strip() for line in prompt.splitlines()} for prompt in prompts]
+    fixed = [*set.intersection(*lines), _shared(prompts), _shared([text[::-1] for text in prompts])[::-1]]
+    for text in fixed:
+        wording = len(re.findall(r"[^\W\d]{2,}", text)) >= 2  # not a word or a number that all samples happen to have
+        if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
+            return text.strip()[:60]
+    return ""
+
+
+def _shared(texts: Sequence[str]) -> str:
+    """What all texts begin with, up to a whole word."""
+    low, high = min(texts), max(texts)
+    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    return low if length == len(low) else re.sub(r"\S*$", "", low[:length])
+
+
+def _scored_alike(m: Matrix) -> Evidence | None:
+    """Training tasks' data earn the same as held-out tasks."""
+    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in (PERFECT, EMPTY)}
+    pairs = [(m.kind(kind)[i], p) for kind, held in kinds.items() for i, p in held.items() if i in m.kind(kind)]
+    bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward) and bool(a.tools) == bool(b.tools)]
+    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
+    text = f"{{}} transcripts of training tasks earn something else as held-out tasks, by up to {gap:.3g}"
+    return refuted(bad, pairs, text, bad[0][1] if bad else None)
+
+
+def _same_range(m: Matrix) -> Evidence | None:
+    """Silence and right answers earn in held-out tasks what they earn in training tasks, where all of these earn the same."""
+    if m.held_out is None:
+        return None
+    for kind in (EMPTY, PERFECT):
+        train, held = ([p.reward for p in of.kind(kind).values()] for of in (m, m.held_out))
+        if min(len(train), len(held)) >= COMPARED and equal(train) and equal(held) and not alike(train[0], held[0]):
+            return Evidence(
+                f"{kind} earns {train[0]:.3g} in all training tasks and {held[0]:.3g} in all held-out tasks"
+            )
+    if len(m.paid) < PAID * len(m.lifts):
+        return None
+    unpaid, lifts = m.held_out.unpaid, [*m.held_out.lifts]
+    text = f"right answers earn nothing in {{}} held-out tasks, and in {len(m.unpaid)} of {len(m.lifts)} training tasks"
+    return refuted(
+        unpaid, lifts, text, m.held_out.kind(PERFECT)[unpaid[0]] if unpaid else None, least=COMPARED, share=HELD_UNPAID
+    )
+
+
+def _wrong_alike(m: Matrix) -> Evidence | None:
+    """Wrong answers earn in held-out tasks what they earn in training tasks: data may tell the two kinds of tasks apart."""
+    for kind in m.held_out.cells if m.held_out else ():
+        own, held = ([*of.shares(kind).values()] if of else [] for of in (m, m.held_out))
+        if kind in (PERFECT, EMPTY) or min(len(own), len(held)) < GIVEN_TASKS:
+            continue
+        means = fmean(own), fmean(held)
+        if abs(means[0] - means[1]) > WRONG_ALIKE and min(means) < 0.5:
+            return Evidence(
+                f"{kind} earns {means[0]:.0%} of the right one's reward in training tasks, in held-out tasks {means[1]:.0%}"
+            )
+    return None
+
+
+TASKS = (
+    *rows("tasks", EMPTY)(
+        ("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
+        ("distinct", "Training tasks differ from each other", "few-distinct-tasks", _distinct),
+        ("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
+        ("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden),
+        ("told-apart", "Tasks that look alike have one answer", "prompt-incomplete", _alike),
+    ),
+    *rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")(
+        ("apart", "No held-out task is a training task", "held-out-in-training", _apart),
+        ("near-copies", "No held-out task is a training task in other words", "held-out-in-training", _near_copies),
+        ("prompts-differ", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt),
+        ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", _prompted),
+    ),
+)
+EVALUATION = rows("reward", EMPTY, f"{HELD_OUT}{EMPTY}")(
+    ("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", _scored_alike),
+    (
+        "same-range",
+        "Silence and right answers earn in held-out tasks what they do in training",
+        "evaluation-differs",
+        _same_range,
+    ),
+    ("wrong-alike", "Wrong answers to held-out tasks earn as little", "evaluation-differs", _wrong_alike),
+)

@@ -1,0 +1,140 @@
+"""Texts of tasks and transcripts: what they say, and where answers stand in them.
+
+A place is the text before an answer, such as "value=" or "####", with # for digits.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from plumbob.doctor.environment.player import Call, Turn
+
+DOWN = re.compile(
+    r"bad gateway|gateway time-?out|service unavailable|internal server error|connection (?:refused|reset|aborted|error)"
+    r"|too many requests|rate limit|(?:http|error|status)\W{0,3}(?:code\W{0,3})?(?:429|50[0234])\b",
+    re.IGNORECASE,
+)
+"""How a server that is down or refuses says so: never the policy's mistake."""
+_ERROR = re.compile(
+    r"\s*(?:error|exception|traceback)\b|\s*\{\s*\"(?:error|is_?error)\"\s*:\s*(?!\s*(?:null|false))", re.IGNORECASE
+)
+_NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
+
+
+def says_failed(result: str) -> bool:
+    """Whether a tool result says that the call failed."""
+    return bool(_ERROR.match(result) or DOWN.search(result[:200]))
+
+
+def says_nothing(result: str) -> bool:
+    """Whether a tool result is empty, or how an empty value is written."""
+    return result.strip().lower() in _NOTHING
+
+
+def chosen(count: int, wanted: int, seed: int = 0) -> list[int]:
+    """`wanted` different numbers below `count` (all, if there are fewer), at random, in ascending order."""
+    return sorted(random.Random(f"chosen/{seed}").sample(range(count), min(wanted, count)))
+
+
+def strings(value: Any) -> list[str]:
+    """All texts and numbers in a nested value, as texts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int | float):
+        return [f"{value}"]
+    if isinstance(value, dict):
+        return [text for part in value.values() for text in strings(part)]
+    return [text for part in value for text in strings(part)] if isinstance(value, list | tuple | set) else []
+
+
+def said(turn: Turn) -> str:
+    """Everything that a turn says: its text, and the arguments of its calls."""
+    return "\n".join([turn.text, *(text for call in turn.calls for text in strings(call.arguments))])
+
+
+def rewritten(turn: Turn, change: Callable[[str], str]) -> Turn:
+    """A turn with every text in it changed, also in the arguments of its calls."""
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, list):
+            return [inside(part) for part in value]
+        return {key: inside(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+    return Turn(change(turn.text), tuple(Call(call.name, inside(call.arguments)) for call in turn.calls))
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """The text with the last place of `old` in it replaced; as it is without one."""
+    before_it, found, rest = text.rpartition(old)
+    return f"{before_it}{new}{rest}" if found else text
+
+
+def squeezed(text: str) -> str:
+    """The text with single spaces."""
+    return " ".join(text.split())
+
+
+def words(text: str) -> list[str]:
+    """The words and numbers of a text, in lower case."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def normalised(text: str) -> str:
+    """The text in lower case, without punctuation and with single spaces."""
+    return " ".join(words(text))
+
+
+def apart(a: str, b: str) -> bool:
+    """Whether two answers have no word in common, so that no reward may accept one for the other."""
+    return bool(a) and bool(b) and set(normalised(a).split()).isdisjoint(normalised(b).split())
+
+
+def places(gold: str, text: str) -> list[int]:
+    """Where an answer stands in a text as a whole word: positions of characters."""
+    return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE)]
+
+
+def begins(text: str, gold: str) -> bool:
+    """Whether a text begins with an answer, as a whole word."""
+    return bool(re.match(rf"{re.escape(gold)}(?!\w)", text, re.IGNORECASE))
+
+
+def after(place: str, text: str) -> str | None:
+    """What follows a place in a text, if the text has it exactly once."""
+    masked = re.sub(r"\d", "#", text)
+    at = masked.find(place)
+    return text[at + len(place) :] if at >= 0 and masked.find(place, at + 1) < 0 else None
+
+
+def common_places(pairs: Iterable[tuple[str, Iterable[str]]], most: int, least: int) -> list[str]:
+    """The places before answers, the most frequent first, of (text, answers): those of at least `least` texts."""
+    counts: Counter[str] = Counter()
+    for text, golds in pairs:
+        tails = [re.sub(r"\d", "#", text[max(at - 24, 0) : at]) for gold in golds for at in places(gold, text)]
+        counts.update({tail[-size:] for tail in tails for size in (6, 12, 24) if len(tail) >= size})
+    return [place for place, count in counts.most_common(most) if count >= least]
+
+
+def others_stand(pairs: Sequence[tuple[str, str]], others: int = 16) -> float:
+    """Share of (text, answer) pairs in whose text the answer of another pair stands: how often one does by chance."""
+    found = [
+        bool(places(pairs[j][1], text))
+        for text, gold in pairs
+        for j in chosen(len(pairs), others)
+        if pairs[j][1].casefold() != gold.casefold()
+    ]
+    return sum(found) / len(found) if found else 1.0  # with one answer to all tasks, any text may hold it
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text in quotes, on one line, cut in its middle if it is long."""
+    text = squeezed(text)
+    return repr(text if len(text) <= most else f"{text[: most - 23]}...{text[-20:]}")

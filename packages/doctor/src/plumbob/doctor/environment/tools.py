@@ -1,0 +1,314 @@
+"""What perfect transcripts read: tool results are what the tools return, reach the model whole, and hold what answers need."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from plumbob.doctor.environment.inequality import Evidence, refuted, rows
+from plumbob.doctor.environment.matrix import Matrix, Result
+from plumbob.doctor.environment.texts import (
+    others_stand,
+    places,
+    says_failed,
+    says_nothing,
+    short,
+    squeezed,
+    strings,
+    words,
+)
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+
+JUDGED = 8
+"""Fewest tool results that are judged."""
+FEW, OTHER = 3, 0.05
+"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly."""
+FAILED = 0.2
+"""Largest share of the results of perfect transcripts that may be errors."""
+NEEDED, HARDLY = 0.5, 0.05
+"""Share of the later arguments and answers of perfect transcripts that must stand in what was read before: if results end
+inside of texts or are those of another task; and in any case."""
+NEVER = 50
+"""Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
+OFTEN = 0.9
+"""Smallest share of results that hold an earlier message, and of tasks whose first result holds the answer."""
+LONG = 25
+"""Number of characters from which on a text is known again."""
+GIVEN_TASKS = 6
+"""Fewest tasks by which it is judged whether a first result gives answers away."""
+_MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
+"""What may stand where something was left out."""
+
+
+# What is shown, beside what the tools return
+
+
+def _compared(m: Matrix) -> list[Result]:
+    return [r for r in m.results if r.own is not None]
+
+
+def _is_part(r: Result) -> bool:
+    """Whether what is shown is the tool's result with something left out: an end, the middle, or whole lines."""
+    shown, own = r.shown, r.own or ""
+    if len(shown) >= len(own) or squeezed(shown) == squeezed(own):
+        return False
+    lines, rest = [squeezed(x) for x in shown.splitlines() if x.strip()], iter(map(squeezed, own.splitlines()))
+    if len(lines) > 1 and all(line in rest for line in lines):
+        return True
+    start = next((i for i, (a, b) in enumerate(zip(shown, own, strict=False)) if a != b), len(shown))
+    left = shown[start:]
+    if _MARK.fullmatch(left) and (start or not shown):
+        return True
+    end = next((i for i in range(len(left) + 1) if own.endswith(left[i:])), len(left))
+    # What follows the mark must be more than a few letters that texts have in common.
+    return len(left) - end >= min(4, len(left)) and _MARK.fullmatch(left[:end]) is not None
+
+
+def _other(m: Matrix) -> list[Result]:
+    """Results that neither hold what the tool returns nor are a part of it. A call that fails directly, too, is its own."""
+    return [r for r in _compared(m) if squeezed(r.own or "") not in squeezed(r.shown) and not _is_part(r)]
+
+
+def _blame(m: Matrix) -> tuple[str, str]:
+    """(id of the cause of results that tools do not return, evidence); ("", "") if there are few, or the tools are random."""
+    compared = _compared(m)
+    failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
+    kinds = {
+        "errors, and not": (failed, FAILED),
+        "others than": ([r for r in _other(m) if r not in failed], OTHER),
+        "only parts of": ([r for r in compared if _is_part(r)], 0.0),
+    }
+    for what, (bad, share) in kinds.items():
+        if len(bad) < min(FEW, len(compared)) or len(bad) <= share * len(compared):
+            continue
+        first = max(bad, key=lambda r: len(r.own or "") - len(r.shown))
+        text = (
+            f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
+            f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
+        )
+        if bad is failed:
+            return "tools-fail", text
+        returned = {squeezed(r.own or "") for r in compared}
+        if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
+            return "tool-results-mixed", f"{text}; they are results of other calls"
+        lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
+        if 2 * lost > len(bad) and _steady(m, bad):
+            return "tool-results-wrong", text
+    return "", ""
+
+
+def _steady(m: Matrix, other: Sequence[Result]) -> bool:
+    """Whether the tools return the same when they are called once more: they are not random."""
+    by_task = {r.task: [one for one in _compared(m) if one.task == r.task] for r in other[:JUDGED]}
+    return all(
+        m.player.direct(m.hand.tasks[i], [r.call for r in of]) == [r.own for r in of] for i, of in by_task.items()
+    )
+
+
+def _texts(m: Matrix, i: int) -> list[str]:
+    return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
+
+
+def _blamed(cause: str) -> Callable[[Matrix], Evidence | None]:
+    def check(m: Matrix) -> Evidence | None:
+        blame, text = m.once(_blame)
+        return Evidence(text) if blame == cause else None
+
+    return check
+
+
+def _declared(m: Matrix) -> Evidence | None:
+    tools = next(iter(m.kind(EMPTY).values())).tools
+    called = [
+        r.call for r in m.results if isinstance(r.call.arguments, dict) and r.call.arguments and r.call.name in tools
+    ]
+    unknown = [call for call in called if set(call.arguments) - tools[call.name]]
+    example = f"{unknown[0].arguments} of {unknown[0].name}" if unknown else ""
+    return refuted(
+        unknown, called, f"{{}} calls have arguments that no declaration names, such as {example}", share=0.5
+    )
+
+
+def _repeated(m: Matrix) -> Evidence | None:
+    """A message of the first prompt, or the result before, stands in nearly every result, and the tool did not return it.
+
+    A tool may quote the question that it was asked, and a game may repeat its rules: these come from the tool itself.
+    """
+    told: list[tuple[str, list[str], Result]] = []
+    for r in _compared(m):
+        texts = [squeezed(message.text) for message in m.kind(PERFECT)[r.task].opening]
+        told.append(("a message of the prompt", [part for x in texts if len(x) >= 60 for part in (x[:60], x[-60:])], r))
+    for a, b in itertools.pairwise(_compared(m)):
+        if a.task == b.task and len(squeezed(a.shown)) >= 4 and squeezed(a.shown) not in squeezed(b.own or ""):
+            told.append(("the result before it", [squeezed(a.shown)], b))
+    for kind in dict.fromkeys(name for name, _, _ in told):
+        every = [(parts, r) for name, parts, r in told if name == kind]
+        held = [
+            r for parts, r in every if any(x in squeezed(r.shown) and x not in squeezed(r.own or "") for x in parts)
+        ]
+        text = f"{{}} tool results hold {kind}, which the tool did not return"
+        if (found := refuted(held, every, text, least=JUDGED, share=OFTEN)) is not None:
+            return found
+    return None
+
+
+# What results hold
+
+
+def _fail(m: Matrix) -> Evidence | None:
+    down = [r for r in m.results if says_failed(r.shown)]
+    text = f"{{}} results are errors, such as {short(down[0].shown)}" if down else ""
+    return refuted(down, m.results, text, share=FAILED)
+
+
+def _needs(m: Matrix) -> list[tuple[bool, str]]:
+    """Of the words that perfect transcripts must have read, new ones of each call after the first result and of the answer:
+    (whether something that a policy could read before has it, the end of a result that the task's data continue with it).
+    """
+    found = []
+    for i, played in m.kind(PERFECT).items():
+        read = played.prompt.casefold()
+        given, used, shown = _long_words(read), set[str](), list[str]()
+        for message in played.messages[len(played.opening) :]:
+            if message.role == "tool":
+                shown.append(message.text)
+                read += "\n" + message.text.casefold()
+            elif message.role == "assistant":
+                texts = [text for call in message.calls for text in strings(call.arguments)] or [m.hand.golds[i]]
+                new = {word for text in texts for word in _long_words(text)} - used
+                used |= new
+                for word in sorted(new - given) if shown else ():
+                    held = bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", read))
+                    found.append((held, "" if held else _cut_before(word, shown, _texts(m, i))))
+    return found
+
+
+def _long_words(text: str) -> set[str]:
+    return {word for word in words(text) if len(word) > 3 or word.isdigit()}
+
+
+def _cut_before(word: str, shown: Sequence[str], data: Sequence[str]) -> str:
+    """The end of a result that stops inside a text of the task's data which goes on to this word; "" if none does."""
+    for tail in (squeezed(result)[-size:] for result in shown for size in (24, 16, 10, 6, 4)):
+        for text in data:
+            at = text.find(tail) if len(tail) >= 4 else -1
+            if at >= 0 and word in text[at:].casefold() and len(text) > at + len(tail):
+                return tail
+    return ""
+
+
+def _useful(m: Matrix) -> tuple[str, str]:
+    """(id of the cause of results that do not hold what is needed, evidence); ("", "") if they do."""
+    results, needs = m.results, _needs(m)
+    empty, held = sum(says_nothing(r.shown) for r in results), sum(held for held, _ in needs)
+    told, asked, cut = {r.shown for r in results}, {repr(r.call) for r in results}, [end for _, end in needs if end]
+    text = (
+        f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
+        f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
+    )
+    if len(results) < JUDGED or len(needs) < JUDGED or held >= NEEDED * len(needs):
+        return "", ""
+    if len(cut) > (len(needs) - held) / 2:
+        return "tool-results-wrong", f"{text}; results end where the task's data go on, such as {short(cut[0])}"
+    if elsewhere := _of_other_tasks(m):
+        return "tool-results-mixed", f"{text}; {elsewhere}"
+    nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
+    none = held <= HARDLY * len(needs) and len(needs) >= NEVER
+    return ("tool-results-wrong", text) if nothing or none else ("", "")
+
+
+def _of_other_tasks(m: Matrix) -> str:
+    """Evidence that most tasks get results of one other task, and none of their own; "" if they do not.
+
+    A retriever that misses returns texts of many tasks; what was left over from another task is of that one.
+    """
+    known = [{text for text in _texts(m, i) if len(text) >= LONG} for i in range(len(m.hand.tasks))]
+    by_task = {i: [squeezed(r.shown) for r in m.results if r.task == i] for i in {r.task for r in m.results}}
+    theirs = 0
+    for i, shown in by_task.items():
+        if len(shown) > 1 and not any(text in one for one in shown for text in known[i]):
+            owners = [{j for j, texts in enumerate(known) if any(text in one for text in texts)} for one in shown]
+            theirs += bool(set.intersection(*owners)) and len(set.union(*owners)) <= 3  # tasks may have texts in common
+    text = f"in {theirs} of {len(by_task)} tasks all results are texts of one other task"
+    return text if theirs >= JUDGED and 2 * theirs > len(by_task) else ""
+
+
+def _lacking(cause: str) -> Callable[[Matrix], Evidence | None]:
+    def check(m: Matrix) -> Evidence | None:
+        blame, text = m.once(_useful)
+        return Evidence(text) if blame == cause else None
+
+    return check
+
+
+def _given_away(m: Matrix) -> Evidence | None:
+    """The first result holds the answer in nearly all tasks whose perfect transcript goes on to look it up.
+
+    A call that names the answer looks nothing up, as one that submits it. A tool may be meant to return all that a task needs
+    at once: then later results say nothing new.
+    """
+    told: list[tuple[str, str]] = []
+    whole = 0
+    for i, played in m.kind(PERFECT).items():
+        gold, turns = m.hand.golds[i], list[str]()
+        for message in played.messages[len(played.opening) :]:
+            if message.role == "assistant" and message.calls:
+                turns.append("")
+            elif message.answers and not any(places(gold, text) for text in strings(message.answers.arguments) if gold):
+                turns[-1] += "\n" + message.text
+        turns = [text for text in turns if text]
+        if len(turns) > 1 and gold and not places(gold, played.prompt):
+            told.append((turns[0], gold))
+            first = {line.strip() for line in turns[0].splitlines()}
+            whole += all(line.strip() in first for later in turns[1:] for line in later.splitlines())
+    own = [text for text, gold in told if places(gold, text)]
+    if len(told) < GIVEN_TASKS or others_stand(told) >= len(own) / len(told) / 2 or 2 * whole > len(told):
+        return None
+    return refuted(
+        own, told, "the first result holds the answer in {} tasks whose transcripts go on to look it up", share=OFTEN
+    )
+
+
+def _call_form(m: Matrix) -> Evidence | None:
+    form = m.player.call_form() if any(played.tools for played in m.kind(EMPTY).values()) else None
+    written, read = form or ("", True)
+    return (
+        None
+        if read
+        else Evidence(f"the chat template writes a call as {short(written, 120)}, which is not read as that call")
+    )
+
+
+TOOLS = (
+    *rows("", EMPTY)(
+        ("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", _call_form)
+    ),
+    *rows("tool", PERFECT, EMPTY)(
+        ("declared", "Declarations name the parameters with which tools are called", "prompt-incomplete", _declared),
+        (
+            "own-errors",
+            "Results that are no errors in the tools are none in rollouts",
+            "tools-fail",
+            _blamed("tools-fail"),
+        ),
+        ("own-call", "A call gets its own result", "tool-results-mixed", _blamed("tool-results-mixed")),
+        (
+            "own-result",
+            "What is shown is what the tool returns, all of it",
+            "tool-results-wrong",
+            _blamed("tool-results-wrong"),
+        ),
+        ("alone", "Tool results hold nothing of earlier messages", "tool-results-mixed", _repeated),
+        ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
+        ("own-task", "Results are those of the task", "tool-results-mixed", _lacking("tool-results-mixed")),
+        (
+            "needed",
+            "Results hold what later calls and answers need",
+            "tool-results-wrong",
+            _lacking("tool-results-wrong"),
+        ),
+        ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
+    ),
+)

@@ -1,0 +1,229 @@
+"""What is played: a table of transcripts, each made of what is known of a task and of other tasks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from plumbob.doctor.environment.hands import Hand
+from plumbob.doctor.environment.player import Played, Turn
+from plumbob.doctor.environment.texts import apart, replaced, rewritten, said
+
+Turns = tuple[Turn, ...]
+PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
+SEVERAL = "several answers joined by or"
+OTHER_WORDS = "I do not know."
+"""A reply that answers no task, and is not empty."""
+WORKING = "That takes a few steps.\n"
+NUMBERED = "That takes 2 or 3 steps.\n"
+AGAIN = 8
+"""How often a call is made whose result is known already: whoever pays for calls or turns pays for each of them."""
+OPTIONS = 4
+"""Number of answers that are joined by "or"."""
+OFF = 1.06
+"""Factor between a wrong number and the right one: rounding to three digits changes a number by less."""
+SMALLEST = 20
+"""Smallest number that can be changed by about `OFF` and stay a whole number."""
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?$")
+_TAGGED = re.compile(r"(<(\w+)>).*?(</\2>)", re.DOTALL)
+_BOXED = re.compile(r"\\boxed\{[^{}]*\}")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What transcripts are made of."""
+
+    hand: Hand
+    first: Mapping[str, Mapping[int, Played]]
+    """The perfect transcripts and the empty replies, which are played before all others, by number of the task."""
+    turn_characters: int
+    """Number of characters that a turn may have for certain."""
+
+    def prompt(self, i: int) -> str:
+        opening = self.first[EMPTY][i].opening if i in self.first[EMPTY] else ()
+        return opening[-1].text if opening else self.hand.tasks[i].prompt
+
+    def last(self, i: int) -> Turn | None:
+        return self.hand.turns[i][-1] if self.hand.turns[i] else None
+
+    def with_answer(self, i: int, change: Callable[[str], str | None]) -> Turns | None:
+        """The perfect transcript with another answer in its last turn. None where earlier turns name the right one."""
+        turns, gold = self.hand.turns[i], self.hand.golds[i]
+        wrong = change(gold) if turns and gold and gold in said(turns[-1]) and not self.hand.told_before(i) else None
+        return None if wrong is None else (*turns[:-1], rewritten(turns[-1], lambda text: replaced(text, gold, wrong)))
+
+    def other(self, i: int) -> int | None:
+        """The next task whose answer has no word in common with that of task i."""
+        count = len(self.hand.tasks)
+        return next(
+            (j % count for j in range(i + 1, i + count) if self.hand.turns[j % count] and self._apart(i, j % count)),
+            None,
+        )
+
+    def _apart(self, i: int, j: int) -> bool:
+        return apart(self.hand.golds[i], self.hand.golds[j])
+
+
+def _alone(known: Known, i: int) -> Turns | None:
+    """The answer alone in place of the last turn."""
+    turns, gold = known.hand.turns[i], known.hand.golds[i]
+    return (*turns[:-1], Turn(gold)) if turns and gold else None
+
+
+def _others(known: Known, i: int) -> Turns | None:
+    j = known.other(i)
+    return None if j is None else (known.hand.turns[j][-1],)
+
+
+def _in_vain(known: Known, i: int) -> Turns | None:
+    """The own calls, then the answer of another task: what was read is not answered."""
+    last, turns = _others(known, i), known.hand.turns[i]
+    return None if last is None or len(turns) < 2 or known.hand.told_before(i) else (*turns[:-1], *last)
+
+
+def _first_call_again(known: Known, i: int) -> Turns | None:
+    last, turns = _others(known, i), known.hand.turns[i]
+    return None if last is None or len(turns) < 2 or known.hand.told_before(i) else (*turns[:1] * AGAIN, *last)
+
+
+def _vain_calls(known: Known, i: int) -> Turns | None:
+    turns = known.hand.turns[i]
+    return (*turns[:1] * AGAIN, *turns) if len(turns) > 1 and turns[0].calls else None
+
+
+def _without_calls(known: Known, i: int) -> Turns | None:
+    turns = known.hand.turns[i]
+    return turns[-1:] if len(turns) > 1 else None
+
+
+def _several(known: Known, i: int) -> Turns | None:
+    """The last turn alone, with the answers of other tasks beside the right one."""
+    last, gold = known.last(i), known.hand.golds[i]
+    others = [one for one in dict.fromkeys(known.hand.golds) if apart(one, gold)]
+    if last is None or gold not in said(last) or len(others) < OPTIONS - 1:
+        return None
+    options = [others[(i + k) % len(others)] for k in range(OPTIONS - 1)]
+    options.insert(i % OPTIONS, gold)
+    return (rewritten(last, lambda text: replaced(text, gold, " or ".join(options))),)
+
+
+def _form(known: Known, i: int) -> Turns | None:
+    """The last turn without its content: empty tags, an empty box, nothing where the answer stood."""
+    last, gold = known.last(i), known.hand.golds[i]
+    if last is None or not gold:
+        return None
+
+    def emptied(text: str) -> str:
+        text = _BOXED.sub(r"\\boxed{}", _TAGGED.sub(r"\1\3", text))
+        return re.sub(rf"(?<!\w){re.escape(gold)}(?!\w)", "", text)
+
+    empty = rewritten(last, emptied)
+    return (empty,) if said(empty) != said(last) and said(empty).strip() else None
+
+
+def _quoted(known: Known, i: int) -> Turns | None:
+    """The first call, then its result as the answer, unless the result is about the answer itself."""
+    turns, gold, best = known.hand.turns[i], known.hand.golds[i], known.first[PERFECT].get(i)
+    if best is None or len(turns) < 2 or not gold or not best.results:
+        return None
+    if len(best.results[0].split()) < 5 * len(gold.split()):
+        return None
+    return (turns[0], rewritten(turns[-1], lambda text: replaced(text, gold, best.results[0])))
+
+
+def _constant(known: Known, i: int) -> Turns | None:
+    """One reply to all tasks: the most frequent last turn, if it calls nothing."""
+    finals = Counter(turns[-1].text for turns in known.hand.turns if turns and not turns[-1].calls)
+    return (Turn(finals.most_common(1)[0][0]),) if finals else None
+
+
+def _before(text: str, *, long: bool = False) -> Callable[[Known, int], Turns | None]:
+    """The perfect transcript with a text before its last turn, which calls nothing; `long`: as long as a turn may be."""
+
+    def made(known: Known, i: int) -> Turns | None:
+        turns = known.hand.turns[i]
+        if not turns or turns[-1].calls or set(re.findall(r"\d+", turns[-1].text)) & {"2", "3"}:
+            return None
+        most = known.turn_characters
+        before = f"{(text * (most // len(text) + 1))[:most]}\n" if long else text
+        return (*turns[:-1], Turn(before + turns[-1].text))
+
+    return made
+
+
+def _off(gold: str) -> str | None:
+    """The answer with its last number a little larger; None if it does not end with a large enough one."""
+    match = _NUMBER.search(gold)
+    digits = match[0].replace(",", "") if match else ""
+    if match is None or abs(float(digits)) < SMALLEST:
+        return None
+    return f"{gold[: match.start()]}{float(digits) * OFF:.{len(digits.partition('.')[2])}f}"
+
+
+def _longer(gold: str) -> str | None:
+    """The answer with one more digit, which a grader that looks for the right answer inside the reply takes for right."""
+    return f"{gold}7" if _NUMBER.search(gold) else None
+
+
+def _first_digit(gold: str) -> str | None:
+    """The answer's last number with every digit but the first another one; None if it has fewer than two digits."""
+    match = _NUMBER.search(gold)
+    digits = match[0] if match else ""
+    if match is None or not digits.isdigit() or len(digits) < 2:
+        return None
+    return f"{gold[: match.start()]}{digits[0]}{''.join(str((int(digit) + 5) % 10) for digit in digits[1:])}"
+
+
+def _first_letter(gold: str) -> str | None:
+    """The answer's first letter, which a grader that looks for the reply inside the right answer takes for right."""
+    return gold[0] if gold.isalpha() and len(gold) >= 4 else None  # shorter ones may be names of options
+
+
+def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns | None]:
+    return lambda known, i: known.with_answer(i, change)
+
+
+NEAR: dict[str, Callable[[Known, int], Turns | None]] = {
+    "a number that is 6% too large": _near(_off),
+    "the right number with one more digit": _near(_longer),
+    "a number of as many digits with the right first one": _near(_first_digit),
+    "the right word's first letter": _near(_first_letter),
+}
+"""Wrong answers that are near to the right one."""
+CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
+    ECHO: lambda known, i: (Turn(known.prompt(i)),),
+    "working without an answer": lambda known, i: (Turn(WORKING * 12),),
+    "the form of an answer without content": _form,
+    "another task's answer": _others,
+    SEVERAL: _several,
+    "the first tool result quoted": _quoted,
+    "the own calls with another task's answer": _in_vain,
+    "the first call again and again": _first_call_again,
+    "the best constant answer": _constant,
+}
+"""Transcripts that solve nothing."""
+OF_OTHERS = ("another task's answer", "the own calls with another task's answer")
+OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
+    "other words": lambda known, i: (Turn(OTHER_WORDS),),
+    "the answer alone": _alone,
+    "working before the answer": _before(WORKING),
+    "numbers before the answer": _before(NUMBERED),
+    "long working before the answer": _before(WORKING, long=True),
+    "the answer without calls": _without_calls,
+    "calls in vain before it": _vain_calls,
+}
+ODD: dict[str, str] = {
+    "10,000 characters": "It follows that the number is not yet known. " * 223,
+    "10,000 digits": "1" * 10_000,
+    "unbalanced LaTeX": "\\frac{1}{\\sqrt{2 + \\left( \\boxed{3 $$ \\begin{align}",
+    "a NUL character": "The answer\x00 is\x00 this.\x00",
+    "emoji and other scripts": "👩‍👩‍👧‍👦 ١٢٣ 答案 \u202e321\u202c \U0001f9ee",
+    "deep nesting": "(" * 3000 + "[" * 2000 + "{" * 2000,
+    "deeply nested JSON": '{"a":' * 2000 + "1",
+    "unclosed tags": "<think><answer><cite>" * 50,
+    "a power tower": "\\boxed{9^{9^{9^{9^{9}}}}} #### 9**9**9**9",
+    "infinity": "\\boxed{1e999} #### 1e999 <answer>NaN</answer>",
+}
+"""What a policy may write, by what is odd about it."""

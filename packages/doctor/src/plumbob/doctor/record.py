@@ -1,0 +1,378 @@
+"""`StepRecord`: what one training step did, from its requests to the engine to the weights that it left.
+
+A trainer fills it, and nothing in it depends on which trainer that is: every field has a neutral name, a shape and a unit.
+`write` and `read` store it as one `.npz` file, of about 20 bytes a token before compression.
+
+Notation: B rows of the step; T tokens of a row, n of them sampled; W sampled entries of a weight tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+FORMAT = 1
+"""Version of the file format. A reader refuses files of another version."""
+
+ORIGINS = ("template", "system", "user", "assistant", "tool")
+"""Where a token of a row comes from: index in this tuple -> the role of its message. Sampled tokens are "assistant";
+"template": what the chat template adds around the messages."""
+
+
+@dataclass
+class Sampling:
+    """How one completion was to be sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: list[int] = field(default_factory=list)
+    seed: int | None = None
+
+
+@dataclass
+class Request:
+    """One request to the engine, and its reply."""
+
+    prompt_ids: np.ndarray
+    """[.] int32"""
+    token_ids: np.ndarray
+    """[n] int32: the sampled ids."""
+    logprobs: np.ndarray
+    """[n] float32: the engine's log-probability of each sampled id, in nats, under the distribution it was sampled from."""
+    sampling: Sampling
+    finish_reason: str = "stop"
+    """"stop": at a stop token; "length": at `sampling.max_tokens`."""
+    version: int = 0
+    """The weights that served it: number of weight syncs since the run's first step."""
+
+
+@dataclass
+class Rollout:
+    """One attempt of the model at a task, as the environment knows it."""
+
+    name: str
+    """An id of its own, by which its row names it."""
+    task: str
+    """Key of its task: two rollouts have the same one exactly if they were given the same task."""
+    reward: float
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Components of the reward, weights applied."""
+    requests: list[Request] = field(default_factory=list)
+    """In order. Empty if another process played this rollout."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation, in the form that chat templates take."""
+    tools: int = -1
+    """Index in `StepRecord.tools` of the tools that the model had; -1: none."""
+    truncated: bool = False
+
+
+@dataclass
+class Row:
+    """One training row."""
+
+    rollout: str
+    """`Rollout.name` of the rollout that it was made of."""
+    group: str
+    """Rows of one group are compared with each other."""
+    member: int
+    """Number of the row in its group, from 0."""
+    token_ids: np.ndarray
+    """[T] int32"""
+    loss_mask: np.ndarray
+    """[T] bool: true where the loss is. The mask says nothing about what attention sees."""
+    reward: float
+    """The reward that the advantage is computed from, before any penalty."""
+    advantage: float
+    """As the step computed it."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """Weight of each component in `rewards`; 1 for a missing name."""
+    truncated: bool = False
+    """Whether a limit cut the rollout off."""
+    origins: np.ndarray | None = None
+    """[T] int8: indices in `ORIGINS`; None if unknown."""
+    sampling_logprobs: np.ndarray | None = None
+    """[n] float32: the engine's log-probabilities, as the trainer uses them."""
+    logprobs: np.ndarray | None = None
+    """[n] float32: the trainer's, under the step's first weights. None if this process did not compute the row."""
+    reference_logprobs: np.ndarray | None = None
+    """[n] float32: under the reference policy."""
+    kl_sum: float | None = None
+    """With a KL penalty in the reward: the estimated divergence of the row, in nats."""
+
+
+@dataclass
+class TrainedRow:
+    """What one optimizer step did with one row. [n]: one value for each of the row's sampled tokens."""
+
+    row: int
+    """Index in `StepRecord.rows`."""
+    microbatch: int
+    """Number of the forward and backward pass that computed it."""
+    advantages: np.ndarray
+    """[n] float32"""
+    weights: np.ndarray
+    """[n] float32: weight of each token in the loss."""
+    logprobs: np.ndarray
+    """[n] float32: under the weights of this optimizer step."""
+    old_logprobs: np.ndarray
+    """[n] float32: the denominator of the importance ratio."""
+    corrections: np.ndarray
+    """[n] float32: importance weight, the trainer's probability over the engine's, as bounded by the settings."""
+    reference_logprobs: np.ndarray | None = None
+    slopes: np.ndarray | None = None
+    """[n] float32: derivative of the step's loss in the token's log-probability."""
+
+
+@dataclass
+class LossTrial:
+    """The step's own loss, asked about made-up inputs: [N], one value per token of a microbatch.
+
+    Where a step begins all ratios are 1 and a KL term has no slope, so that a wrong loss shows nothing there.
+    """
+
+    rows: np.ndarray
+    """[N] int32: index of each token's row among those of the microbatch."""
+    logprobs: np.ndarray
+    old_logprobs: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    corrections: np.ndarray
+    slopes: np.ndarray
+    """[N] float32: derivative of the loss in each log-probability."""
+    reference_logprobs: np.ndarray | None = None
+
+
+@dataclass
+class TensorSample:
+    """W entries of one trained tensor: before and after an optimizer step, and what the optimizer had of them."""
+
+    name: str
+    shape: list[int]
+    indices: np.ndarray
+    """[W] int64: of the entries in the flattened tensor."""
+    before: np.ndarray
+    """[W] float32"""
+    after: np.ndarray
+    gradient: np.ndarray | None
+    """[W] float32: before clipping. None if the tensor has no gradient."""
+    gradient_norm: float
+    """Norm of the whole tensor's gradient; 0 without one."""
+    learning_rate: float
+    """That the optimizer has for this tensor. NaN if it does not have the tensor at all."""
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=list)
+    moments_before: np.ndarray | None = None
+    """[2, W]: Adam's first and second moment; None before the first update."""
+    moments_after: np.ndarray | None = None
+    updates: int = 0
+    """Number of updates that the optimizer has applied to this tensor, this one included."""
+
+
+@dataclass
+class Update:
+    """One optimizer step."""
+
+    trained: list[TrainedRow] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    """Indices of all rows of the minibatch, those without a gradient included: token weights are computed from them."""
+    norm: float = 0.0
+    """Norm of the whole gradient before clipping."""
+    tensors: list[TensorSample] = field(default_factory=list)
+    trial: LossTrial | None = None
+
+
+@dataclass
+class Served:
+    """What the engine serves after the step's weight sync, beside what was trained."""
+
+    token_ids: np.ndarray
+    """[T] fixed ids."""
+    trained: np.ndarray
+    """[T - 1] the trainer's log-probability of each id but the first, at temperature 1."""
+    served: np.ndarray
+    """[T - 1] the engine's."""
+    version: int = 0
+
+
+@dataclass
+class Settings:
+    """What the step was meant to do: all that a reference needs to compute it again."""
+
+    model: str = ""
+    """Folder or name of the model that the run began with."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    adapter: Literal["", "lora"] = ""
+    """"lora": an adapter is trained; "": all weights."""
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(default_factory=list)
+    num_tensors: int = 0
+    """Number of tensors that are trained."""
+
+    # Sampling
+    temperature: float = 1.0
+    max_tokens: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    # Advantages
+    group_size: int = 0
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale: Literal["none", "group", "batch"] = "none"
+    scale_epsilon: float = 1e-4
+    components: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """Weights of reward components in place of the environment's."""
+    random_rewards: bool = False
+    """Whether rewards are drawn by lot."""
+    overlong: Literal["keep", "mask", "penalise"] = "keep"
+    overlong_penalty: float = 0.0
+
+    # Loss
+    loss: str = ""
+    """The trainer's own name of the loss."""
+    reduction: Literal["rows", "constant", "minibatch_tokens", "step_tokens"] = "rows"
+    """A token's weight: 1 / (rows of the minibatch x tokens of its row), 1 / (rows x max_tokens), 1 / tokens of the minibatch,
+    or number of minibatches / tokens of the step."""
+    ratio: Literal["token", "sequence"] = "token"
+    bound: Literal["clip", "cap"] = "clip"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    delta: float | None = None
+    kl_beta: float = 0.0
+    kl_place: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    correction: str = "none"
+    """How importance weights are bounded: none, token_truncate, token_mask, sequence_truncate or sequence_mask."""
+    correction_cap: float = 0.0
+
+    # Optimizer
+    learning_rate: float = 0.0
+    """The peak."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    """Steps over which the rate rises in a line."""
+    num_steps: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon_adam: float = 1e-8
+    weight_decay: float = 0.0
+    max_norm: float = 0.0
+    """0: no clipping."""
+    num_minibatches: int = 1
+    num_iterations: int = 1
+
+
+@dataclass
+class StepRecord:
+    """What one training step did."""
+
+    step: int
+    """From 0."""
+    settings: Settings
+    rollouts: list[Rollout] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    """[B] in the order in which the trainer has them."""
+    tools: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The different lists of tools that rollouts had, as chat templates take them."""
+    updates: list[Update] = field(default_factory=list)
+    served: Served | None = None
+    processes: int = 1
+    memory_bytes: int = 0
+    """Peak of the accelerator's tensors, or of the process without an accelerator."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    trainer: str = ""
+    """Name and version of what wrote it."""
+
+
+class RecordSink(Protocol):
+    """What a trainer is handed to record steps: which ones, and what becomes of the records."""
+
+    def wants(self, step: int) -> bool:
+        """Whether step `step` (from 0) is to be recorded. The same answer on every process."""
+        ...
+
+    def keep(self, record: StepRecord) -> None:
+        """Take the record of a finished step."""
+        ...
+
+
+def write(record: StepRecord, path: Path) -> None:
+    """Write the record to `path`, an `.npz` file. A reader never sees half of it."""
+    parts: dict[str, list[np.ndarray]] = {}
+    lengths: dict[str, int] = {}
+    header = json.dumps({"format": FORMAT, "record": _packed(record, parts, lengths)}, default=str)
+    arrays = {name: np.concatenate(those) for name, those in parts.items()}
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez_compressed(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)
+    partial.replace(path)
+
+
+def read(path: Path) -> StepRecord:
+    """Read what `write` wrote. Raises ValueError for a file of another format or version."""
+    try:
+        with np.load(path) as file:
+            header = json.loads(file["header"].tobytes())
+            arrays = {name: file[name] for name in file.files if name != "header"}
+    except (KeyError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is no record of a training step: {error}") from None
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {header.get('format')} of records; this version reads format {FORMAT}")
+    return _unpacked(header["record"], StepRecord, arrays)
+
+
+def _packed(value: Any, parts: dict[str, list[np.ndarray]], lengths: dict[str, int]) -> Any:
+    """`value` as JSON. Arrays go to `parts`, one list per type: opening thousands of small ones would take seconds."""
+    if isinstance(value, np.ndarray):
+        name = value.dtype.str.lstrip("<|")
+        start = lengths.get(name, 0)
+        parts.setdefault(name, []).append(value.reshape(-1))
+        lengths[name] = start + value.size
+        return [name, start, *value.shape]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _packed(getattr(value, f.name), parts, lengths) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [_packed(one, parts, lengths) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _packed(one, parts, lengths) for key, one in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unpacked(value: Any, kind: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The opposite of `_packed`. `kind`: the annotated type."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return _unpacked(value, next(k for k in typing.get_args(kind) if k is not type(None)), arrays)
+    if kind is np.ndarray:
+        name, start, *shape = value
+        return arrays[name][start : start + int(np.prod(shape))].reshape(shape)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        known = {name: _unpacked(one, hints[name], arrays) for name, one in value.items() if name in hints}
+        return typing.cast(Any, kind)(**known)
+    if origin is list:
+        (of,) = typing.get_args(kind)
+        return [_unpacked(one, of, arrays) for one in value]
+    if origin is dict:
+        _, of = typing.get_args(kind)
+        return {name: _unpacked(one, of, arrays) for name, one in value.items()}
+    return value

@@ -1,0 +1,321 @@
+"""Each row of the environment's table is refuted by a tiny environment with one fault, and by none without."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.environment.matrix import play
+from plumbob.doctor.environment.player import Call, Message, Played, RunSettings, Script, Task, Turn
+from plumbob.doctor.environment.table import TABLE, examine, judge, lines
+from plumbob.doctor.environment.tasks import rank_correlation
+from plumbob.doctor.environment.transcripts import OTHER_WORDS
+
+WORDS = ["amber", "apple", "arrow", "basin", "beach", "berry", "bread", "brick", "bridge", "brush", "cabin", "candle", "canyon", "castle", "cedar", "chair", "cherry", "cloud"]
+RULES = (
+    "Look up the start key with the tool, then each next key that it names. End with the value alone, on the last line."
+)
+
+
+class Hang(Exception):
+    """Stands for code that does not return."""
+
+
+def make_tasks(split: str, count: int) -> list[Task]:
+    """Tasks with a chain of one to three keys, of which the last has the value."""
+    draw, made = random.Random(split), []
+    for number in range(count):
+        keys = [str(draw.randint(1000, 9999)) for _ in range(number % 3 + 1)]
+        word = draw.choice(WORDS)
+        story = f"The door of room {keys[0]} is made of {draw.choice(WORDS)} and of {draw.choice(WORDS)}, as all know."
+        table = {key: f"next={after}" for key, after in zip(keys, keys[1:], strict=False)} | {keys[-1]: f"value={word}"}
+        fields = {"answer": word, "table": table, "story": story}
+        made.append(Task(f"{split}-{number}", split, fields, f"Start key: {keys[0]}"))  # type: ignore[arg-type]
+    return made
+
+
+def changed(task: Task, **fields: Any) -> Task:
+    """The task with other data."""
+    return dataclasses.replace(task, fields=dict(task.fields) | fields)
+
+
+def last(messages: Sequence[Message]) -> str:
+    return next((m.text for m in reversed(messages) if m.sampled), "")
+
+
+def right(task: Task, messages: Sequence[Message]) -> float:
+    """1 if the last line is the answer."""
+    return float(last(messages).split("\n")[-1] == task.fields["answer"])
+
+
+def own_oracle(toy: Toy, task: Task) -> tuple[Turn, ...] | str | None:
+    return (*(Turn("", (Call("find", {"key": key}),)) for key in task.fields["table"]), Turn(task.fields["answer"]))
+
+
+def own_opening(toy: Toy, task: Task) -> list[tuple[str, str]]:
+    return [("system", RULES), ("user", task.prompt)]
+
+
+@dataclass
+class Toy:
+    """An environment whose parts can be replaced, as a player."""
+
+    grade: Callable[[Toy, Task, list[Message]], float | dict[str, float]] = lambda toy, task, said: right(task, said)
+    find: Callable[[Toy, Task, str], str] = lambda toy, task, key: task.fields["table"].get(key, "unknown key")
+    shown: Callable[[Toy, Task, str], str] = lambda toy, task, result: result
+    opening: Callable[[Toy, Task], list[tuple[str, str]]] = own_opening
+    oracle_of: Callable[[Toy, Task], tuple[Turn, ...] | str | None] = own_oracle
+    ideal: Callable[[Toy, Task], Played | None] = lambda toy, task: None
+    train: list[Task] = field(default_factory=lambda: make_tasks("train", 90))
+    held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
+    settings: RunSettings = RunSettings(at_once=16, taken=200, turn_characters=200)
+    tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
+    form: tuple[str, bool] | None = None
+    process: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
+        return self.oracle_of(self, task)
+
+    def _turns(self, script: Script) -> Iterator[Played]:
+        """Yields after each turn, and at last what the rollout is."""
+        task = script.task
+        self.state["now"], self.state["open"] = task, self.state.get("open", 0) + 1
+        messages = [Message(role, text) for role, text in self.opening(self, task)]
+        try:
+            for turn in script.turns:
+                messages.append(Message("assistant", turn.text, turn.calls, sampled=True))
+                yield Played(task, math.nan)
+                for call in turn.calls:
+                    result = self.shown(self, task, self.find(self, task, call.arguments["key"]))
+                    messages.append(Message("tool", result, answers=call))
+                if not turn.calls:
+                    break
+            parts = self.grade(self, task, messages)
+            parts = parts if isinstance(parts, dict) else {"correct": parts}
+            reward, failure = sum(parts.values()), None if math.isfinite(sum(parts.values())) else "not-finite"
+            yield Played(task, reward, parts, tuple(messages), failure, tools=self.tools)  # type: ignore[arg-type]
+        except (Hang, ValueError) as error:
+            failure = "hangs" if isinstance(error, Hang) else "fails"
+            yield Played(task, math.nan, {}, tuple(messages), failure, str(error), tools=self.tools)  # type: ignore[arg-type]
+        finally:
+            self.state["open"] -= 1
+
+    def play(self, script: Script) -> Played:
+        return list(self._turns(script))[-1]
+
+    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
+        running = {number: self._turns(script) for number, script in enumerate(scripts)}
+        found: dict[int, Played] = {}
+        while running:
+            for number, turns in list(running.items()):
+                if (played := next(turns, None)) is None:
+                    del running[number]
+                else:
+                    found[number] = played
+        return [found[number] for number in range(len(scripts))]
+
+    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
+        other = dataclasses.replace(self, process=1, state={})
+        played = [other.play(script) for script in scripts]
+        return lambda: played
+
+    def play_ideal(self, task: Task) -> Played | None:
+        return self.ideal(self, task)
+
+    def as_held_out(self, task: Task) -> Task | None:
+        return dataclasses.replace(task, split="held-out")
+
+    def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
+        return [self.find(self, task, call.arguments["key"]) for call in calls]
+
+    def call_form(self) -> tuple[str, bool] | None:
+        return self.form
+
+    def place(self, kind: str, name: str = "") -> str:
+        return f"toy.py:1 {kind}"
+
+
+def pays(when: Callable[[Task, list[Message]], bool], reward: float = 1.0) -> Callable[..., float]:
+    """Right answers are paid, and so is what fits `when`."""
+    return lambda toy, task, said: reward if when(task, said) else right(task, said)
+
+
+def counted(toy: Toy, name: str = "count") -> int:
+    toy.state[name] = toy.state.get(name, 0) + 1
+    return toy.state[name]
+
+
+def raises(error: Exception) -> Any:
+    raise error
+
+
+def caught(toy: Toy, task: Task, said: list[Message]) -> float:
+    try:
+        return right(task, said) if task.fields["answer"] not in WORDS[:6] else float(int(task.fields["answer"]))
+    except ValueError:
+        return 0.0
+
+
+def grown(toy: Toy, task: Task) -> list[tuple[str, str]]:
+    times = counted(toy, task.key)
+    return [*own_opening(toy, task), *([("user", "Go on.")] if times > 1 else [])]
+
+
+def busy(toy: Toy, task: Task, key: str) -> str:
+    return raises(ValueError("too many sessions")) if toy.state["open"] > 8 else task.fields["table"][key]
+
+
+def another_key(toy: Toy, task: Task, result: str) -> str:
+    table = task.fields["table"]
+    return next((text for text in table.values() if text != result), result)
+
+
+def another_story(toy: Toy, task: Task, key: str) -> str:
+    return toy.train[toy.train.index(task) - 1].fields["story"] if task in toy.train else "nothing"
+
+
+def repeats(tasks: list[Task]) -> list[Task]:
+    return [*tasks[:60], *(dataclasses.replace(task, key=f"again-{task.key}") for task in tasks[:30])]
+
+
+def as_if_right(toy: Toy, task: Task) -> Played:
+    return Played(task, 0.5)
+
+
+def wrong_answers(tasks: list[Task], share: int) -> list[Task]:
+    return [changed(task, answer="zebra") if i % share == 0 else task for i, task in enumerate(tasks)]
+
+
+def odd_one(toy: Toy, task: Task) -> list[tuple[str, str]]:
+    words = " ".join(random.Random(task.key).sample(WORDS, 3))
+    return [("system", RULES), ("user", f"{task.prompt} {words[::-1]}\n{task.fields['answer']}")]
+
+
+def held(task: Task) -> bool:
+    return task.key.startswith("held")
+
+
+TRAIN, HELD = make_tasks("train", 90), make_tasks("held-out", 16)
+ORDERED = RunSettings(as_given=True, taken=200, turn_characters=200)
+FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
+    "a reward that raises for silence": ("ends", {"grade": lambda t, task, m: right(task, m) if last(m) else raises(ValueError("none"))}),
+    "a reward that waits for ever": ("ends", {"grade": lambda t, task, m: raises(Hang("no end"))}),
+    "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
+    "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
+    "prompts that grow": ("prompts", {"opening": grown}),
+    "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
+    "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
+    "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),
+    "one table for all": ("other-results", {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")}),
+    "too few sessions": ("ends-beside", {"find": busy}),
+    "a grader that catches its errors": ("not-swallowed", {"grade": caught}),
+    "a whole reply compared": ("parsed", {
+        "grade": lambda t, task, m: float(last(m) == task.fields["answer"]),
+        "oracle_of": lambda t, task: (*own_oracle(t, task)[:-1], Turn(f"It is {task.fields['answer']}")),
+    }),
+    "silence is right in some tasks": ("not-overpaid", {"grade": lambda t, task, m: float(not last(m)) if task.fields["answer"] < "b" else right(task, m)}),
+    "some answers with a capital": ("paid", {"grade": lambda t, task, m: right(task, m) * (task.fields["answer"] not in WORDS[:6])}),
+    "an oracle that fails": ("paid", {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)}),
+    "held-out tasks scored by another class": ("scored", {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)}),
+    "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
+    "held-out tasks scored leniently": ("wrong-alike", {"grade": pays(lambda task, m: held(task) and last(m) in WORDS)}),
+    "ten tasks": ("enough", {"train": TRAIN[:10]}),
+    "copies": ("distinct", {"train": repeats(TRAIN)}),
+    "sorted tasks": ("order", {"train": sorted(TRAIN, key=lambda task: len(task.fields["table"])), "settings": ORDERED}),
+    "answers in prompts": ("hidden", {"opening": lambda t, task: [("system", RULES), ("user", f"{task.prompt} Value: {task.fields['answer']}.")]}),
+    "prompts without their question": ("told-apart", {"opening": lambda t, task: [("user", RULES)], "tools": {}}),
+    "held-out tasks trained on": ("apart", {"train": [*TRAIN, *HELD[:8]]}),
+    "held-out tasks in other words": ("near-copies", {"held_out": [dataclasses.replace(task, key=f"held-{task.key}", prompt=f"Please begin at key {task.prompt[-4:]}!") for task in TRAIN[:16]]}),
+    "one held-out prompt": ("prompts-differ", {"opening": lambda t, task: [("system", RULES), ("user", "Begin." if held(task) else task.prompt)]}),
+    "held-out tasks with another rule": ("prompted", {"opening": lambda t, task: [("system", RULES), *([("system", "Think before you call a tool.")] if held(task) else []), ("user", task.prompt)]}),
+    "calls in a form that nothing reads": ("call-form", {"form": ("<invoke name='find'>", False)}),
+    "a parameter under another name": ("declared", {"tools": {"find": frozenset({"id"})}}),
+    "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
+    "results of other calls": ("own-call", {"shown": another_key}),
+    "results cut": ("own-result", {"shown": lambda t, task, text: text[:5]}),
+    "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
+    "the rules in every result": ("alone", {"shown": lambda t, task, text: f"{text}\n{RULES}"}),
+    "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
+    "results of another task": ("own-task", {"find": another_story, "train": TRAIN[:48]}),
+    "an index that is empty": ("needed", {"find": lambda t, task, key: "nothing found"}),
+    "the value in every result": ("not-given-away", {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"}),
+    "golds of other tasks": ("own-data", {"train": wrong_answers(TRAIN, 5)}),
+    "held-out golds of other tasks": ("held-out-own-data", {"held_out": wrong_answers(HELD, 3)}),
+    "a parser that stumbles over numbers": ("read", {"grade": lambda t, task, m: right(task, m) * (not any(map(str.isdigit, last(m))))}),
+    "calls that change nothing": ("calls-count", {"grade": lambda t, task, m: 0.5 * right(task, m), "ideal": as_if_right}),
+    "answers at the end of prompts": ("not-given", {"opening": odd_one}),
+    "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
+    "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
+    "form outweighs the answer": ("cheap", {"grade": lambda t, task, m: {"form": 4.0 * (last(m).count("\n") > 5), "correct": right(task, m)}}),
+    "first letters": ("near", {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))}),
+    "calls are paid": ("vain-calls", {"grade": lambda t, task, m: right(task, m) + 0.03 * sum(len(one.calls) for one in m)}),
+}  # fmt: skip
+"""Fault -> (the row that names it, what of the toy is replaced)."""
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_fault_is_named_by_its_row(name):
+    row, parts = FAULTY[name]
+
+    found = examine(Toy(**parts))
+
+    assert [violation.row.id for violation in found.violations][:1] == [row], "\n".join(lines(found))
+    assert not [why for why in found.not_examined.values() if why.startswith("the check failed")]
+
+
+def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():
+    assert {row.id for row in TABLE} == {row for row, _ in FAULTY.values()}
+    assert {row.cause for row in TABLE} <= CAUSES.keys()
+    assert len({row.id for row in TABLE}) == len(TABLE)
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without an oracle": {"oracle_of": lambda t, task: None},
+    "without held-out tasks": {"held_out": []},
+    "one rollout at a time": {"settings": RunSettings(at_once=1, taken=200, turn_characters=200)},
+    "minus one for wrong answers": {"grade": lambda t, task, m: right(task, m) or -float(bool(last(m)))},
+    "a bonus for the form": {"grade": lambda t, task, m: {"form": 0.2 * bool(last(m)), "correct": right(task, m)}},
+    "a small price for each turn": {"grade": lambda t, task, m: right(task, m) - 0.02 * sum(one.sampled for one in m)},
+    "dice": {"find": lambda t, task, key: f"{task.fields['table'].get(key)} {random.random()}"},
+    "a tool that fails at times": {
+        "shown": lambda t, task, text: text if counted(t) % 10 else "Error: busy, call again"
+    },
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_environment_gives_no_alarm(name):
+    found = examine(Toy(**HEALTHY[name]))
+
+    assert not found.violations, "\n".join(lines(found))
+
+
+def test_evidence_has_numbers_an_example_and_a_place():
+    (violation,) = examine(Toy(**FAULTY["silence earns nine tenths"][1])).violations
+
+    assert violation.evidence.text.startswith("an empty reply earns 90%")
+    assert violation.evidence.example.last == ""
+    assert violation.place == "toy.py:1 reward"
+
+
+def test_what_hangs_is_not_played_again_and_again():
+    matrix = play(Toy(grade=lambda t, task, m: raises(Hang("no end"))))
+
+    assert sum(map(len, matrix.cells.values())) == 2
+    found = judge(matrix)
+    assert [violation.row.id for violation in found.violations] == ["ends"]
+    assert found.not_examined["cheap"] == "2 rollouts hung"
+
+
+def test_rank_correlation():
+    assert rank_correlation([1, 2, 3, 4]) == pytest.approx(1.0)
+    assert rank_correlation([4, 3, 2, 1]) == pytest.approx(-1.0)
+    assert rank_correlation([2, 2, 2]) == 0.0

@@ -1,0 +1,288 @@
+"""Verifiers tasksets as `plumbob.doctor.environment` plays them: tasks, rollouts of scripts, tools that are called directly."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import verifiers.v1 as vf
+from plumbob.doctor.environment.player import Call, Failure, Message, Played, RunSettings, Script, Task, Turn
+from plumbob.hub import find
+from plumbob.rollout import ChatReply, Sampling, verifiers_messages
+from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
+from plumbob.rollout.toolcalls import ParsedCall
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.doctor.environment import LABELLED, arguments_of, oracle_of, scripted, text_of
+from plumbob.trainer.rollouts.stream import TaskStream
+from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_evaluation_tasks
+
+MOST_READ = 1000
+"""Number of tasks that are read of those without end."""
+FRESH_SECONDS = 120.0
+"""Most seconds that a fresh process may take, from its start to its last rollout."""
+FAILURES: dict[str, Failure] = {"Stuck": "hangs", "NotFinite": "not-finite"}
+"""Type of the error of a rollout -> how it failed; all others: with an error."""
+
+
+class _Yielding(ScriptedChat):
+    """Lets the other rollouts go on before each turn, as a model that takes its time does."""
+
+    async def reply(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], sampling: Sampling
+    ) -> ChatReply:
+        await asyncio.sleep(0)
+        return await super().reply(messages, tools, sampling)
+
+
+class _TaskList(Sequence[Task]):
+    """Tasks of a taskset, each converted when it is first asked for."""
+
+    def __init__(self, tasks: Sequence[vf.Task], split: Literal["train", "held-out"]) -> None:
+        self._tasks, self._split, self._known = tasks, split, dict[int, Task]()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        if at not in self._known:
+            self._known[at] = task_of(self._tasks[at], self._split)
+        return self._known[at]
+
+
+@dataclass
+class VerifiersPlayer:
+    """The tasks of one environment of a run."""
+
+    config: TrainConfig
+    tasks: Tasks
+    runner: asyncio.Runner
+    prepare: Callable[[], object] | None = None
+    """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
+    chat: Any = None
+    """The model's `Chat`, if its tokenizer is loaded."""
+    _like: list[vf.Task] = field(default_factory=list)
+
+    @cached_property
+    def train(self) -> Sequence[Task]:
+        train = self.tasks.train
+        return _TaskList(train[:MOST_READ] if isinstance(train, TaskStream) else train, "train")
+
+    @cached_property
+    def held_out(self) -> Sequence[Task]:
+        return _TaskList(self.tasks.held_out, "held-out")
+
+    @property
+    def settings(self) -> RunSettings:
+        config, endless = self.config, isinstance(self.tasks.train, TaskStream)
+        groups = config.rollouts_per_step(1) // config.num_generations
+        epochs = math.ceil((config.num_epochs or 1) * len(self.tasks.train))
+        taken = groups * config.max_steps if config.max_steps > 0 else epochs
+        meant = any(pair.partition("=")[0] == "curriculum" for pair in config.env_args)
+        as_given = self.tasks.order == "as-given" and not meant and not endless
+        at_once = min(config.max_concurrent, config.rollouts_per_step(1))
+        return RunSettings(at_once, as_given, taken, config.max_tokens)
+
+    def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
+        if not hasattr(task.handle, "oracle"):
+            return None
+        try:
+            replies = replies_of_messages(oracle_of(task.handle))
+        except Exception as error:  # an environment's code may raise anything
+            return f"{type(error).__name__}: {error}"
+        return tuple(Turn(r.content, tuple(_call(c) for c in r.calls if isinstance(c, ParsedCall))) for r in replies)
+
+    def play(self, script: Script) -> Played:
+        start = time.perf_counter()
+        with _errors_logged() as logged:
+            trace = self.runner.run(self._rollout(script, ScriptedChat))
+        return played_of(script.task, trace, time.perf_counter() - start, tuple(logged))
+
+    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
+        async def all_of_them() -> list[vf.Trace]:
+            slots = asyncio.Semaphore(self.config.max_concurrent)
+            return await asyncio.gather(*(self._rollout(script, _Yielding, slots) for script in scripts))
+
+        traces = self.runner.run(all_of_them())
+        return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
+
+    def _rollout(self, script: Script, kind: type[ScriptedChat], slots: asyncio.Semaphore | None = None) -> Any:
+        replies = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
+        return scripted(script.task.handle, kind(replies, ending="max_turns"), self.config, self.tasks, slots)
+
+    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
+        where = {id(task): i for i in range(len(self.train)) for task in [self.tasks.train[i]]}
+        plain = [(where[id(s.task.handle)], s.turns) for s in scripts if id(s.task.handle) in where]
+        pool = ProcessPoolExecutor(1, get_context("spawn"))
+        future = pool.submit(_played_in_child, self.config, self.prepare, plain)
+
+        def wait() -> list[Played] | None:
+            try:
+                found = future.result(FRESH_SECONDS)
+            except Exception:  # a process that cannot be started, or takes too long, shows nothing
+                for process in (getattr(pool, "_processes", None) or {}).values():
+                    process.kill()
+                return None
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+            return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
+
+        return wait
+
+    def play_ideal(self, task: Task) -> Played | None:
+        settings = dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
+        if not settings or not hasattr(task.handle, "oracle"):
+            return None
+        if not self._like:
+            given = dict(pair.split("=", 1) for pair in self.config.env_args)
+            if self.config.datasets is not None:
+                given["datasets"] = self.config.datasets
+            self._like += load_evaluation_tasks(self.config.env, given, 1, oracle=True).tasks[:1]
+        other = task_of(type(task.handle)(task.handle.data, self._like[0].config), task.split)
+        turns = self.oracle(other)
+        return self.play(Script(other, turns)) if isinstance(turns, tuple) else None
+
+    def as_held_out(self, task: Task) -> Task | None:
+        if not self.tasks.held_out:
+            return None
+        like = self.tasks.held_out[0]
+        return task_of(type(like)(task.handle.data, like.config), "held-out")
+
+    def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
+        async def all_of_them() -> list[str | None]:
+            box = await adapter.open_tools(task.handle, verifiers_messages.new_trace(task.handle), self.tasks.toolsets)
+            found: list[str | None] = []
+            for call in calls:
+                tool = box.tools.get(call.name)
+                known = tool is not None and isinstance(call.arguments, dict)
+                found.append(await tool.own_result(call.arguments) if tool is not None and known else None)
+            return found
+
+        async def limited() -> list[str | None]:
+            async with asyncio.timeout(self.config.max_tool_seconds):
+                # In an asyncio task of its own, because tools find their state in a context variable.
+                return await asyncio.create_task(all_of_them())
+
+        try:
+            return self.runner.run(limited())
+        except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
+            return [None] * len(calls)
+
+    def call_form(self) -> tuple[str, bool] | None:
+        if self.chat is None:
+            return None
+        from plumbob.rollout.tool_formats.base import EXAMPLE
+
+        text = self.chat.call_text()
+        read = self.chat.tool_format.read(text, {EXAMPLE.name: {}})
+        return text, list(read.calls) == [EXAMPLE]
+
+    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+        first = self.train[0].handle
+        if kind == "tasks":
+            return place_of(find(self.config.env).load().load)
+        if kind == "oracle":
+            return place_of(getattr(first, "oracle", None))
+        if kind == "reward":
+            hooks = {hook.__name__: hook for hook in first.hooks("reward")}
+            return place_of(hooks.get(name) or next(iter(hooks.values()), None))
+        toolsets = [*self.tasks.toolsets, *type(first).toolsets(first.config)]
+        tools = {fn.__name__: fn for toolset in toolsets for fn in adapter.tools_of(toolset)}
+        return place_of(next((fn for own, fn in tools.items() if name.endswith(own)), next(iter(tools.values()), None)))
+
+
+def task_of(task: vf.Task, split: Literal["train", "held-out"]) -> Task:
+    """A taskset's task as the examination sees it."""
+    data = task.data.model_dump(
+        mode="json", exclude=set(LABELLED), exclude_none=True, fallback=lambda value: type(value).__name__
+    )
+    prompt = task.data.prompt
+    text = prompt if isinstance(prompt, str) else str(task.data.prompt_text) if prompt else ""
+    return Task(task.key, split, data, text, task)
+
+
+def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0, logged: tuple[str, ...] = ()) -> Played:
+    """A trace as the examination sees it."""
+    error = trace.errors[-1] if trace.errors else None
+    return Played(
+        task,
+        trace.reward if trace.ok else math.nan,
+        {name: reward.value for name, reward in trace.rewards.items() if reward},
+        tuple(_messages(trace)),
+        None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
+        f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
+        logged,
+        seconds,
+        {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
+    )
+
+
+def _messages(trace: vf.Trace) -> Iterator[Message]:
+    calls: dict[str, Call] = {}
+    for node in trace.nodes:
+        message = node.message
+        own = {call.id: Call(call.name, arguments_of(call)) for call in getattr(message, "tool_calls", None) or ()}
+        calls |= own
+        answers = calls.get(getattr(message, "tool_call_id", None) or "")
+        yield Message(message.role, text_of(message), tuple(own.values()), answers, bool(node.sampled))
+
+
+def place_of(function: Any) -> str:
+    """Where a function is written, as "file.py:12 Class.function"; "" if it has no source."""
+    try:
+        code = inspect.unwrap(getattr(function, "__func__", function))
+        return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
+    except (TypeError, OSError):
+        return ""
+
+
+@contextmanager
+def _errors_logged() -> Generator[list[str]]:
+    """The errors that are logged inside the context, and exceptions that are logged as anything."""
+    found: list[str] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR or record.exc_info:
+                error = record.exc_info[1] if record.exc_info else None
+                text = f"{type(error).__name__}: {error}" if error else record.getMessage()
+                found.append(" ".join(text.split())[:200])
+
+    handler = Keeps(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _call(call: ParsedCall) -> Call:
+    return Call(call.name, call.arguments)
+
+
+def _played_in_child(
+    config: TrainConfig, prepare: Callable[[], object] | None, scripts: Sequence[tuple[int, tuple[Turn, ...]]]
+) -> list[Played]:
+    """The process of `play_fresh`. `scripts`: (number of the training task, turns)."""
+    kept = prepare() if prepare is not None else None
+    with asyncio.Runner() as runner:
+        player = VerifiersPlayer(config, load_environments(config)[0], runner)
+        tasks = [player.train[i] for i, _ in scripts]
+        played = [player.play(Script(task, turns)) for task, (_, turns) in zip(tasks, scripts, strict=True)]
+    del kept
+    # The task itself is the other process's own, and need not be picklable.
+    return [replace(one, task=replace(one.task, handle=None)) for one in played]

@@ -13,7 +13,7 @@ import json
 import types
 import typing
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -229,7 +229,8 @@ class Settings:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    template_arguments: dict[str, Any] = field(default_factory=dict)
+    chat_template: str = ""
+    """The template that prompts are rendered with."""
 
     # Advantages
     group_size: int = 0
@@ -313,6 +314,34 @@ class RecordSink(Protocol):
         ...
 
 
+FIRST = 3
+"""Number of steps that a run records when it begins, or goes on after an interruption."""
+EVERY = 25
+"""Number of steps from one recorded step to the next after them."""
+
+
+class RecordFolder:
+    """A sink that writes a file for each of a run's first steps and for every `EVERY`th one."""
+
+    def __init__(self, folder: Path, report: Callable[[str], None], *, began: int = 0, writes: bool = True) -> None:
+        """`report`: told of a record that cannot be written, which ends no run. `began`: number of steps that the run had
+        finished when this process began. `writes`: False on all processes but one.
+        """
+        self.folder, self.report, self.began, self.writes = folder, report, began, writes
+
+    def wants(self, step: int) -> bool:
+        return step - self.began < FIRST or (step + 1) % EVERY == 0
+
+    def keep(self, record: StepRecord) -> None:
+        if not self.writes:
+            return
+        try:
+            self.folder.mkdir(exist_ok=True)
+            write(record, self.folder / f"step_{record.step + 1:05}.npz")
+        except OSError as error:
+            self.report(f"The record of step {record.step + 1}, by which doctor examines it, is lost: {error}")
+
+
 def write(record: StepRecord, path: Path) -> None:
     """Write the record to `path`, an `.npz` file. A reader never sees half of it."""
     parts: dict[str, list[np.ndarray]] = {}
@@ -321,7 +350,8 @@ def write(record: StepRecord, path: Path) -> None:
     arrays = {name: np.concatenate(those) for name, those in parts.items()}
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez_compressed(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)
+        arrays["header"] = np.frombuffer(header.encode(), np.uint8)
+        np.savez_compressed(file, allow_pickle=False, **arrays)
     partial.replace(path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
 from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
+from plumbob.trainer.rollouts.requests import Request
 from plumbob.trainer.rollouts.selection import Pools, Taken
 from plumbob.trainer.run_files.token_record import TokenRecord
 
@@ -55,6 +56,8 @@ class Batch:
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
     """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
+    requests: dict[str, list[Request]] | None = None
+    """Requests to the engine of each of this rank's own rollouts, by the id of its trace; None in a step without a record."""
     engine_failures: int = 0
     """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
     num_rollouts: int = 0

@@ -32,6 +32,7 @@ from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.rollouts.requests import RequestLog
 from plumbob.trainer.rollouts.selection import Pools, Taken, learned, next_groups
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.token_record import as_line
@@ -79,7 +80,16 @@ class RolloutSource:
     With `--max-staleness` the next step's batch is sampled in a thread of its own while a step trains.
     """
 
-    def __init__(self, sampler: Sampler, world: World, runner: asyncio.Runner, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        world: World,
+        runner: asyncio.Runner,
+        interruption: Interruption,
+        recorded: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """`recorded`: whether the requests of a step (from 0) are kept in its batch."""
+        self.recorded = recorded
         self.sampler, self.world, self.runner, self.interruption = sampler, world, runner, interruption
         self._thread = ThreadPoolExecutor(1) if sampler.config.max_staleness else None
         self._thread_world = world.for_another_thread() if self._thread else world
@@ -99,7 +109,7 @@ class RolloutSource:
         Raises RunFailed if all rollouts failed, and Interrupted.
         """
         if self._ahead is None:
-            collecting = collect(self.sampler, step, cursor, self.world, pools)
+            collecting = collect(self.sampler, step, cursor, self.world, pools, recorded=self.recorded(step))
             batch: Batch = self.interruption.run(self.runner, collecting)
         else:
             while not self._ahead.done():
@@ -126,7 +136,8 @@ class RolloutSource:
         if self._thread is None or step >= self.sampler.config.max_steps:
             return
         loop = asyncio.new_event_loop()
-        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world, pools))
+        recorded = self.recorded(step)
+        task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world, pools, recorded=recorded))
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         self._ahead = self._thread.submit(_run_to_end, loop, task)
 
@@ -148,14 +159,18 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> B
         loop.close()
 
 
-async def collect(sampler: Sampler, step: int, cursor: int, world: World, pools: tuple[Pools, ...] = ()) -> Batch:
+async def collect(
+    sampler: Sampler, step: int, cursor: int, world: World, pools: tuple[Pools, ...] = (), *, recorded: bool = False
+) -> Batch:
     """Roll out a step's tasks; with `--zero-signal refill` also further tasks, in place of groups without a signal.
 
     Refilling is the dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2), with a bound: after `max_refills` further
     rounds the step is filled up with zero-signal groups, so that its number of groups, and with it every token's
-    weight, does not change. Collective. Raises RunFailed if no rollout can be used.
+    weight, does not change. `recorded`: whether the batch keeps the requests to the engine. Collective. Raises RunFailed
+    if no rollout can be used.
     """
-    config, wanted, batch = sampler.config, sampler.groups_per_step, Batch(cursor=cursor, pools=pools)
+    config, wanted = sampler.config, sampler.groups_per_step
+    batch = Batch(cursor=cursor, pools=pools, requests={} if recorded else None)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
     missing, num_groups = wanted, 0
     with_signal: frozenset[str] = frozenset()
@@ -247,9 +262,10 @@ async def _add_round(
         for _ in range(ROUNDS_TO_SAMPLING * (mine.index(i) // wave)):
             await asyncio.sleep(0)
         env = sampler.environments[taken[i].env]
+        log = None if batch.requests is None else RequestLog(sampler.engine)
         traces = await run_group(
             taken[i].task,
-            sampler.engine,
+            log or sampler.engine,
             sampler.chat,
             dataclasses.replace(sampler.sampling, seed=derive_seed(config.seed, step, first_group + i)),
             sampler.limits,
@@ -258,6 +274,8 @@ async def _add_round(
             driver=env.driver,
             slots=slots,
         )
+        if log is not None and batch.requests is not None:
+            batch.requests |= log.by_trace(traces)
         # Samples are made here, while the engine computes other groups. If it failed one rollout, the whole group is left
         # out, because the other rollouts are not a fair sample.
         why = [_unusable(trace, sampler.limits) for trace in traces]

@@ -43,6 +43,8 @@ def accumulate(
         policy.sharding.zero_grad()
         sums: list[MicrobatchSums] = []
         failed = ""
+        if minibatch.recording is not None:
+            minibatch.recording.passes_begin()
         microbatches = _microbatches(run, minibatch)
         with torch.set_grad_enabled(bool(minibatch.trained)):
             try:
@@ -150,6 +152,8 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
         ref_logprobs=reference_N,
     )
     outputs = policy_loss(inputs, run.objective)
+    if minibatch.recording is not None:
+        minibatch.recording.microbatch(rows, inputs, lambda other: policy_loss(other, run.objective).loss)
     sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
     # Where processes divide weights, a library may multiply the loss before its backward pass.
     if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:

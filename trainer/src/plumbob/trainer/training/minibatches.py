@@ -12,6 +12,7 @@ from plumbob.trainer.algorithm.losses import row_weights
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.shared_beginnings import balanced_by_prompt
+from plumbob.trainer.training.recording import Recording
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Minibatch:
     first_scores: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Index of a row -> its log-probabilities under the step's first weights and its entropies, [n] each, as its first
     training pass computed them, for the stored traces."""
+    recording: Recording | None = None
+    """What records the optimizer step that is under way; None in a step that is not recorded."""
     seen: bool = False
     """Whether this minibatch's rows have been computed once; `reference_logprobs` is complete then."""
 

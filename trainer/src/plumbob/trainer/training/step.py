@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from plumbob.doctor.record import RecordSink
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.config import kept_traces
@@ -41,6 +42,7 @@ from plumbob.trainer.training.policy_shift import (
     rows_to_score_again,
     step_kl,
 )
+from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.tally import Tally
@@ -49,15 +51,20 @@ from plumbob.trainer.training.weight_sample import WeightSample
 
 
 def train_step(
-    run: Run, source: RolloutSource, interruption: Interruption, status: Callable[[str], None]
+    run: Run,
+    source: RolloutSource,
+    interruption: Interruption,
+    status: Callable[[str], None],
+    sink: RecordSink | None = None,
 ) -> tuple[dict[str, float], Batch]:
     """Take training step number `run.state.step` (from 0); returns its metrics and its rollouts.
 
-    Collective: every process takes the same step. Raises RunFailed, SyncError and Interrupted; the step then does not
-    count as finished.
+    `sink`: takes the record of the step if it wants it; nothing is recorded otherwise. Collective: every process takes
+    the same step. Raises RunFailed, SyncError and Interrupted; the step then does not count as finished.
     """
     config, policy, state, world = run.config, run.policy, run.state, run.world
     step, clock = state.step, Stopwatch()
+    recording = Recording(run, step) if sink is not None and sink.wants(step) else None
 
     # 1. Rollouts. The engine samples P x G rollouts with the weights of the last sync (with --max-staleness, perhaps of
     #    an earlier sync).
@@ -81,6 +88,8 @@ def train_step(
     # 3. Optimizer steps, each on one minibatch of whole groups. The loss is a plain sum over tokens, and token weights
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
     minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
+    if recording is not None:
+        recording.begin(batch, advantages.values, kl_sums, minibatches)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     trained_with = advantages_in_minibatches(batch.samples, minibatches)
     weighed = rows_weighed_otherwise(config, minibatches)
@@ -123,8 +132,12 @@ def train_step(
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
     wake_engine(run)
-    report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
-    clock.lap("sync")
+    try:
+        report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
+        clock.lap("sync")
+    finally:  # what a sync that is refused leaves behind is worth a record
+        if sink is not None and recording is not None:
+            sink.keep(recording.finish(clock.seconds))
 
     metrics = {
         "step": step + 1,
@@ -162,6 +175,8 @@ def optimizer_step(
     """
     state, sharding = run.state, run.policy.sharding
     before = WeightSample.of(sharding)
+    if minibatch.recording is not None:
+        minibatch.recording.update_begins(minibatch.rows)
     tally = accumulate(run, minibatch, interruption, loss, meanwhile)
     if minibatch.trained:
         now = WeightSample.of(sharding)
@@ -170,7 +185,11 @@ def optimizer_step(
         whole = run.world.size == 1 and not sharding.collective_forward
         first = whole and state.step == 0 and not run.optimizer.state
         watched = (WeightSample.of_gradients(sharding), now) if first else None
+        if minibatch.recording is not None:
+            minibatch.recording.gradients()
         norm = sharding.update()
+        if minibatch.recording is not None:
+            minibatch.recording.updated(norm)
         if watched:
             tally.uphill, tally.directed = WeightSample.of(sharding).uphill(*watched)
         finite = math.isfinite(norm)

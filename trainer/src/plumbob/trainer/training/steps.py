@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from plumbob.doctor.record import RecordFolder
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.collect import RolloutSource
@@ -13,6 +14,9 @@ from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sft_step import SftSteps
 from plumbob.trainer.training.step import train_step
+
+RECORDS = "records"
+"""Folder in a run directory with the records of its first steps and of every few later ones."""
 
 
 class Steps(Protocol):
@@ -37,12 +41,15 @@ class Steps(Protocol):
 class GrpoSteps:
     """The steps of a run of `train`: the engine has the current weights after each step."""
 
-    def __init__(self, run: Run, runner: asyncio.Runner, interruption: Interruption) -> None:
+    def __init__(
+        self, run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]
+    ) -> None:
         self.run, self.interruption = run, interruption
-        self.source = RolloutSource(run.sampler, run.world, runner, interruption)
+        self.sink = RecordFolder(run.directory / RECORDS, note, began=run.state.first_step, writes=run.world.is_main)
+        self.source = RolloutSource(run.sampler, run.world, runner, interruption, self.sink.wants)
 
     def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
-        return train_step(self.run, self.source, self.interruption, status)
+        return train_step(self.run, self.source, self.interruption, status, self.sink)
 
     def before_evaluation(self) -> None:
         """The step's own weight sync has done it."""
@@ -51,8 +58,8 @@ class GrpoSteps:
         self.source.close()
 
 
-def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption) -> Steps:
-    """The steps that the run's settings ask for."""
+def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]) -> Steps:
+    """The steps that the run's settings ask for. `note`: prints a line that stays on the screen."""
     if isinstance(run.config, SftConfig):
         return SftSteps(run, interruption)
-    return GrpoSteps(run, runner, interruption)
+    return GrpoSteps(run, runner, interruption, note)

@@ -130,7 +130,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             state.evaluations["after"] = state.evaluations[when]
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
-    with closing(open_steps(run_, runner, interruption)) as steps:
+    with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
         try:
             for when in _evaluations_missing_at_start(run_):
                 evaluate_now(when, steps)
@@ -171,7 +171,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
 def _try(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption, most: int) -> int:
     """Take `most` steps at most, without evaluations and checkpoints; returns the exit code."""
     blocking.exit_if_unstoppable(lambda stretch: recorder.blocked(run_.state.step + 1, blocking.describe(stretch)))
-    with closing(open_steps(run_, runner, interruption)) as steps:
+    with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
         try:
             while not run_.is_over and run_.state.step < most:
                 _take_step(run_, recorder, steps, interruption)

@@ -1,0 +1,68 @@
+"""What would give another gradient of the same slopes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from plumbob.doctor.explain.loop import Condition, factor
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """Sampled entries of the gradient, all tensors one after the other: [E]."""
+
+    observed: np.ndarray
+    parts: Sequence[np.ndarray]
+    """[E] the part of each microbatch; the gradient is their sum."""
+    tensors: Mapping[str, slice]
+    """Name of a tensor -> its entries."""
+
+    @property
+    def expected(self) -> np.ndarray:
+        return np.sum(self.parts, axis=0)
+
+
+Predictions = Iterator[tuple[str, np.ndarray]]
+
+
+def _nothing(case: GradientCase) -> Predictions:
+    yield "no gradient at all", np.zeros(len(case.observed))
+    still = [name for name, at in case.tensors.items() if not case.observed[at].any() and case.expected[at].any()]
+    if still and len(still) < len(case.tensors):
+        predicted = case.expected.copy()
+        for name in still:
+            predicted[case.tensors[name]] = 0
+        yield f"no gradient in {len(still)} of {len(case.tensors)} tensors, such as {still[0]}", predicted
+
+
+def _microbatches(case: GradientCase) -> Predictions:
+    count = len(case.parts)
+    if count < 2:
+        return
+    for k in range(count):
+        yield f"a gradient without microbatch {k + 1} of {count}", case.expected - case.parts[k]
+        yield f"the gradient of microbatch {k + 1} of {count} alone", case.parts[k]
+    yield "the mean of microbatches in place of their sum", case.expected / count
+    sizes, *_ = np.linalg.lstsq(np.stack(case.parts, 1), case.observed, rcond=None)
+    told = ", ".join(f"{s:.3g}" for s in sizes[:4])
+    yield f"microbatches with the factors {told}", np.stack(case.parts, 1) @ sizes
+
+
+def _factors(case: GradientCase) -> Predictions:
+    yield "the opposite sign", -case.expected
+    by = factor(case.observed, case.expected)
+    yield f"a gradient times {by:.3g}", by * case.expected
+    predicted = case.expected.copy()
+    for at in case.tensors.values():
+        own = factor(case.observed[at], case.expected[at])
+        predicted[at] *= own if np.isfinite(own) else 1.0
+    yield "a factor for each tensor", predicted
+
+
+CONDITIONS = (
+    Condition("no-gradient", _nothing),
+    Condition("normaliser-depends-on-microbatches", _microbatches),
+    Condition("loss-differs-from-settings", _factors),
+)

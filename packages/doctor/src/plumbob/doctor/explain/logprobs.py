@@ -1,0 +1,285 @@
+"""What would give other log-probabilities of the same tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from plumbob.doctor.explain.loop import Condition, nearest
+from plumbob.doctor.record import StepRecord
+from plumbob.doctor.reference.model import Plain
+
+MOST_TOKENS = 4096
+"""Rows that are computed together have at most so many tokens here."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One row, or one turn, whose tokens were scored."""
+
+    ids: list[int]
+    at: list[bool]
+    """[T] which ids are scored."""
+    row: int = -1
+    """Index in the record's rows."""
+    stops: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogprobCase:
+    """Rows whose log-probabilities, [n] one row after the other, are not the plain model's."""
+
+    plain: Plain
+    scored: Sequence[Scored]
+    observed: np.ndarray
+    record: StepRecord
+    before: dict[str, list[int]] = field(default_factory=dict)
+    """Other prompts for a row, by what they lack: see reference.rows.prompts. Of rows with one prompt form alone."""
+
+    @functools.cached_property
+    def logits(self) -> list[torch.Tensor]:
+        """[n, V] of the scored tokens of each row."""
+        return [self.plain.logits(s.ids).cpu()[torch.tensor(s.at[1:])] for s in self.scored]
+
+    @functools.cached_property
+    def targets(self) -> list[torch.Tensor]:
+        return [torch.tensor(s.ids[1:])[torch.tensor(s.at[1:])] for s in self.scored]
+
+    def by_logits(self, change: Callable[[torch.Tensor, Scored], torch.Tensor]) -> np.ndarray:
+        """Log-probabilities if logits [n, V] at the right temperature are changed so."""
+        temperature = self.plain.settings.temperature
+        found = []
+        for logits, targets, s in zip(self.logits, self.targets, self.scored, strict=True):
+            changed = change(logits.double() / temperature, s).log_softmax(-1)
+            found.append(changed.gather(-1, targets[:, None])[:, 0].numpy())
+        return np.concatenate(found)
+
+    def by_ids(self, change: Callable[[Scored], tuple[Sequence[int], Sequence[bool]] | None]) -> np.ndarray:
+        """Log-probabilities of the rows with other ids before the scored ones; NaN for a row that cannot be changed so."""
+        found = []
+        for s in self.scored:
+            changed = change(s)
+            count = sum(s.at[1:])
+            ids, at = changed or ([0], [False])
+            found.append(self.plain.logprobs(ids, at) if changed and sum(at[1:]) == count else np.full(count, np.nan))
+        return np.concatenate(found)
+
+
+Predictions = Iterator[tuple[str, np.ndarray]]
+
+
+def _temperature(case: LogprobCase) -> Predictions:
+    own = case.plain.settings.temperature
+    grid = [0.05, *np.geomspace(0.2, 5.0, 25)]
+    value, predicted = nearest(grid, lambda t: case.by_logits(lambda logits, _: logits * own / t), case.observed)
+    yield f"a temperature of {value:.3g} in place of {own:g}", predicted
+
+
+def _attention(case: LogprobCase) -> Predictions:
+    found = [case.plain.logprobs(s.ids, s.at, attends=_mask(s)) for s in case.scored]
+    yield "the loss mask as attention mask", np.concatenate(found)
+    for pad in dict.fromkeys((0, getattr(case.plain.model.config, "pad_token_id", None) or 0)):
+        ids = [[t if a else pad for t, a in zip(s.ids, s.at, strict=True)] for s in case.scored]
+        blank = [case.plain.logprobs(i, s.at) for i, s in zip(ids, case.scored, strict=True)]
+        yield "a context that the loss mask hides", np.concatenate(blank)
+
+
+def _mask(s: Scored) -> list[bool]:
+    return [a or (i + 1 < len(s.at) and s.at[i + 1]) for i, a in enumerate(s.at)]  # a token must see itself
+
+
+def _others(case: LogprobCase) -> Predictions:
+    """Rows of a forward pass see each other."""
+    passes: dict[int, list[int]] = {}
+    for one in case.record.updates[0].trained if case.record.updates else ():
+        passes.setdefault(one.microbatch, []).append(one.row)
+    place = {row: (number, k) for number, rows in passes.items() for k, row in enumerate(rows)}
+
+    def after(s: Scored, most: int | None) -> tuple[list[int], list[bool]] | None:
+        if s.row not in place:
+            return None
+        number, k = place[s.row]
+        before = [
+            int(t)
+            for row in passes[number][max(0, k - most) if most else 0 : k]
+            for t in case.record.rows[row].token_ids
+        ]
+        before = before[-MOST_TOKENS:]
+        return [*before, *s.ids], [False] * len(before) + s.at
+
+    yield "rows that see the rows before them in their microbatch", case.by_ids(lambda s: after(s, None))
+    yield "rows that see the row before them in their microbatch", case.by_ids(lambda s: after(s, 1))
+
+
+def _positions(case: LogprobCase) -> Predictions:
+    def at(of: Callable[[Scored], list[int]]) -> np.ndarray:
+        return np.concatenate([case.plain.logprobs(s.ids, s.at, positions=of(s)) for s in case.scored])
+
+    def since_turn(s: Scored) -> list[int]:
+        found, last = [], 0
+        for i in range(len(s.ids)):
+            last = i if s.at[i] and not s.at[i - 1] else last
+            found.append(i - last)
+        return found
+
+    yield "positions that are all 0", at(lambda s: [0] * len(s.ids))
+    yield "positions that begin again with each turn", at(since_turn)
+    yield "positions counted from the end", at(lambda s: list(range(len(s.ids)))[::-1])
+    yield "positions that are half as far apart", at(lambda s: [i // 2 for i in range(len(s.ids))])
+    yield "positions that are twice as far apart", at(lambda s: [2 * i for i in range(len(s.ids))])
+
+
+def _shifted(case: LogprobCase) -> Predictions:
+    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
+    around = [_around(case, s) for s in case.scored]
+    after = [np.append(p[1:], n if n is not None else p[0]) for p, (_, n) in zip(parts, around, strict=True)]
+    yield "log-probabilities of the next token", np.concatenate(after)
+    before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
+    yield "log-probabilities of the token before", np.concatenate(before)
+    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
+    yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
+    yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
+
+    def own_logits(s: Scored) -> np.ndarray:
+        logits = (
+            case.plain.logits([*s.ids, s.ids[-1]]).cpu()[torch.tensor(s.at)].double() / case.plain.settings.temperature
+        )
+        return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
+
+    yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
+
+
+def _around(case: LogprobCase, s: Scored) -> tuple[float | None, float | None]:
+    """Log-probabilities of the last scored token before a row in its microbatch, and of the first one after it."""
+    update = case.record.updates[0].trained if case.record.updates else []
+    k = next((k for k, t in enumerate(update) if t.row == s.row), None)
+    if k is None:
+        return None, None
+
+    def of(other: int, which: int) -> float | None:
+        if not 0 <= other < len(update) or update[other].microbatch != update[k].microbatch:
+            return None
+        row = case.record.rows[update[other].row]
+        found = case.plain.logprobs(row.token_ids.tolist(), row.loss_mask.tolist())
+        return float(found[which]) if len(found) else None
+
+    return of(k - 1, -1), of(k + 1, 0)
+
+
+def _prompts(case: LogprobCase) -> Predictions:
+    def first(s: Scored) -> int:
+        return s.at.index(True)
+
+    for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
+
+        def cut(s: Scored, share: float = share) -> tuple[list[int], list[bool]]:
+            start = max(int(first(s) * share) - (share == 1.0), 0)
+            return s.ids[start:], s.at[start:]
+
+        yield f"a prompt without its first {share:.0%}", case.by_ids(cut)
+    for kept in (32, 64, 128, 256, 512, 1024):
+        if max(map(first, case.scored)) > kept:
+            yield (
+                f"prompts cut to {kept} tokens",
+                case.by_ids(lambda s, k=kept: (s.ids[max(first(s) - k, 0) :], s.at[max(first(s) - k, 0) :])),
+            )
+    for missing, prompt in case.before.items():
+        yield (
+            f"a prompt without {missing}",
+            case.by_ids(lambda s, p=prompt: ([*p, *s.ids[first(s) :]], [False] * len(p) + s.at[first(s) :])),
+        )
+    neighbours = [case.scored[k - 1] for k in range(len(case.scored))]
+    other = {id(s): n for s, n in zip(case.scored, neighbours, strict=True)}
+
+    def swapped(s: Scored) -> tuple[list[int], list[bool]]:
+        n = other[id(s)]
+        return [*n.ids[: first(n)], *s.ids[first(s) :]], [*n.at[: first(n)], *s.at[first(s) :]]
+
+    yield "the prompt of another row", case.by_ids(swapped)
+    yield "a first token that is left out", case.by_ids(lambda s: (s.ids[1:], s.at[1:]))
+    yield "a first token that is there twice", case.by_ids(lambda s: ([s.ids[0], *s.ids], [False, *s.at]))
+
+
+def _altered(case: LogprobCase) -> Predictions:
+    for k in (1, 5, 10, 20, 40, 50, 64, 100):
+        yield f"probabilities of the {k} likeliest tokens alone", case.by_logits(lambda x, _, k=k: _top(x, k=k))
+    for p in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99):
+        yield f"probabilities of the likeliest tokens that make {p:g}", case.by_logits(lambda x, _, p=p: _top(x, p=p))
+    for p in (0.01, 0.02, 0.05, 0.1, 0.2):
+        yield (
+            f"probabilities of tokens with {p:g} of the largest one",
+            case.by_logits(lambda x, _, p=p: x.masked_fill(x < x.amax(-1, keepdim=True) + np.log(p), -1e9)),
+        )
+    grid = np.geomspace(0.5, 2.0, 15)
+    value, predicted = nearest(grid, lambda r: case.by_logits(lambda x, s: _repeated(x, s, r)), case.observed)
+    yield f"a repetition penalty of {value:.3g}", predicted
+    counts: dict[int, float] = {}
+    plain = case.by_logits(lambda x, _: x)
+    for token, gap in zip(torch.cat(case.targets).tolist(), np.abs(case.observed - plain), strict=True):
+        counts[token] = max(counts.get(token, 0.0), gap)
+    for token in dict.fromkeys(
+        [*(t for s in case.scored for t in s.stops), *sorted(counts, key=lambda t: -counts[t])[:3]]
+    ):
+
+        def biased(x: torch.Tensor, _: Scored, b: float = 0.0, token: int = token) -> torch.Tensor:
+            moved = x.clone()
+            moved[:, token] += b
+            return moved
+
+        value, predicted = nearest(
+            np.linspace(-8, 8, 17), lambda b: case.by_logits(functools.partial(biased, b=b)), case.observed
+        )
+        yield f"a bias of {value:.2g} on token {token}", predicted
+
+
+def _top(logits: torch.Tensor, k: int = 0, p: float = 1.0) -> torch.Tensor:
+    if k:
+        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1]), -1).values[:, -1:], -1e9)
+    ordered, order = logits.softmax(-1).sort(-1, descending=True)
+    out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered >= p)
+    return logits.masked_fill(out, -1e9)
+
+
+def _repeated(logits: torch.Tensor, s: Scored, penalty: float) -> torch.Tensor:
+    """Ids that the row has already are made less likely: Keskar et al., arXiv:1909.05858, sec. 4.1."""
+    changed = logits.clone()
+    for k, i in enumerate(i for i in range(1, len(s.at)) if s.at[i]):
+        seen = torch.tensor(sorted(set(s.ids[:i])))
+        own = changed[k, seen]
+        changed[k, seen] = torch.where(own > 0, own / penalty, own * penalty)
+    return changed
+
+
+def _rounded(case: LogprobCase) -> Predictions:
+    if case.plain.settings.precision == "bfloat16":
+        return
+    rounded = {name: p.data.bfloat16() for name, p in case.plain.model.named_parameters()}
+    with case.plain.having(rounded):
+        yield "weights rounded to bfloat16", case.by_ids(lambda s: (s.ids, s.at))
+
+
+def _head(case: LogprobCase) -> Predictions:
+    """The input embedding in place of the output embedding."""
+    model: Any = case.plain.model
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    if head is embedding or head.shape != embedding.shape:
+        return
+    with case.plain.having({name: embedding.data for name, p in model.named_parameters() if p is head}):
+        yield "an output embedding that is tied to the input's", case.by_ids(lambda s: (s.ids, s.at))
+
+
+CONDITIONS = (
+    Condition("loss-mask-as-attention-mask", _attention),
+    Condition("temperature-not-applied", _temperature),
+    Condition("attention-or-positions-wrong", _others),
+    Condition("loss-mask-wrong", _shifted),
+    Condition("prompt-replaced", _prompts),
+    Condition("attention-or-positions-wrong", _positions),
+    Condition("sampling-altered", _altered),
+    Condition("weights-not-synced", _rounded),
+    Condition("engine-trainer-mismatch", _head),
+)

@@ -1,0 +1,113 @@
+"""The one loop that says which condition explains a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+REST = 0.05
+"""Share of a difference that the right condition may leave."""
+PERFECT = 1e-3
+"""A condition that leaves less than this is not given up for one with more numbers to fit."""
+EXPLAINED = 0.8
+"""Share of the numbers that differ of which a condition must explain most: one fitted number can explain one large gap."""
+BARELY = 0.25
+"""Where a difference is hardly larger than rounding, rounding may be this share of it."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that would give other numbers than the reference."""
+
+    cause: str
+    """Id of the cause that it is."""
+    predict: Callable[[Any], Iterator[tuple[str, Any]]]
+    """The stage's case -> (what is so, as the end of "this is what ... gives"; what would then be observed), perhaps several."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A condition that explains nearly all of a difference."""
+
+    cause: str
+    what: str
+    rest: float
+    """Share of the difference that it leaves."""
+
+
+def explain(
+    conditions: Iterable[Condition],
+    case: Any,
+    observed: Any,
+    expected: Any,
+    noise: float = 0.0,
+    distance: Callable[[Any, Any], float] | None = None,
+) -> Explanation | None:
+    """The condition under which the reference gives what was observed; None if none leaves less than `REST` of the difference.
+
+    `expected`: what the reference gives. `noise`: a healthy difference. Of conditions that fit equally well, the first in the
+    table is taken.
+    """
+    measure = distance or mean_abs
+    gap = measure(observed, expected)
+    if not gap > 0:
+        return None
+    allowed = max(REST * gap, min(noise, BARELY * gap))
+    best: Explanation | None = None
+    for condition in conditions:
+        for what, predicted in condition.predict(case):
+            rest = measure(observed, predicted)
+            if rest > allowed or not (distance or _most(observed, expected, predicted, noise)):
+                continue
+            if best is None or (best.rest > PERFECT and rest / gap < best.rest / 2):
+                best = Explanation(condition.cause, what, rest / gap)
+    return best
+
+
+def _most(observed: Any, expected: Any, predicted: Any, noise: float) -> bool:
+    """Whether a prediction is far nearer than the reference, for most of the numbers that differ by more than noise."""
+    observed, expected, predicted = (np.asarray(a, float) for a in (observed, expected, predicted))
+    gaps = np.abs(observed - expected)
+    differ = gaps > max(noise, 1e-12)
+    left = np.abs(observed - predicted) <= np.maximum(BARELY * gaps, noise)
+    return bool(left[differ].mean() >= EXPLAINED) if differ.any() else True
+
+
+def mean_abs(a: Any, b: Any) -> float:
+    """Mean absolute difference; infinite where shapes differ or a number is not finite."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    if a.shape != b.shape or not a.size:
+        return float("inf")
+    found = float(np.abs(a - b).mean())
+    return found if np.isfinite(found) else float("inf")
+
+
+def number_apart(a: list[Any], b: list[Any]) -> float:
+    """Number of places at which two lists differ."""
+    return float(sum(x != y for x, y in zip(a, b, strict=True))) if len(a) == len(b) else float("inf")
+
+
+def factor(observed: np.ndarray, expected: np.ndarray) -> float:
+    """The number by which `expected` is nearest to `observed`, by least squares; NaN if `expected` is 0."""
+    size = float((expected * expected).sum())
+    return float((observed * expected).sum()) / size if size > 0 else float("nan")
+
+
+def nearest(
+    values: Iterable[float], predict: Callable[[float], np.ndarray], observed: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """The value whose prediction is nearest to what was observed, refined between its neighbours; and that prediction."""
+    grid = sorted(values)
+    gaps = [mean_abs(observed, predict(v)) for v in grid]
+    k = int(np.argmin(gaps))
+    low, high = grid[max(k - 1, 0)], grid[min(k + 1, len(grid) - 1)]
+    golden = (5**0.5 - 1) / 2
+    for _ in range(24):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if mean_abs(observed, predict(a)) < mean_abs(observed, predict(b)) else (a, high)
+    middle = (low + high) / 2
+    middle = middle if mean_abs(observed, predict(middle)) < gaps[k] else grid[k]
+    return middle, predict(middle)

@@ -1,0 +1,100 @@
+"""Token weights, importance weights and the slopes of the loss, in float64.
+
+The loss is sum_t w_t (-c_t J_t + beta r_t KL_t): PPO's clipped objective J (arXiv:1707.06347, eq. 7) with DAPO's two bounds
+(arXiv:2503.14476, eq. 8), CISPO's capped one (arXiv:2506.13585, eq. 4), or GSPO's ratio of a whole row (arXiv:2507.18071,
+eq. 14); c_t is the trainer's probability over the engine's. Its slope in a token's log-probability is what trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from plumbob.doctor.record import Row, Settings
+
+LARGEST = 20.0
+"""Logarithm of the largest ratio: beyond it every trainer clamps."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the loss is given of N sampled tokens, [N] each, float64."""
+
+    advantages: np.ndarray
+    weights: np.ndarray
+    corrections: np.ndarray
+    logprobs: np.ndarray
+    old: np.ndarray
+    rows: np.ndarray
+    """Index of each token's row."""
+    reference: np.ndarray | None = None
+
+
+def in_loss(row: Row, settings: Settings) -> int:
+    """Number of the row's tokens that are in the loss."""
+    return 0 if settings.overlong == "mask" and row.truncated else int(row.loss_mask.sum())
+
+
+def weights(minibatch: Sequence[Row], step: Sequence[Row], settings: Settings) -> list[float]:
+    """The weight of each token of each row of a minibatch."""
+    lengths = [in_loss(row, settings) for row in minibatch]
+    tokens = sum(in_loss(row, settings) for row in step)
+
+    def weight(length: int) -> float:
+        match settings.reduction:
+            case "rows":
+                return 1 / (len(minibatch) * length)
+            case "constant":
+                return 1 / (len(minibatch) * settings.max_tokens)
+            case "minibatch_tokens":
+                return 1 / sum(lengths)
+        return settings.num_minibatches / tokens
+
+    return [weight(length) if length else 0.0 for length in lengths]
+
+
+def corrections(trainer: np.ndarray, engine: np.ndarray, settings: Settings) -> np.ndarray:
+    """[n] importance weights of one row. `trainer`, `engine`: log-probabilities [n]."""
+    if settings.correction == "none":
+        return np.ones(len(trainer))
+    log_ratio = trainer.astype(float) - engine
+    if settings.correction.startswith("sequence"):  # the geometric mean of the row's ratios
+        log_ratio = np.full(len(log_ratio), log_ratio.mean() if len(log_ratio) else 0.0)
+    ratio, cap = np.exp(np.minimum(log_ratio, LARGEST)), settings.correction_cap
+    if settings.correction.endswith("truncate"):
+        return np.minimum(ratio, cap)
+    return np.where((ratio < 1 / cap) | (ratio > cap), 0.0, ratio)
+
+
+def policy_slopes(tokens: Tokens, settings: Settings) -> np.ndarray:
+    """[N] slope of the loss without its KL term."""
+    ratio = np.exp(np.minimum(tokens.logprobs - tokens.old, LARGEST))
+    if settings.ratio == "sequence":
+        sums = np.bincount(tokens.rows, tokens.logprobs - tokens.old)
+        counts = np.maximum(np.bincount(tokens.rows), 1)
+        ratio = np.exp(np.minimum((sums / counts)[tokens.rows], LARGEST))
+    high, low = ratio > 1 + settings.epsilon_high, ratio < 1 - settings.epsilon
+    if settings.bound == "cap":
+        pull = np.minimum(ratio, 1 + settings.epsilon_high)
+    else:
+        flat = (high & (tokens.advantages > 0)) | (low & (tokens.advantages < 0))
+        if settings.delta is not None:
+            flat |= (ratio > settings.delta) & (tokens.advantages < 0)
+        pull = np.where(flat, 0.0, ratio)
+    return -tokens.weights * tokens.corrections * tokens.advantages * pull
+
+
+def kl_slopes(tokens: Tokens, settings: Settings, estimator: str | None = None) -> np.ndarray:
+    """[N] slope of the loss's KL term. The estimates are those of Schulman, "Approximating KL Divergence", 2020."""
+    if tokens.reference is None or settings.kl_place != "loss" or not settings.kl_beta:
+        return np.zeros(len(tokens.weights))
+    apart = tokens.logprobs - tokens.reference
+    slope = {"k1": np.ones_like(apart), "k2": apart, "k3": 1 - np.exp(np.minimum(-apart, LARGEST))}
+    ratio = np.exp(np.minimum(tokens.logprobs - tokens.old, LARGEST))
+    return settings.kl_beta * tokens.weights * ratio * slope[estimator or settings.kl_estimator]
+
+
+def slopes(tokens: Tokens, settings: Settings) -> np.ndarray:
+    """[N] derivative of the loss in each token's log-probability."""
+    return policy_slopes(tokens, settings) + kl_slopes(tokens, settings)

@@ -1,0 +1,150 @@
+"""The plain model: transformers' own forward pass, one row at a time, without packing, padding, cache or autocast.
+
+An adapter is computed by this file, from its definition (arXiv:2106.09685, eq. 3): W x + (alpha / rank) B A x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from plumbob.doctor.record import Settings
+from transformers import AutoModelForCausalLM
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A causal language model in float32."""
+
+    model: Any
+    settings: Settings
+
+    @torch.no_grad()
+    def logits(
+        self, ids: Sequence[int], *, attends: Sequence[bool] | None = None, positions: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Logits after each id but the last: [T - 1, V]. `attends`: which ids attention may see; all of them by default."""
+        return self._logits(ids, attends, positions).float()
+
+    def _logits(
+        self, ids: Sequence[int], attends: Sequence[bool] | None = None, positions: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        given = torch.tensor([[int(i) for i in ids]], device=self.model.device)
+        inputs: dict[str, Any] = {}
+        if attends is not None or positions is not None:
+            inputs["attention_mask"] = given * 0 + 1 if attends is None else given.new_tensor([[*map(int, attends)]])
+        if positions is not None:
+            inputs["position_ids"] = given.new_tensor([[int(p) for p in positions]])
+        return self.model(input_ids=given, use_cache=False, **inputs).logits[0, :-1]
+
+    def logprobs(
+        self, ids: Sequence[int], at: Sequence[bool], temperature: float | None = None, **how: Any
+    ) -> np.ndarray:
+        """Log-probabilities in nats of the ids at which `at` [T] is true, each given the ids before it.
+
+        `temperature`: the settings' by default. An id that is the first of its row has none. `how`: see `logits`.
+        """
+        chosen = torch.tensor([bool(a) for a in at[1:]], dtype=torch.bool)
+        logits = self.logits(ids, **how).cpu()[chosen].double() / (temperature or self.settings.temperature)
+        targets = torch.tensor([int(i) for i in ids[1:]])[chosen]
+        return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].numpy()
+
+    def trainable(self) -> dict[str, torch.Size]:
+        """Name -> shape of each tensor that the settings train, found from the model and the settings alone.
+
+        Tensors of an adapter have the names MODULE.lora_A and MODULE.lora_B.
+        """
+        if not self.settings.adapter:
+            return {name: p.shape for name, p in self.model.named_parameters()}
+        rank, found = self.settings.lora_rank, {}
+        for name, module in self.model.named_modules():
+            if isinstance(module, torch.nn.Linear) and _targeted(name, module, self.model, self.settings.lora_targets):
+                found[f"{name}.lora_A"] = torch.Size((rank, module.in_features))
+                found[f"{name}.lora_B"] = torch.Size((module.out_features, rank))
+        return found
+
+    @contextmanager
+    def having(self, tensors: Mapping[str, torch.Tensor], scale: float = 1.0) -> Generator[dict[str, torch.Tensor]]:
+        """In this context the model has these weights, given by the trainer's names, and computes with their adapter.
+
+        Yields the tensors that a gradient can be asked of, by `plain_name`. `scale`: factor of the adapter's own scale.
+        """
+        own = dict(self.model.named_parameters())
+        given = {plain_name(name): tensor.detach().to(self.model.device) for name, tensor in tensors.items()}
+        leaves: dict[str, torch.Tensor] = {}
+        kept: dict[str, torch.Tensor] = {}
+        handles = []
+        factor = scale * self.settings.lora_alpha / max(self.settings.lora_rank, 1)
+        for name, tensor in given.items():
+            if name in own:
+                kept[name] = own[name].data
+                own[name].data = tensor.to(own[name].dtype).clone()
+                leaves[name] = own[name]
+            elif name.endswith(".lora_A"):
+                module = name.removesuffix(".lora_A")
+                a = leaves[name] = tensor.float().clone().requires_grad_()
+                b = leaves[f"{module}.lora_B"] = given[f"{module}.lora_B"].float().clone().requires_grad_()
+                handles.append(self.model.get_submodule(module).register_forward_hook(_adapter(a, b, factor)))
+        try:
+            yield leaves
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name, tensor in kept.items():
+                own[name].data = tensor
+
+    def gradient(
+        self,
+        rows: Sequence[tuple[Sequence[int], Sequence[bool], np.ndarray]],
+        adapter: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Gradient of sum_t slope_t logprob_t over rows, each (ids [T], which are scored [T], slopes [n]), by autograd.
+
+        `adapter`: trained tensors by the trainer's names, with an adapter or where weights are not those of the file.
+        """
+        parameters = dict(self.model.named_parameters())
+        for parameter in parameters.values():
+            parameter.requires_grad_(not self.settings.adapter)
+            parameter.grad = None
+        with self.having(adapter or {}) as leaves:
+            wanted = leaves if self.settings.adapter else parameters
+            for ids, at, slopes in rows:
+                chosen = torch.tensor([bool(a) for a in at[1:]], dtype=torch.bool)
+                targets = torch.tensor([int(i) for i in ids[1:]])[chosen]
+                logits = self._logits(ids)[chosen].float() / self.settings.temperature
+                logprobs = logits.log_softmax(-1).gather(-1, targets[:, None].to(logits.device))[:, 0]
+                (logprobs * torch.from_numpy(slopes).to(logprobs)).sum().backward()
+            return {name: p.grad.detach().clone() for name, p in wanted.items() if p.grad is not None}
+
+
+def load(settings: Settings) -> Plain:
+    """The model that the run began with, in float32. Raises OSError if it cannot be read."""
+    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32, attn_implementation="eager")
+    return Plain(model.eval(), settings)
+
+
+def plain_name(name: str) -> str:
+    """The name of a trained tensor without what libraries of adapters add to it."""
+    for part in ("base_model.model.", ".base_layer"):
+        name = name.replace(part, "")
+    for which in (".lora_A", ".lora_B"):
+        if which in name:
+            return name.split(which)[0] + which
+    return name
+
+
+def _targeted(name: str, module: torch.nn.Module, model: Any, targets: Sequence[str]) -> bool:
+    if list(targets) == ["all-linear"]:
+        return module is not model.get_output_embeddings()
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _adapter(a: torch.Tensor, b: torch.Tensor, factor: float) -> Any:
+    def add(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + factor * ((inputs[0] @ a.T) @ b.T)
+
+    return add

@@ -1,0 +1,106 @@
+"""Prompts by the plain chat template, and rows from requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from plumbob.doctor.record import Request, Rollout, Settings, StepRecord
+from transformers import AutoTokenizer
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a row must be, from the requests of its rollout."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    logprobs: list[float]
+    """Of the sampled ids alone."""
+    turns: list[int] = field(default_factory=list)
+    """Number of the turn of each sampled id, from 0."""
+
+
+def load_tokenizer(settings: Settings) -> Any:
+    """The model's tokenizer with the run's chat template."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
+    tokenizer.chat_template = settings.chat_template or tokenizer.chat_template
+    return tokenizer
+
+
+def row_of(requests: Sequence[Request]) -> Truth:
+    """The row of a rollout: the last prompt and its completion, with the loss where each request's completion stands."""
+    last = requests[-1]
+    ids = [*last.prompt_ids.tolist(), *last.token_ids.tolist()]
+    mask, logprobs = [False] * len(ids), [0.0] * len(ids)
+    turns = [0] * len(ids)
+    for turn, request in enumerate(requests):
+        for i, logprob in enumerate(request.logprobs.tolist(), start=len(request.prompt_ids)):
+            if i < len(ids):
+                mask[i], logprobs[i], turns[i] = True, logprob, turn
+    chosen = [i for i, sampled in enumerate(mask) if sampled]
+    return Truth(ids, mask, [logprobs[i] for i in chosen], [turns[i] for i in chosen])
+
+
+def render(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, header: bool = True
+) -> list[int]:
+    """The ids of a conversation by the tokenizer's own template. `header`: that which opens the assistant's next turn."""
+    made = tokenizer.apply_chat_template(
+        list(messages), tools=list(tools) or None, add_generation_prompt=header, tokenize=True, return_dict=False
+    )
+    return [int(i) for i in made]
+
+
+def opening(rollout: Rollout) -> list[dict[str, Any]]:
+    """The messages before the model's first turn."""
+    for i, message in enumerate(rollout.messages):
+        if message.get("role") == "assistant":
+            return rollout.messages[:i]
+    return rollout.messages
+
+
+def prompts(record: StepRecord, rollout: Rollout, tokenizer: Any) -> dict[str, list[int]]:
+    """What the first prompt may be: as it should be, and without one of its parts, by what is missing ("" first)."""
+    messages, tools = opening(rollout), record.tools[rollout.tools] if rollout.tools >= 0 else []
+    variants = {"": render(tokenizer, messages, tools)}
+    if tools:
+        variants["the tools' descriptions"] = render(tokenizer, messages)
+    variants["the header that opens the assistant's turn"] = render(tokenizer, messages, tools, header=False)
+    system = [m for m in messages if m.get("role") != "system"]
+    if len(system) < len(messages) and system:
+        variants["the system message"] = render(tokenizer, system, tools)
+    return variants
+
+
+def header_of(tokenizer: Any, rollout: Rollout) -> list[int]:
+    """The ids that open the assistant's turn; empty if the template makes none at the end of a conversation."""
+    messages = opening(rollout)
+    whole, without = render(tokenizer, messages), render(tokenizer, messages, header=False)
+    return whole[len(without) :] if whole[: len(without)] == without else []
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The id with which the template ends an assistant's turn; None if it cannot be told."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        ids = render(tokenizer, messages, header=False)
+    except Exception:  # a template raises what it likes
+        return None
+    special = set(tokenizer.all_special_ids)
+    last = max(
+        (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
+    )
+    return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
+
+
+def takes_tools(tokenizer: Any, record: StepRecord, rollout: Rollout) -> bool:
+    """Whether the template itself writes the tools into the prompt."""
+    variants = prompts(record, rollout, tokenizer)
+    return "the tools' descriptions" in variants and variants[""] != variants["the tools' descriptions"]
+
+
+def same(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and bool(np.array_equal(np.asarray(a), np.asarray(b)))

@@ -1,0 +1,1025 @@
+"""A record beside the reference, stage by stage in the order of the data: the first stage that differs is the answer.
+
+Each stage has one limit for each precision, beside it. What a stage is given is what the record says, so that a difference in
+one stage makes none in the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from plumbob.doctor.explain import advantages as explain_advantages
+from plumbob.doctor.explain import gradient as explain_gradient
+from plumbob.doctor.explain import logprobs as explain_logprobs
+from plumbob.doctor.explain import loss as explain_loss
+from plumbob.doctor.explain import optimizer as explain_optimizer
+from plumbob.doctor.explain import rows as explain_rows
+from plumbob.doctor.explain import sync as explain_sync
+from plumbob.doctor.explain.logprobs import Scored
+from plumbob.doctor.explain.loop import Explanation, explain, number_apart
+from plumbob.doctor.record import Rollout, Row, StepRecord, TrainedRow, Update
+from plumbob.doctor.reference import advantages, loss, optimizer, sampling
+from plumbob.doctor.reference import rows as reference
+from plumbob.doctor.reference.live import Live
+from plumbob.doctor.reference.model import Plain, load, plain_name
+
+Limit = dict[str, float]
+"""Precision -> the largest difference of a healthy run."""
+
+
+@dataclass
+class Outcome:
+    """What a stage found."""
+
+    stage: str
+    """A stage of `plumbob.doctor.findings`."""
+    check: str
+    """A statement that is true in a healthy run."""
+    verdict: Literal["pass", "fail", "not examined"] = "pass"
+    gap: float = 0.0
+    limit: float = 0.0
+    evidence: str = ""
+    """The numbers; of a stage that was not examined, why."""
+    cause: str | None = None
+    what: str = ""
+    """The condition that gives these numbers; "" if none does."""
+    places: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    """Dimension (token, position, turn, member, module) -> (value, mean gap there), largest first."""
+
+    def __str__(self) -> str:
+        told = f"{self.verdict}: {self.check} ({self.evidence})"
+        return f"{told} -> {self.cause}{f': {self.what}' if self.what else ''}" if self.cause else told
+
+
+@dataclass
+class Examined:
+    """What is examined, and what it is compared with."""
+
+    record: StepRecord
+    plain: Plain | None = None
+    """The model with the weights that the step began with; None if they are not known any more."""
+    tokenizer: Any = None
+    live: Live | None = None
+    rows: int = 24
+    """Number of rows whose log-probabilities are computed."""
+    seed: int = 0
+    previous: StepRecord | None = None
+    """The record of the step before, if it was recorded."""
+
+    @property
+    def precision(self) -> str:
+        return self.record.settings.precision
+
+    @functools.cached_property
+    def random(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    @functools.cached_property
+    def rollouts(self) -> dict[str, Rollout]:
+        return {rollout.name: rollout for rollout in self.record.rollouts}
+
+    @functools.cached_property
+    def drawn(self) -> list[int]:
+        """Rows drawn at random, so that each member number, the longest and the shortest row are among them."""
+        rows = self.record.rows
+        order = [int(i) for i in self.random.permutation(len(rows)) if rows[int(i)].loss_mask.any()]
+        first: dict[int, int] = {}
+        for i in order:
+            first.setdefault(rows[i].member, i)
+        by_length = sorted(order, key=lambda i: len(rows[i].token_ids))
+        return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
+
+    @functools.cached_property
+    def places(self) -> dict[int, int]:
+        """Index of a row -> number of its place in its microbatch."""
+        count: Counter[int] = Counter()
+        found = {}
+        for t in self.record.updates[0].trained if self.record.updates else ():
+            found[t.row] = count[t.microbatch]
+            count[t.microbatch] += 1
+        return found
+
+    def truth(self, row: Row) -> reference.Truth | None:
+        rollout = self.rollouts.get(row.rollout)
+        return reference.row_of(rollout.requests) if rollout is not None and rollout.requests else None
+
+
+# 1. Rows
+
+
+def prompts(x: Examined) -> Outcome:
+    """Prompts are what the chat template makes of the conversation."""
+    out = Outcome("rows", "prompts are what the chat template makes of the conversation")
+    played = [r for r in x.record.rollouts if r.requests and r.messages]
+    if x.tokenizer is None or not played:
+        return _skip(out, "no tokenizer or no requests")
+    missing: Counter[str] = Counter()
+    header = reference.header_of(x.tokenizer, played[0])
+    for rollout in played:
+        made = reference.prompts(x.record, rollout, x.tokenizer)
+        first = rollout.requests[0].prompt_ids
+        fits = [name for name, ids in made.items() if reference.same(ids, first)]
+        # A template without a place for tools may have them in a message of its own, which is no conversation of the record.
+        if "" not in fits:
+            named = (
+                [str(t.get("function", t).get("name", "")) for t in x.record.tools[rollout.tools]]
+                if rollout.tools >= 0
+                else []
+            )
+            text = x.tokenizer.decode(first)
+            if fits:
+                missing[f"a prompt without {fits[0]}"] += 1
+            elif (
+                reference.takes_tools(x.tokenizer, x.record, rollout) or not named or not all(n in text for n in named)
+            ):
+                missing["a first prompt that is another one than the template's"] += 1
+        for before, after in zip(rollout.requests, rollout.requests[1:], strict=False):
+            known = [*before.prompt_ids, *before.token_ids]
+            if not reference.same(after.prompt_ids[: len(known)], known):
+                missing["a later prompt that does not begin with the turns before it"] += 1
+        if header and any(not reference.same(r.prompt_ids[-len(header) :], header) for r in rollout.requests):
+            missing["a prompt without the header that opens the assistant's turn"] += 1
+    out.gap, out.evidence = (
+        sum(missing.values()),
+        f"{sum(missing.values())} of {len(played)} rollouts have {_most(missing)}",
+    )
+    if not missing:
+        out.evidence = f"all prompts of {len(played)} rollouts are"
+        return out
+    what = missing.most_common(1)[0][0]
+    later = what.startswith("a later")
+    return _fail(out, Explanation("row-not-what-was-sampled" if later else "prompt-incomplete", what, 0.0), "")
+
+
+def rows(x: Examined) -> Outcome:
+    """Rows, masks and sampling log-probabilities are those of the requests."""
+    out = Outcome("rows", "rows are what was sampled: ids, loss mask and log-probabilities")
+    known = [(row, truth) for row in x.record.rows if (truth := x.truth(row)) is not None]
+    if not known:
+        return _skip(out, "no requests were recorded")
+    wrong = [
+        (r, t)
+        for r, t in known
+        if not (reference.same(r.token_ids, t.token_ids) and reference.same(r.loss_mask, t.loss_mask))
+    ]
+    lost = sum(1 for row in x.record.rows if row.rollout not in x.rollouts) if x.record.processes == 1 else 0
+    out.gap = len(wrong)
+    if wrong:
+        same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
+        out.evidence = (
+            f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
+        )
+        case = explain_rows.RowCase(
+            [t for _, t in wrong], [x.rollouts[r.rollout] for r, _ in wrong], x.record, x.tokenizer
+        )
+        found = explain(
+            explain_rows.CONDITIONS,
+            case,
+            [explain_rows.made(r.token_ids.tolist(), r.loss_mask.tolist()) for r, _ in wrong],
+            [explain_rows.made(t.token_ids, t.loss_mask) for _, t in wrong],
+            distance=number_apart,
+        )
+        out.places = _broken_down(
+            [(1.0, {"member": str(r.member), "turns": str(len(x.rollouts[r.rollout].requests))}) for r, _ in wrong]
+        )
+        return _fail(out, found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+    if lost:
+        out.evidence = f"{lost} of {len(x.record.rows)} rows are of no rollout of the step"
+        return _fail(out, None, "row-not-what-was-sampled")
+    other = [
+        r
+        for r, t in known
+        if r.sampling_logprobs is not None and not np.allclose(r.sampling_logprobs, t.logprobs, 0, 1e-6)
+    ]
+    out.gap, out.evidence = len(other), f"{len(known)} rows"
+    if other:
+        out.evidence = (
+            f"the sampling log-probabilities of {len(other)} of {len(known)} rows are not those of the engine"
+        )
+        return _fail(out, None, "row-not-what-was-sampled")
+    return out
+
+
+# 2. Log-probabilities and draws
+
+BEGINNING = 0.01
+"""Relative difference of a tensor from the model's file; rounding to bfloat16 makes 0.002."""
+
+
+def beginning(x: Examined) -> Outcome:
+    """A run begins with the weights of the model that it names; from here on the plain model has the run's own."""
+    out = Outcome("logprobs", "the run begins with the weights of its model", limit=BEGINNING)
+    if x.live is None or x.plain is None or x.record.step:
+        return _skip(out, "the run is not under way")
+    own = dict(x.plain.model.named_parameters())
+    each = []
+    for name, tensor in x.live.parameters().items():
+        if (mine := own.get(plain_name(name))) is not None and mine.shape == tensor.shape:
+            given = tensor.detach().float().to(mine.device)
+            each.append(((given - mine).norm().item() / max(mine.norm().item(), 1e-30), name))
+            mine.data = given.clone()
+    out.gap, name = max(each, default=(0.0, ""))
+    out.evidence = f"tensors differ from the file by up to {out.gap:.2g} of their size ({name})"
+    return out if out.gap <= out.limit else _fail(out, None, "engine-trainer-mismatch")
+
+
+ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+DROPOUT = 0.2
+"""Share of an adapter that settings may drop without being the answer."""
+TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
+"""Nats: the largest gap of one token. The others are means."""
+
+
+def engine_logprobs(x: Examined) -> Outcome:
+    """The engine's log-probabilities are the plain model's."""
+    out = Outcome("logprobs", "the engine computes the model's log-probabilities")
+    scored, observed = [], []
+    for i in x.drawn:
+        row = x.record.rows[i]
+        truth = x.truth(row)
+        stops = tuple(x.rollouts[row.rollout].requests[0].sampling.stop_token_ids) if truth else ()
+        if truth is not None:
+            scored.append(Scored(truth.token_ids, truth.loss_mask, i, stops))
+            observed.append(np.array(truth.logprobs))
+        elif row.sampling_logprobs is not None:
+            scored.append(Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i))
+            observed.append(row.sampling_logprobs.astype(float))
+    # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
+    general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
+    return _logprobs(x, out, scored, observed, ENGINE, general)
+
+
+def trainer_logprobs(x: Examined) -> Outcome:
+    """The trainer's log-probabilities are the plain model's."""
+    out = Outcome("logprobs", "the trainer computes the model's log-probabilities")
+    passes: dict[int, list[int]] = defaultdict(list)
+    for t in x.record.updates[0].trained if x.record.updates else ():
+        passes[t.microbatch].append(t.row)
+    early = [
+        i for those in passes.values() for i in those[1:3] if i >= 0
+    ]  # what a row adds to others shows soonest here
+    has = [i for i in dict.fromkeys([*early[:6], *x.drawn]) if x.record.rows[i].logprobs is not None]
+    more = [t.row for u in x.record.updates for t in u.trained if t.row not in has and t.row >= 0]
+    has += [int(i) for i in x.random.permutation(list(dict.fromkeys(more)))][: max(x.rows - len(has), 0)]
+    chosen = [x.record.rows[i] for i in has]
+    scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(has, chosen, strict=True)]
+    observed = [row.logprobs.astype(float) for row in chosen if row.logprobs is not None]
+    _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    if out.verdict == "fail" and not out.what and x.live is not None and x.plain is not None:
+        # Without gradients, nothing is dropped at random.
+        still = x.live.score([(s.ids, s.at) for s in scored[:6]])
+        plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
+        moved = [np.sort(o) - np.sort(p) for o, p in zip(observed[:6], plain, strict=True)]
+        if all(np.median(np.abs(m)) <= 10 * out.limit for m in moved):  # the right numbers at other places
+            return _fail(out, Explanation("loss-differs-from-settings", "log-probabilities in another order", 0.0), "")
+        if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
+            return _fail(out, Explanation("dropout-in-training", "passes with gradients alone", 0.0), "")
+    if out.verdict == "fail" and not out.what and x.record.settings.lora_dropout:
+        small = x.record.settings.lora_dropout <= DROPOUT
+        return (
+            _skip(out, f"the adapter's dropout moves them by {out.gap:.2g} nats")
+            if small
+            else _fail(out, None, "dropout-in-training")
+        )
+    return out
+
+
+def _logprobs(
+    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
+) -> Outcome:
+    """Compare log-probabilities [n] of rows with the plain model's."""
+    plain = x.plain
+    pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
+    if plain is None or not pairs:
+        return _skip(
+            out, "the step's first weights are not known" if plain is None else "no log-probabilities were recorded"
+        )
+    expected = [plain.logprobs(s.ids, s.at) for s, _ in pairs]
+    gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
+    every = np.concatenate(gaps)
+    out.gap, out.limit, most = float(every.mean()), limits[x.precision], TOKEN[x.precision]
+    out.evidence = (
+        f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
+    )
+    if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
+        return out
+    out.places = _by_token(x, [s for s, _ in pairs], gaps)
+    # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
+    apart = [k for k, g in enumerate(gaps) if not g.mean() <= out.limit or not g.max() <= most] or list(
+        range(len(gaps))
+    )
+    place = x.places
+    few = sorted(apart, key=lambda k: (place.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
+    before: dict[str, list[int]] = {}
+    if x.tokenizer is not None and len(few) == 1 and (r := x.rollouts.get(x.record.rows[pairs[few[0]][0].row].rollout)):
+        before = {name: ids for name, ids in reference.prompts(x.record, r, x.tokenizer).items() if name}
+    seen = np.concatenate([pairs[k][1] for k in few])
+    case = explain_logprobs.LogprobCase(plain, [pairs[k][0] for k in few], seen, x.record, before)
+    found = explain(explain_logprobs.CONDITIONS, case, seen, np.concatenate([expected[k] for k in few]), out.limit)
+    if len(apart) < len(pairs):
+        out.evidence += f"; {len(apart)} of these rows differ"
+    return _fail(out, found, general)
+
+
+DRAWN_Z = 5.5
+"""Standard deviations; one healthy examination in 26 million is beyond."""
+OUTSIDE = 20.0
+"""Tokens that should lie outside of the likeliest ones, if none of them does."""
+COPIES = -25.0
+"""Nats: no two rollouts are equal by chance that are each less likely than this."""
+
+
+def draws(x: Examined) -> Outcome:
+    """Tokens are drawn from the model's distribution, and rollouts from each other independently."""
+    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=DRAWN_Z), x.record.settings
+    copies = _copies(x)
+    if copies:
+        out.gap, out.evidence = (
+            copies,
+            f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each",
+        )
+        return _fail(out, Explanation("groups-without-variety", "rollouts that are copied or have one seed", 0.0), "")
+    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
+    for rollout in x.record.rollouts:
+        for request in rollout.requests:
+            if end is not None and end not in request.sampling.stop_token_ids:
+                out.evidence = f"requests end at {request.sampling.stop_token_ids}, the template ends turns with {end}"
+                return _fail(out, None, "stop-token-wrong")
+            stops = set(request.sampling.stop_token_ids)
+            ids = request.token_ids.tolist()
+            if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
+                out.evidence = "a turn goes on after a stop token, or ends without one"
+                return _fail(out, None, "stop-token-wrong")
+            asked = request.sampling
+            if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
+                out.evidence = (
+                    f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
+                )
+                return _fail(
+                    out, None, "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
+                )
+    if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
+        return _skip(
+            out, "the step's first weights are not known" if x.plain is None else "the settings leave tokens out"
+        )
+    total, likely = (
+        sampling.Drawn(),
+        {(0.95, 0): [0.0, 0.0], (0.9, 0): [0.0, 0.0], (1.0, 50): [0.0, 0.0], (1.0, 20): [0.0, 0.0]},
+    )
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i in x.drawn:
+        if (truth := x.truth(x.record.rows[i])) is None:
+            continue
+        at = torch.tensor(truth.loss_mask[1:])
+        logits, tokens = x.plain.logits(truth.token_ids).cpu()[at], torch.tensor(truth.token_ids[1:])[at]
+        one = sampling.measure(logits, tokens, s.temperature)
+        total = sampling.Drawn(total.excess + one.excess, total.variance + one.variance, total.tokens + one.tokens)
+        for (p, k), sums in likely.items():
+            wanted, found = sampling.outside(logits, tokens, s.temperature, p, k)
+            sums[0], sums[1] = sums[0] + wanted, sums[1] + found
+        if len(kept) < 8:
+            kept.append((logits, tokens))
+    out.gap, out.evidence = (
+        abs(total.z),
+        f"drawn tokens are {total.z:+.1f} standard deviations likelier than they should be",
+    )
+    for (p, k), (wanted, found) in likely.items():
+        if wanted > OUTSIDE and not found:
+            what = (
+                f"no draws outside of the {k} likeliest tokens"
+                if k
+                else f"no draws outside of the likeliest tokens that make {p:g}"
+            )
+            out.evidence += f"; {what}, where {wanted:.0f} should lie"
+            return _fail(out, Explanation("sampling-altered", what, 0.0), "")
+    if out.gap <= out.limit:
+        return out
+    by = {t: sum(sampling.measure(lg, tk, t).excess for lg, tk in kept) for t in np.geomspace(0.05, 4, 60)}
+    nearest = min(by, key=lambda t: abs(by[t]))
+    return _fail(out, Explanation("temperature-not-applied", f"draws at a temperature of about {nearest:.2g}", 0.0), "")
+
+
+def _copies(x: Examined) -> int:
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for rollout in x.record.rollouts:
+        if sum(float(r.logprobs.sum()) for r in rollout.requests) < COPIES:
+            seen[rollout.task, tuple(t for r in rollout.requests for t in r.token_ids.tolist())] += 1
+    return sum(count - 1 for count in seen.values())
+
+
+# 3. Rewards and advantages
+
+
+def pairing(x: Examined) -> Outcome:
+    """Each row has its own rollout's reward, and a group holds rollouts of one task."""
+    out, record = Outcome("advantages", "rows have the rewards of their rollouts, and groups one task each"), x.record
+    pairs = [(row, x.rollouts[row.rollout]) for row in record.rows if row.rollout in x.rollouts]
+    if not pairs:
+        return _skip(out, "rows and rollouts cannot be matched")
+    other = [row for row, rollout in pairs if not _close(row.reward, rollout.reward)]
+    tasks: dict[str, set[str]] = defaultdict(set)
+    for row, rollout in pairs:
+        tasks[row.group].add(rollout.task)
+    mixed = sum(len(of) > 1 for of in tasks.values())
+    large = sum(n > record.settings.group_size for n in Counter(row.group for row in record.rows).values())
+    out.gap, out.evidence = len(other) + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
+    if other:
+        out.evidence = f"{len(other)} of {len(pairs)} rows have another reward than their rollout"
+        return _fail(out, None, "rewards-of-other-rollouts")
+    if mixed or (large and record.settings.group_size):
+        out.evidence = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
+        return _fail(out, None, "advantages-wrong")
+    return out
+
+
+ADVANTAGE = 1e-5
+"""Of the largest advantage, in every precision: advantages are computed in float64 or float32."""
+
+
+def advantage(x: Examined) -> Outcome:
+    """Advantages are those of the rewards by the settings."""
+    out, record = Outcome("advantages", "advantages follow from the rewards by the settings", limit=ADVANTAGE), x.record
+    if record.settings.random_rewards:
+        return _skip(out, "rewards are drawn by lot")
+    known = [row for row in record.rows if math.isfinite(row.reward)]
+    expected = advantages.expected(known, record.settings)
+    observed = np.array([row.advantage for row in known])
+    given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
+    return _compare_advantages(x, out, known, observed, expected, given)
+
+
+def _compare_advantages(
+    x: Examined, out: Outcome, rows: list[Row], observed: np.ndarray, expected: np.ndarray, given: dict[int, float]
+) -> Outcome:
+    scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(observed).max(initial=0)))
+    gaps = np.abs(observed - expected) / scale
+    trained = {id(row): given[i] for i, row in enumerate(x.record.rows) if i in given}
+    late = np.array([trained.get(id(row), o) for row, o in zip(rows, observed, strict=True)])
+    if len(gaps) and not gaps.max() <= ADVANTAGE:
+        seen, where = observed, "advantages"
+    else:
+        seen, where, gaps = late, "advantages that the loss is given", np.abs(late - expected) / scale
+    out.gap = float(gaps.max(initial=0)) if len(gaps) else 0.0
+    wrong = int((~(gaps <= ADVANTAGE)).sum())
+    out.evidence = f"{wrong} of {len(rows)} {where} differ, the most by {out.gap:.2g} of the largest one"
+    if not wrong:
+        return out
+    out.places = _broken_down([(float(g), {"member": str(r.member)}) for g, r in zip(gaps, rows, strict=True)])
+    case = explain_advantages.AdvantageCase(rows, x.record.settings, seen, expected)
+    return _fail(out, explain(explain_advantages.CONDITIONS, case, seen, expected, 1e-6 * scale), "advantages-wrong")
+
+
+# 4. Loss
+
+WEIGHT = 1e-4
+"""Relative difference of a weight, and of an importance weight."""
+SLOPE: Limit = {"float32": 1e-3, "bfloat16": 2e-3}
+"""Of the largest slope."""
+
+
+def weights(x: Examined) -> Outcome:
+    """Token weights are those of the settings, and every row with an advantage is trained."""
+    out, record = Outcome("loss", "tokens have the weights that the settings give them", limit=WEIGHT), x.record
+    s = record.settings
+    for update in record.updates:
+        members = [record.rows[i] for i in update.members if i >= 0]
+        if len(members) < len(update.members) or any(t.row < 0 for t in update.trained):
+            return _fail(out, None, "row-not-what-was-sampled", "a row of the update is none of the step's")
+        expected = dict(zip(update.members, loss.weights(members, record.rows, s), strict=True))
+        kl = s.kl_beta > 0 and s.kl_place == "loss"
+        due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
+        found = {t.row for t in update.trained}
+        if record.processes == 1 and update.trained and due - found:
+            return _fail(
+                out,
+                None,
+                "loss-differs-from-settings",
+                f"{len(due - found)} of {len(due)} rows with an advantage are not trained",
+            )
+        trained = [t for t in update.trained if len(t.weights)]
+        if not trained:
+            continue
+        seen, want = np.array([t.weights.mean() for t in trained]), np.array([expected[t.row] for t in trained])
+        uneven = max(float(np.ptp(t.weights)) / max(float(np.abs(t.weights).max()), 1e-30) for t in trained)
+        out.gap = max(out.gap, float((np.abs(seen - want) / np.maximum(np.abs(want), 1e-30)).max()), uneven)
+        if not out.gap <= WEIGHT:
+            case = explain_loss.WeightCase(
+                [record.rows[t.row] for t in trained], record.rows, s, seen, np.array([t.microbatch for t in trained])
+            )
+            found_ = None
+            if len(trained) == len(members):
+                found_ = explain(explain_loss.WEIGHTS, case, seen, want, 1e-9)
+            elif len(trained) > 1:  # only what needs no knowledge of the rows that are not trained
+                by = _factors(seen / want, case.microbatch)
+                found_ = by
+            return _fail(out, found_, "loss-differs-from-settings", f"weights differ by {out.gap:.2g}")
+    out.evidence = f"weights differ by at most {out.gap:.2g}"
+    return out
+
+
+def _factors(ratios: np.ndarray, microbatch: np.ndarray) -> Explanation | None:
+    """Whether weights are right but for one factor of each microbatch."""
+    means = {k: float(ratios[microbatch == k].mean()) for k in np.unique(microbatch)}
+    rest = max(float(np.abs(ratios[microbatch == k] / m - 1).max()) for k, m in means.items())
+    if rest > WEIGHT * 10:
+        return None
+    if max(means.values()) - min(means.values()) > 1e-3:
+        return Explanation("normaliser-depends-on-microbatches", "a factor for each microbatch", 0.0)
+    return Explanation("loss-differs-from-settings", f"weights times {next(iter(means.values())):.3g}", 0.0)
+
+
+def corrections(x: Examined) -> Outcome:
+    """Importance weights are the trainer's probabilities over the engine's."""
+    out, record = (
+        Outcome("loss", "importance weights are the trainer's probabilities over the engine's", limit=WEIGHT),
+        x.record,
+    )
+    for t in (t for u in record.updates for t in u.trained):
+        engine = record.rows[t.row].sampling_logprobs
+        if engine is None or len(engine) != len(t.old_logprobs):
+            continue
+        expected = loss.corrections(t.old_logprobs, engine, record.settings)
+        # At a bound, rounding may fall on either side of it.
+        apart = np.sort(np.abs(t.corrections - expected))[: max(1, int(0.99 * len(expected)))]
+        out.gap = max(out.gap, float(apart.max(initial=0)))
+    out.evidence = f"they differ by at most {out.gap:.2g}"
+    return out if out.gap <= 10 * WEIGHT else _fail(out, None, "loss-differs-from-settings")
+
+
+def slopes(x: Examined) -> Outcome:
+    """The loss has the slope of its formula in every token's log-probability."""
+    out = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision])
+    for update in x.record.updates:
+        trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
+        without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
+        if without:
+            told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
+            return _fail(out, None, "no-gradient", told)
+        if not trained:
+            continue
+        tokens = _tokens(trained)
+        observed = np.concatenate([t.slopes for t in trained if t.slopes is not None]).astype(float)
+        microbatch = np.concatenate([np.full(len(t.weights), t.microbatch) for t in trained])
+        _compare_slopes(x, out, tokens, observed, microbatch, [(t, x.record.rows[t.row]) for t in trained])
+        if out.verdict == "fail":
+            return out
+    trial = x.record.updates[0].trial if x.record.updates else None
+    if trial is not None:
+        names = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
+        columns = [np.asarray(getattr(trial, name), float) for name in names]
+        apart = None if trial.reference_logprobs is None else trial.reference_logprobs.astype(float)
+        tokens = loss.Tokens(*columns, trial.rows.astype(int), apart)
+        _compare_slopes(x, out, tokens, trial.slopes.astype(float), np.zeros(len(trial.rows), int), [])
+        if out.verdict == "fail":
+            out.evidence += ", where log-probabilities are moved by up to 0.6 nats"
+        return out
+    return out if out.evidence else _skip(out, "no slopes were recorded")
+
+
+def _tokens(trained: Sequence[TrainedRow]) -> loss.Tokens:
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(t, name) for t in trained]).astype(float)
+
+    rows = np.concatenate([np.full(len(t.weights), k) for k, t in enumerate(trained)])
+    apart = None if any(t.reference_logprobs is None for t in trained) else column("reference_logprobs")
+    names = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
+    return loss.Tokens(*(column(name) for name in names), rows, apart)
+
+
+def _compare_slopes(
+    x: Examined,
+    out: Outcome,
+    tokens: loss.Tokens,
+    observed: np.ndarray,
+    microbatch: np.ndarray,
+    trained: list[tuple[TrainedRow, Row]],
+) -> None:
+    expected = loss.slopes(tokens, x.record.settings)
+    scale = float(np.abs(expected).max(initial=0)) or float(np.abs(observed).max(initial=0)) or 1.0
+    gaps = np.abs(observed - expected) / scale
+    out.gap = max(out.gap, float(gaps.max(initial=0)))
+    wrong = int((~(gaps <= out.limit)).sum())
+    out.evidence = f"slopes of {wrong} of {len(observed)} tokens differ, the most by {out.gap:.2g} of the largest one"
+    # A ratio at a clip bound may round to either side of it.
+    if wrong <= 0.002 * len(observed) and np.isfinite(gaps).all():
+        return
+    if trained:
+        parts = np.split(gaps, np.cumsum([len(t.weights) for t, _ in trained])[:-1])
+        out.places = _by_token(
+            x, [Scored(r.token_ids.tolist(), r.loss_mask.tolist(), t.row) for t, r in trained], parts
+        )
+    case = explain_loss.LossCase(tokens, x.record.settings, observed, microbatch)
+    _fail(out, explain(explain_loss.SLOPES, case, observed, expected, 1e-6 * scale), "loss-differs-from-settings")
+
+
+# 5. Gradient and optimizer
+
+GRADIENT: Limit = {"float32": 2e-3, "bfloat16": 0.15}
+"""Of the norm of the sampled entries."""
+
+
+def gradient(x: Examined) -> Outcome:
+    """The gradient is that of the recorded slopes by plain autograd."""
+    out, record = (
+        Outcome("gradient", "the gradient is that of the loss in every tensor", limit=GRADIENT[x.precision]),
+        x.record,
+    )
+    update = record.updates[0] if record.updates else Update()
+    if x.plain is None or not update.tensors or not update.trained:
+        return _skip(out, "the step's first weights, or the gradient, are not known")
+    if record.settings.adapter and (x.live is None or record.settings.lora_dropout):
+        return _skip(out, "the adapter's first weights are not known" if x.live is None else "an adapter with dropout")
+    parts: dict[int, list[Any]] = defaultdict(list)
+    for t in update.trained:
+        row = record.rows[t.row]
+        if t.slopes is not None and t.slopes.any() and len(t.slopes) == row.loss_mask[1:].sum():
+            parts[t.microbatch].append((row.token_ids.tolist(), row.loss_mask.tolist(), t.slopes))
+    given = dict(x.live.tensors()) if record.settings.adapter and x.live is not None else {}
+    tensors, start = {}, 0
+    for tensor in update.tensors:
+        tensors[tensor.name] = slice(start, start := start + len(tensor.indices))
+    sampled, norms = [], []
+    for rows_ in parts.values():
+        whole = x.plain.gradient(rows_, given)
+        found = [whole.get(plain_name(t.name)) for t in update.tensors]
+        sampled.append(np.concatenate([_entries(g, t.indices) for g, t in zip(found, update.tensors, strict=True)]))
+        norms.append(whole)
+    if not sampled:
+        return _skip(out, "no token has a slope")
+    observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
+    expected = np.sum(sampled, axis=0)
+    out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
+    each = [
+        (_relative(observed[at], expected[at]), n)
+        for n, at in tensors.items()
+        if expected[at].any() or observed[at].any()
+    ]
+    out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {max(each)[0]:.2g} in one of {len(each)} tensors"
+    strict = 20 * out.limit if x.precision == "float32" else 1.0
+    if out.gap <= out.limit and max(each)[0] <= strict:
+        return out
+    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
+    case = explain_gradient.GradientCase(observed, sampled, tensors)
+    return _fail(
+        out,
+        explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max())),
+        "no-gradient" if not observed.any() else "loss-differs-from-settings",
+    )
+
+
+UPDATE = 2e-2
+"""Of the change, beyond what float32 rounds."""
+
+
+def trained_tensors(x: Examined) -> Outcome:
+    """What the optimizer has is what the settings train."""
+    out, record = Outcome("optimizer", "the optimizer has the tensors that the settings train"), x.record
+    update = record.updates[0] if record.updates else Update()
+    if x.plain is None or not update.tensors:
+        return _skip(out, "the optimizer's tensors were not recorded")
+    wanted, found = x.plain.trainable(), {plain_name(t.name) for t in update.tensors}
+    missing = [name for name in wanted if name not in found]
+    outside = [t.name for t in update.tensors if not math.isfinite(t.learning_rate)]
+    out.gap, out.evidence = len(missing) + len(outside), f"{len(found)} tensors"
+    if missing or outside:
+        out.evidence = (
+            f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
+        )
+        out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
+        return _fail(out, None, "no-gradient" if missing else "update-differs-from-settings")
+    return out
+
+
+def update(x: Examined) -> Outcome:
+    """The weights change as AdamW with the settings changes them."""
+    out, record = Outcome("optimizer", "weights change as AdamW with the settings changes them", limit=UPDATE), x.record
+    s = record.settings
+    for k, one in enumerate(record.updates):
+        tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
+        if not tensors:
+            continue
+        norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
+        if not math.isfinite(norm):
+            continue
+        zero = {t.name: np.zeros(len(t.before)) for t in tensors}
+        moments = {
+            t.name: optimizer.Moments(zero[t.name], zero[t.name])
+            if t.moments_before is None
+            else optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
+            for t in tensors
+        }
+        observed = np.concatenate([t.after.astype(float) - t.before for t in tensors])
+        rounding = np.concatenate([np.spacing(np.abs(t.before)) for t in tensors]).astype(float)
+        gradients = [{t.name: t.gradient for t in tensors if t.gradient is not None}]
+        case = explain_optimizer.UpdateCase(
+            {t.name: t.before for t in tensors}, gradients, [norm], [record.step], s, observed, moments
+        )
+        if _judge_update(out, case, rounding, f"update {k + 1} of step {record.step + 1}"):
+            return out
+        earlier = record.updates[k - 1] if k else x.previous.updates[-1] if x.previous and x.previous.updates else None
+        if earlier is not None and (what := _torn(earlier, tensors)):
+            return _fail(
+                out, Explanation("update-differs-from-settings", what, 0.0), "", f"{what}, before update {k + 1}"
+            )
+    return out if out.evidence else _skip(out, "no weights were recorded")
+
+
+def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
+    """What was not kept from the update before: weights or moments; "" if both were."""
+    for now in tensors:
+        then = next((t for t in earlier.tensors if t.name == now.name and t.moments_after is not None), None)
+        if then is None:
+            continue
+        common, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
+        if not len(common):
+            continue
+        if not np.array_equal(then.after[a], now.before[b]):
+            return f"weights of {now.name} that are replaced between updates"
+        kept = then.moments_after
+        if kept is not None and (
+            now.moments_before is None or not np.allclose(kept[:, a], now.moments_before[:, b], 1e-6, 0)
+        ):
+            return f"moments of {now.name} that are lost between updates"
+    return ""
+
+
+def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, rounding: np.ndarray, where: str) -> bool:
+    """Compare a change of weights with the reference's; whether it differs."""
+    expected = case.change()
+    apart = np.maximum(np.abs(case.observed - expected) - rounding, 0)
+    gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
+    out.gap, worst = max(out.gap, gap), 0.0
+    names, start, each = list(case.before), 0, []
+    for name in names:
+        at = slice(start, start := start + len(case.before[name]))
+        size = np.abs(expected[at]).sum()
+        each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
+    worst = max(each)[0]
+    out.evidence = (
+        f"in {where} the change differs by {gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
+    )
+    if gap <= UPDATE and worst <= 10 * UPDATE:
+        return False
+    out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
+    found = explain(explain_optimizer.CONDITIONS, case, case.observed, expected, 2 * float(rounding.max()))
+    _fail(out, found, "update-differs-from-settings")
+    return True
+
+
+LIVE_UPDATES = 3
+LARGE = 0.3
+"""Nats by which a known change of the weights moves log-probabilities at least."""
+
+
+def live_updates(x: Examined) -> Outcome:
+    """Updates with known gradients, at the beginning, in the middle and near the end of the schedule."""
+    out = Outcome("optimizer", "updates with known gradients are those of AdamW, over the whole schedule", limit=UPDATE)
+    if x.live is None:
+        return _skip(out, "the run is not under way")
+    s, steps = x.record.settings, max(x.record.settings.num_steps, 1)
+    with x.live.undone():
+        for first in dict.fromkeys((0, steps // 2, max(steps - LIVE_UPDATES, 0))):
+            with x.live.undone():
+                case, rounding = _known_updates(x, x.live, first)
+                if optimizer.rate(s, first) and _judge_update(
+                    out, case, rounding, f"{LIVE_UPDATES} known updates from step {first + 1}"
+                ):
+                    return out
+    return out
+
+
+def _known_updates(x: Examined, live: Live, first: int) -> tuple[explain_optimizer.UpdateCase, np.ndarray]:
+    tensors, s = live.tensors(), x.record.settings
+    random = torch.Generator().manual_seed(first)
+    at = {n: torch.randint(0, t.numel(), (min(64, t.numel()),), generator=random).unique() for n, t in tensors.items()}
+
+    def entries() -> dict[str, np.ndarray]:
+        return {n: t.detach().cpu().reshape(-1)[at[n]].double().numpy() for n, t in live.tensors().items()}
+
+    before, gradients, norms = entries(), [], []
+    steps = [min(first + k, max(s.num_steps - 1, 0)) for k in range(LIVE_UPDATES)]
+    for k, step in enumerate(steps):
+        # Of both signs, beyond the norm at which gradients are clipped and below it.
+        size = (3.0, 0.2, 1.0)[k] * (s.max_norm or 1.0) / math.sqrt(sum(t.numel() for t in tensors.values()))
+        whole = {n: torch.randn(t.shape, generator=random) * size for n, t in tensors.items()}
+        norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in whole.values())))
+        gradients.append({n: g.reshape(-1)[at[n]].double().numpy() for n, g in whole.items()})
+        live.update(step, {n: g.to(tensors[n].device) for n, g in whole.items()})
+    after = entries()
+    zero = {n: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for n, w in before.items()}
+    observed = np.concatenate([after[n] - before[n] for n in before])
+    rounding = np.concatenate([3 * np.spacing(np.abs(w).astype(np.float32)) for w in before.values()]).astype(float)
+    return explain_optimizer.UpdateCase(before, gradients, norms, steps, s, observed, zero), rounding
+
+
+# 6. Weight sync and the saved model
+
+SERVED: Limit = {"float32": 1e-3, "bfloat16": 0.12}
+"""Nats, on average."""
+
+
+def served(x: Examined) -> Outcome:
+    """The engine gives the trainer's log-probabilities of fixed ids after the step's sync."""
+    out, one = (
+        Outcome("sync", "the engine serves the trained weights after the step", limit=SERVED[x.precision]),
+        x.record.served,
+    )
+    if one is None or one.trained.shape != one.served.shape:
+        return _skip(out, "what the engine serves was not recorded")
+    out.gap = float(np.abs(one.trained - one.served).mean())
+    out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
+    if out.gap <= out.limit:
+        return out
+    named = next((o for o in known_change(x) if o.verdict == "fail" and o.what), None)  # a known change tells why
+    return _fail(out, Explanation(named.cause or "", named.what, 0.0) if named else None, "weights-not-synced")
+
+
+def _known_change(x: Examined, live: Live, prompt: Sequence[int]) -> None:
+    """Change all trained weights so far that log-probabilities move by `LARGE` nats."""
+    assert x.plain is not None
+    ids, at = list(prompt), [i > 0 for i in range(len(prompt))]
+    before, start = x.plain.logprobs(ids, at), {n: t.detach().clone() for n, t in live.tensors().items()}
+    random = torch.Generator().manual_seed(1)
+    noise = {
+        n: torch.randn(t.shape, generator=random).to(t) * 0.1 * (t.float().square().mean().sqrt() or 0.2)
+        for n, t in start.items()
+    }
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+        moved = {n: t + factor * noise[n] for n, t in start.items()}
+        with x.plain.having(moved):
+            if np.abs(x.plain.logprobs(ids, at) - before).mean() >= LARGE:
+                break
+    with torch.no_grad():
+        for name, tensor in live.tensors().items():
+            tensor.copy_(moved[name])
+    live.changed()
+
+
+def known_change(x: Examined) -> list[Outcome]:
+    """A known change of all weights shows in the trainer, in what the engine samples and in what is saved."""
+    sync = Outcome(
+        "sync", "a known change of the weights shows in what the engine samples", limit=SERVED[x.precision] / 4
+    )
+    saved = Outcome("saved", "the saved model is the trained one", limit=SERVED[x.precision] / 4)
+    asked = [r.requests[0].prompt_ids.tolist() for r in x.record.rollouts if r.requests][:12]
+    if x.live is None or x.plain is None or not asked:
+        why = "the run is not under way"
+        return [_skip(sync, why), _skip(saved, why)]
+    plain, live = x.plain, x.live
+    with live.undone():
+        old = {n: t.detach().clone() for n, t in live.tensors().items()}
+        live.generate(asked, 4, 1)  # an engine that caches prompts now has those of the old weights
+        _known_change(x, live, asked[0])
+        new = {n: t.detach().clone() for n, t in live.tensors().items()}
+        live.sync()
+        replies = live.generate(asked, 16, 2)
+        pairs = [(p, r) for p, r in zip(asked, replies, strict=True) if r[0]]
+        rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]
+        observed = np.concatenate([np.array(lp) for _, (_, lp) in pairs])
+        _judge_weights(sync, plain, old, new, rows_, observed, "weights-not-synced")
+        with tempfile.TemporaryDirectory() as folder:
+            live.save(Path(folder))
+            try:
+                model = load(_of(x, folder))
+            except (OSError, ValueError, RuntimeError) as error:
+                _fail(saved, None, "saved-model-differs", f"it cannot be loaded: {error}")
+            else:
+                found = np.concatenate([model.logprobs(*row) for row in rows_])
+                _judge_weights(saved, plain, old, new, rows_, found, "saved-model-differs")
+                saved.cause = saved.cause and "saved-model-differs"
+    live.sync()
+    return [sync, saved]
+
+
+def _of(x: Examined, folder: str) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(x.record.settings, model=folder)
+
+
+def _judge_weights(
+    out: Outcome,
+    plain: Plain,
+    old: Any,
+    new: Any,
+    rows_: Sequence[tuple[list[int], list[bool]]],
+    observed: np.ndarray,
+    general: str,
+) -> None:
+    def score() -> np.ndarray:
+        return np.concatenate([plain.logprobs(ids, at) for ids, at in rows_])
+
+    case = explain_sync.WeightsCase(plain, old, new, observed, score)
+    expected = case.under(new)
+    out.gap = float(np.abs(observed - expected).mean())
+    out.evidence = f"it differs by {out.gap:.2g} nats from the plain model with the changed weights"
+    if not out.gap <= out.limit:
+        _fail(out, explain(explain_sync.CONDITIONS, case, observed, expected, out.limit), general)
+
+
+STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
+    prompts,
+    rows,
+    beginning,
+    engine_logprobs,
+    trainer_logprobs,
+    draws,
+    pairing,
+    advantage,
+    weights,
+    corrections,
+    slopes,
+    gradient,
+    trained_tensors,
+    update,
+    served,
+    live_updates,
+    known_change,
+)
+
+
+def examine(x: Examined, *, every: bool = False) -> list[Outcome]:
+    """The outcomes of all stages up to the first that differs. `every`: of all stages."""
+    found: list[Outcome] = []
+    for stage in STAGES:
+        result = stage(x)
+        found += result if isinstance(result, list) else [result]
+        if not every and any(o.verdict == "fail" for o in found):
+            break
+    return found
+
+
+def first(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The first stage that differs; None if none does."""
+    return next((o for o in outcomes if o.verdict == "fail"), None)
+
+
+# What stages share
+
+
+def _fail(out: Outcome, found: Explanation | None, general: str, evidence: str = "") -> Outcome:
+    out.verdict, out.evidence = "fail", evidence or out.evidence
+    out.cause, out.what = (found.cause, found.what) if found else (general, "")
+    return out
+
+
+def _skip(out: Outcome, why: str) -> Outcome:
+    out.verdict, out.evidence = "not examined", why
+    return out
+
+
+def _most(counts: Counter[str]) -> str:
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _close(a: float, b: float) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or a == b or abs(a - b) <= 1e-9 * max(1.0, abs(a), abs(b))
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.linalg.norm(a), 1e-30))
+
+
+def _entries(gradient: torch.Tensor | None, indices: np.ndarray) -> np.ndarray:
+    if gradient is None:
+        return np.zeros(len(indices))
+    return gradient.reshape(-1)[torch.from_numpy(indices).to(gradient.device)].double().cpu().numpy()
+
+
+def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray]) -> dict[str, list[tuple[str, float]]]:
+    """Gaps [n] of the scored tokens of each row, by token id, position in the row, turn and group member."""
+    told = []
+    for s, own in zip(scored, gaps, strict=True):
+        places = [i for i in range(1, len(s.at)) if s.at[i]]
+        member = str(x.record.rows[s.row].member) if 0 <= s.row < len(x.record.rows) else "?"
+        turn = 0
+        for i, gap in zip(places, own, strict=False):
+            turn += not s.at[i - 1]
+            told.append(
+                (
+                    float(gap),
+                    {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member},
+                )
+            )
+    return _broken_down(told)
+
+
+def _broken_down(told: Iterable[tuple[float, dict[str, str]]], most: int = 4) -> dict[str, list[tuple[str, float]]]:
+    sums: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for gap, places in told:
+        for dimension, value in places.items():
+            sums[dimension][value].append(gap)
+    return {
+        dimension: sorted(((v, float(np.mean(g))) for v, g in by.items()), key=lambda pair: -pair[1])[:most]
+        for dimension, by in sums.items()
+    }

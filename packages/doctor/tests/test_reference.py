@@ -1,0 +1,131 @@
+"""Golden numbers of the reference, worked out by hand or by torch's own implementations."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plumbob.doctor.explain.loop import Condition, explain
+from plumbob.doctor.record import Row, Settings
+from plumbob.doctor.reference import advantages, loss, sampling
+from plumbob.doctor.reference.optimizer import AdamW, rate
+
+Made = Callable[..., Any]
+
+
+def rows_with(rewards: list[float], groups: str, **fields: object) -> list[Row]:
+    ids, mask = np.arange(3, dtype=np.int32), np.array([False, True, True])
+    return [
+        Row(str(i), g, 0, ids, mask, r, 0.0, **fields) for i, (r, g) in enumerate(zip(rewards, groups, strict=True))
+    ]
+
+
+def test_advantages() -> None:
+    rows = rows_with([1, 0, 0, 3, 3, 3], "aaabbb")
+    assert advantages.expected(rows, Settings()) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
+    left_out = advantages.expected(rows, Settings(baseline="leave_one_out"))
+    assert left_out == pytest.approx([1, -0.5, -0.5, 0, 0, 0])
+    scaled = advantages.expected(rows, Settings(scale="group", scale_epsilon=0.0))
+    assert scaled == pytest.approx([2 / 3 * 3**0.5, -(3**0.5) / 3, -(3**0.5) / 3, 0, 0, 0])
+    cut = rows_with([1, 0], "aa", truncated=True)
+    assert advantages.expected(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
+
+
+def test_components_are_normalised_before_they_are_weighed() -> None:
+    rows = rows_with([1.1, 0.1], "aa")
+    rows[0].rewards, rows[1].rewards = {"right": 1.0, "form": 0.1}, {"right": 0.0, "form": 0.1}
+    settings = Settings(components="normalize_then_sum", scale="group", scale_epsilon=0.0)
+    assert advantages.expected(rows, settings) == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+@pytest.mark.parametrize("bound", ["clip", "cap"])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_slopes_are_the_derivatives_of_the_loss(bound: str, ratio: str, estimator: str) -> None:
+    """The loss as a formula of torch, whose derivative autograd takes."""
+    random = torch.Generator().manual_seed(0)
+    n, rows = 12, torch.tensor([0] * 5 + [1] * 7)
+    lp, old, ref = (-torch.rand(n, generator=random, dtype=torch.float64) * 2 for _ in range(3))
+    old, lp = lp + (old + 1) * 0.4, lp.requires_grad_()
+    a = torch.where(rows == 0, 0.7, -0.4).double()
+    w, c = torch.rand(n, generator=random, dtype=torch.float64), torch.rand(n, generator=random, dtype=torch.float64)
+    s = Settings(bound=bound, ratio=ratio, kl_beta=0.3, kl_estimator=estimator, delta=1.5 if bound == "clip" else None)
+    log_ratio = lp - old
+    if ratio == "sequence":
+        means = torch.stack([log_ratio[rows == k].mean() for k in (0, 1)])[rows].detach()
+        log_ratio = means + log_ratio - log_ratio.detach()
+    r = log_ratio.exp()
+    if bound == "cap":
+        gain = r.detach().clamp(max=1.2) * a * lp
+    else:
+        free = torch.where((a < 0) & (r > 1.5), torch.full_like(r, 1.5), r)
+        gain = torch.minimum(free * a, r.clamp(0.8, 1.2) * a)
+    apart = lp - ref
+    kl = {"k1": apart, "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}[estimator]
+    total = (w * (-c * gain + 0.3 * (lp - old).exp().detach() * kl)).sum()
+    (wanted,) = torch.autograd.grad(total, lp)
+    tokens = loss.Tokens(*(t.detach().numpy() for t in (a, w, c, lp, old)), rows.numpy(), ref.numpy())
+    assert loss.slopes(tokens, s) == pytest.approx(wanted.numpy(), abs=1e-12)
+
+
+def test_weights_of_the_reductions() -> None:
+    rows = rows_with([0, 1], "aa")
+    rows[1].loss_mask = np.array([False, False, True])
+    assert loss.weights(rows, rows, Settings(reduction="rows")) == [1 / 4, 1 / 2]
+    assert loss.weights(rows, rows, Settings(reduction="constant", max_tokens=10)) == [1 / 20, 1 / 20]
+    assert loss.weights(rows, rows, Settings(reduction="minibatch_tokens")) == [1 / 3, 1 / 3]
+    assert loss.weights(rows[:1], rows, Settings(reduction="step_tokens", num_minibatches=2)) == [2 / 3]
+
+
+def test_three_updates_are_those_of_torch() -> None:
+    s = Settings(
+        learning_rate=0.1, beta1=0.8, beta2=0.9, weight_decay=0.2, max_norm=1.0, num_steps=10, schedule="cosine"
+    )
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    theirs = torch.optim.AdamW([parameter], lr=0.1, betas=(0.8, 0.9), weight_decay=0.2)
+    mine = AdamW({"w": parameter.detach().numpy()}, s)
+    for step, values in enumerate(([3.0, 1.0, -2.0], [0.1, 0.2, 0.1], [-5.0, 0.0, 1.0])):
+        gradient = torch.tensor(values, dtype=torch.float64)
+        parameter.grad = gradient.clone()
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+        theirs.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
+        theirs.step()
+        mine.update({"w": gradient.numpy()}, step)
+    assert mine.weights["w"] == pytest.approx(parameter.detach().numpy(), abs=1e-12)
+
+
+def test_the_schedule() -> None:
+    s = Settings(learning_rate=1.0, warmup=2, num_steps=6, schedule="linear")
+    assert [rate(s, k) for k in range(6)] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_draws_at_another_temperature_are_far_from_the_mean() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 30, generator=random) * 2
+    for temperature, low, high in ((1.0, -4, 4), (0.7, 8, 99), (1.4, -99, -8)):
+        drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)[:, 0]
+        assert low < sampling.measure(logits, drawn, 1.0).z < high
+
+
+def test_only_what_leaves_a_twentieth_is_accepted() -> None:
+    expected, observed = np.zeros(10), np.ones(10)
+
+    def of(share: float) -> Condition:
+        return Condition("x", lambda _: iter([(f"{share}", observed * share)]))
+
+    assert explain([of(0.9)], None, observed, expected) is None
+    found = explain([of(0.9), of(0.97), of(1.0)], None, observed, expected)
+    assert found is not None and found.what == "1.0"
+    one = observed * 0
+    one[0] = 1000.0
+    observed = observed + one  # a number that fits the one large gap explains no others
+    assert explain([Condition("x", lambda _: iter([("one", one)]))], None, observed, expected) is None
+
+
+def test_a_made_record_is_right(made_record: Made) -> None:
+    record = made_record()
+    assert [row.advantage for row in record.rows] == pytest.approx(
+        list(advantages.expected(record.rows, record.settings))
+    )

@@ -1,0 +1,126 @@
+"""A run that is set up, as the doctor's stages examine it, and the records of its first training steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from plumbob.doctor.record import StepRecord
+from plumbob.rollout import Sample, Sampling
+from plumbob.trainer.doctor.subject import Subject, undone
+from plumbob.trainer.inference.errors import SyncError
+from plumbob.trainer.inference.weight_sync import sync_weights
+from plumbob.trainer.rollouts.collect import RolloutSource
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training import step as training_step
+
+MICROBATCH = 4096
+"""Tokens of a microbatch in a recorded step of the doctor."""
+
+
+@dataclass
+class LiveRun:
+    """`plumbob.doctor.reference.live.Live` for a run of this trainer."""
+
+    subject: Subject
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        policy = self.subject.run.policy
+        return {name: policy.sharding.local(p) for name, p in policy.trainable.items()}
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        policy = self.subject.run.policy
+        return {name: policy.sharding.local(p) for name, p in policy.sharding.parameters.items()}
+
+    def changed(self) -> None:
+        self.subject.run.policy.sharding.changed()
+
+    def undone(self) -> AbstractContextManager[object]:
+        return undone(self.subject.run)
+
+    def sync(self) -> None:
+        run = self.subject.run
+        sync_weights(run.policy, run.engine, run.parity_row, checked=False)
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
+        run = self.subject.run
+        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids, seed=seed)
+        room = run.config.max_context - tokens
+        made = self.subject.generate(
+            [list(p)[:room] for p in prompts], sampling, [seed * 1000 + k for k in range(len(prompts))]
+        )
+        return [(list(one.token_ids), list(one.logprobs)) for one in made]
+
+    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
+        samples = [Sample(list(ids), list(at), [0.0] * len(ids), 0.0, "", "", False) for ids, at in rows]
+        return [scores.double().numpy() for scores in self.subject.score(samples)]
+
+    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        run = self.subject.run
+        sharding, began = run.policy.sharding, run.state.step
+        run.state.step = step
+        try:
+            training_step.set_learning_rate(run)
+            sharding.zero_grad()
+            for name, parameter in sharding.trainable.items():
+                parameter.grad = gradients[name].to(parameter).clone()
+            sharding.update()
+            sharding.zero_grad()
+        finally:
+            run.state.step = began
+
+    def save(self, folder: Path) -> None:
+        self.subject.run.policy.save_final(folder)
+
+
+@dataclass
+class Kept:
+    """A sink that keeps the record of every step, and the weights that each of them began with."""
+
+    live: LiveRun
+    records: list[StepRecord] = field(default_factory=list)
+    weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._remember()
+
+    def _remember(self) -> None:
+        self.weights.append({name: t.detach().cpu().clone() for name, t in self.live.tensors().items()})
+
+    def wants(self, step: int) -> bool:
+        return True
+
+    def keep(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self._remember()
+
+
+def record_steps(subject: Subject, count: int) -> Kept:
+    """Take `count` training steps as `train` does, record them, and undo them. Raises RunFailed.
+
+    A weight sync that is refused ends them; its step is recorded.
+    """
+    run, kept = subject.run, Kept(LiveRun(subject))
+    before = copy.copy(vars(run.state))
+    interruption = Interruption()
+    try:
+        with (
+            undone(run),
+            closing(RolloutSource(run.sampler, run.world, subject.runner, interruption, kept.wants)) as source,
+        ):
+            # Small microbatches, so that what depends on them shows.
+            run.state.microbatch_tokens = min(run.state.microbatch_tokens, MICROBATCH)
+            for _ in range(count):
+                training_step.train_step(run, source, interruption, lambda _: None, kept)
+                run.state.step += 1
+    except SyncError:
+        pass  # the record of that step has what the engine serves
+    finally:
+        vars(run.state).update(before)
+        sync_weights(run.policy, run.engine, run.parity_row, checked=False)
+    return kept

@@ -1,0 +1,54 @@
+"""The requests of a group's rollouts to the engine, for the record of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import verifiers.v1 as vf
+from plumbob.rollout import Completion, Engine, Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to the engine that was answered."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    completion: Completion
+
+
+class RequestLog:
+    """An engine that asks another one, and remembers what was asked and answered."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._answered: list[Request] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        asked = tuple(prompt_ids)
+        completion = await self._engine.generate(prompt_ids, sampling)
+        self._answered.append(Request(asked, sampling, completion))
+        return completion
+
+    def by_trace(self, traces: Sequence[vf.Trace]) -> dict[str, list[Request]]:
+        """Id of a trace -> the requests of its turns, in order. A turn without a request is left out.
+
+        A turn's request is the one with its ids, and of several the one with its prompt: requests that agree in both are equal.
+        """
+        left = list(self._answered)
+        found: dict[str, list[Request]] = {}
+        for trace in traces:
+            own = found[trace.id] = []
+            before: list[int] = []
+            for node in trace.nodes:
+                sampled = tuple(t for t, m in zip(node.token_ids, node.mask, strict=True) if m)
+                if sampled:
+                    prompt = (*before, *node.token_ids[: len(node.token_ids) - len(sampled)])
+                    fitting = [r for r in left if r.completion.token_ids == sampled]
+                    fitting.sort(key=lambda r: (r.prompt_ids != prompt, r.completion.logprobs != tuple(node.logprobs)))
+                    own += fitting[:1]
+                    if fitting:
+                        left.remove(fitting[0])
+                before += node.token_ids
+        return found

@@ -1,0 +1,350 @@
+"""Fills the doctor's record of one training step. Nothing of it runs in a step that is not recorded."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+import verifiers.v1 as vf
+from plumbob.doctor import record as records
+from plumbob.rollout import EngineError, Sample, verifiers_messages
+from plumbob.rollout.verifiers_adapter import schemas_of
+from plumbob.trainer.algorithm.losses import LossInputs
+
+if TYPE_CHECKING:
+    from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.rollouts.batch import Batch
+    from plumbob.trainer.training.minibatches import Minibatch
+    from plumbob.trainer.training.run import Run
+
+AT_RANDOM = 48
+"""Entries of each trained tensor that are drawn at random for the record."""
+LARGEST = 16
+"""Entries of each trained tensor with the largest gradients, which are added: most of an embedding's are 0."""
+MOVED = (0.6, -0.6, 0.05, -0.05)
+"""Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
+within them."""
+APART = (0.5, -0.3, -0.5, 0.3, 0.1)
+"""The same of the policy's and the reference's."""
+REDUCTIONS: dict[str, Any] = {"grpo": "rows", "gspo": "rows", "dr_grpo": "constant", "bnpo": "minibatch_tokens"}
+"""Loss types whose token weights do not come from the whole step's number of tokens."""
+
+
+class Recording:
+    """The record of the training step that is under way. `train_step` calls its methods in the order in which they stand."""
+
+    def __init__(self, run: Run, step: int) -> None:
+        self.run = run
+        self.record = records.StepRecord(
+            step, settings_of(run), processes=run.world.size, trainer=f"plumbob-trainer {version('plumbob-trainer')}"
+        )
+        self._row_of: dict[int, int] = {}
+        self._slopes: list[list[torch.Tensor]] = []
+        self._inputs: list[tuple[list[Sample], LossInputs]] = []
+        self._sampled: dict[str, torch.Tensor] = {}
+
+    def begin(
+        self,
+        batch: Batch,
+        advantages: Sequence[float],
+        kl_sums: Sequence[float] | None,
+        minibatches: Sequence[Minibatch],
+    ) -> None:
+        """The step's rollouts, rows and advantages. The minibatches are recorded from now on."""
+        self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
+        traces = {trace.id: trace for trace in batch.traces}
+        members: dict[str, int] = {}
+        for i, (sample, advantage) in enumerate(zip(batch.samples, advantages, strict=True)):
+            self._row_of[id(sample)] = i
+            member = members[sample.group] = members.get(sample.group, -1) + 1
+            row = row_of(sample, member, advantage, traces.get(sample.trace_id))
+            row.kl_sum = None if kl_sums is None else kl_sums[i]
+            self.record.rows.append(row)
+        for minibatch in minibatches:
+            minibatch.recording = self
+
+    def _rollout(self, trace: vf.Trace, batch: Batch) -> records.Rollout:
+        tools = schemas_of(trace.tools or [])
+        if tools and tools not in self.record.tools:
+            self.record.tools.append(tools)
+        return records.Rollout(
+            name=trace.id,
+            task=str(trace.task.hash or trace.task.key),
+            reward=trace.reward,
+            rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
+            requests=[
+                records.Request(
+                    np.array(asked.prompt_ids, np.int32),
+                    np.array(asked.completion.token_ids, np.int32),
+                    np.array(asked.completion.logprobs, np.float32),
+                    records.Sampling(
+                        asked.sampling.max_tokens,
+                        asked.sampling.temperature,
+                        asked.sampling.top_p,
+                        asked.sampling.top_k,
+                        asked.sampling.min_p,
+                        list(asked.sampling.stop_token_ids),
+                        asked.sampling.seed,
+                    ),
+                    asked.completion.finish_reason,
+                    asked.completion.policy_version,
+                )
+                for asked in (batch.requests or {}).get(trace.id, ())
+            ],
+            messages=[verifiers_messages.to_openai(node.message) for node in trace.nodes],
+            tools=self.record.tools.index(tools) if tools else -1,
+            truncated=trace.is_truncated or trace.is_timeout,
+        )
+
+    def update_begins(self, rows: Sequence[Sample]) -> None:
+        """An optimizer step on these rows begins."""
+        self.record.updates.append(records.Update(members=[self._row_of.get(id(row), -1) for row in rows]))
+
+    def passes_begin(self) -> None:
+        """The passes of the optimizer step begin: for the first time, or again in smaller microbatches."""
+        self._slopes.clear()
+        self._inputs.clear()
+        self.record.updates[-1].trial = None
+
+    def microbatch(
+        self, rows: Sequence[Sample], inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]
+    ) -> None:
+        """The inputs of a microbatch's loss, before its backward pass. `loss`: the same loss of other inputs."""
+        slopes: list[torch.Tensor] = []
+        if inputs.logprobs.requires_grad:
+            # The hook holds nothing but this list: one that held a tensor of the graph would keep it for ever.
+            inputs.logprobs.register_hook(_keeping(slopes))
+        self._slopes.append(slopes)
+        self._inputs.append((list(rows), _detached(inputs)))
+        update = self.record.updates[-1]
+        if update.trial is None and len(self.record.updates) == 1 and inputs.logprobs.requires_grad:
+            with suppress(RuntimeError, TypeError, AttributeError):  # a loss that takes other inputs
+                update.trial = trial_of(inputs, loss)
+
+    def gradients(self) -> None:
+        """The gradient is complete, and the weights are not yet updated."""
+        update, sharding = self.record.updates[-1], self.run.policy.sharding
+        update.trained = self._trained_rows()
+        self._slopes.clear()
+        self._inputs.clear()
+        self._sampled.clear()
+        if sharding.kind != "replicated" or self.run.world.size > 1:
+            return  # a process knows its own part of the gradient alone
+        groups = {id(p): group for group in self.run.optimizer.param_groups for p in group["params"]}
+        for name, parameter in sharding.trainable.items():
+            gradient = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
+            at = _entries(name, parameter.numel(), gradient)
+            self._sampled[name] = at
+            group, state = groups.get(id(parameter), {}), self.run.optimizer.state.get(parameter, {})
+            update.tensors.append(
+                records.TensorSample(
+                    name,
+                    list(parameter.shape),
+                    at.cpu().numpy(),
+                    before=_numbers(parameter.detach().reshape(-1)[at]),
+                    after=np.zeros(0, np.float32),
+                    gradient=None if gradient is None else _numbers(gradient[at]),
+                    gradient_norm=0.0 if gradient is None else gradient.float().norm().item(),
+                    learning_rate=float(group.get("lr", math.nan)),
+                    weight_decay=float(group.get("weight_decay", 0.0)),
+                    betas=[float(beta) for beta in group.get("betas", ())],
+                    moments_before=_moments(state, at),
+                )
+            )
+
+    def updated(self, norm: float) -> None:
+        """The optimizer step has been taken. `norm`: of the whole gradient before clipping."""
+        update, trainable = self.record.updates[-1], self.run.policy.sharding.trainable
+        update.norm = norm
+        for tensor in update.tensors:
+            parameter, at = trainable[tensor.name], self._sampled[tensor.name]
+            state = self.run.optimizer.state.get(parameter, {})
+            tensor.after = _numbers(parameter.detach().reshape(-1)[at])
+            tensor.moments_after = _moments(state, at)
+            tensor.updates = int(state.get("step", 0))
+
+    def finish(self, seconds: Mapping[str, float]) -> records.StepRecord:
+        """The whole record, after the weight sync."""
+        run, record = self.run, self.record
+        if record.updates and not record.updates[0].trained:  # no row had a gradient: the rows were scored nevertheless
+            record.updates[0].trained = self._trained_rows()
+        for one in reversed([one for update in record.updates for one in update.trained]):
+            row = record.rows[one.row]
+            row.logprobs = one.old_logprobs if run.updates_per_step > 1 else one.logprobs
+            row.reference_logprobs = one.reference_logprobs
+        if run.world.size == 1:
+            ids = run.parity_row.token_ids
+            with suppress(EngineError), torch.no_grad():
+                served = np.array(run.engine.score(ids), np.float32)
+                trained = run.policy.score([run.parity_row], 1.0).logprobs
+                record.served = records.Served(
+                    np.array(ids, np.int32), _numbers(trained), served, version=run.engine.version
+                )
+        on_gpu = run.world.device.type == "cuda"
+        record.memory_bytes = torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss
+        record.seconds = {name.removeprefix("time/"): value for name, value in seconds.items()}
+        return record
+
+    def _trained_rows(self) -> list[records.TrainedRow]:
+        """What the microbatches' losses were given and gave, row by row."""
+        found = []
+        for k, ((rows, inputs), slopes) in enumerate(zip(self._inputs, self._slopes, strict=True)):
+            counts = [row.num_sampled for row in rows]
+            columns = (inputs.advantages, inputs.weights, inputs.logprobs, inputs.old_logprobs, inputs.corrections)
+            optional = (inputs.ref_logprobs, slopes[0] if slopes else None)
+            if any(t is not None and len(t) != sum(counts) for t in (*columns, *optional)):
+                continue  # rows that cannot be told apart: the record says nothing of them
+            parts = [[None] * len(rows) if t is None else map(_numbers, t.split(counts)) for t in (*columns, *optional)]
+            for row, *values in zip(rows, *parts, strict=True):
+                found.append(records.TrainedRow(self._row_of.get(id(row), -1), k, *values))
+        return found
+
+
+def row_of(sample: Sample, member: int, advantage: float, trace: vf.Trace | None) -> records.Row:
+    """A sample as a row of the record. `trace`: of its rollout, if this process played it."""
+    origins = None
+    if trace is not None:
+        names = {name: i for i, name in enumerate(records.ORIGINS)}
+        of_trace = [
+            names.get(node.message.role, 0) if inside else 0
+            for node in trace.nodes
+            for inside in node.is_content or [False] * len(node.token_ids)
+        ]
+        if len(of_trace) == len(sample.token_ids):
+            origins = np.array(of_trace, np.int8)
+    return records.Row(
+        rollout=sample.trace_id,
+        group=sample.group,
+        member=member,
+        token_ids=np.array(sample.token_ids, np.int32),
+        loss_mask=np.array(sample.loss_mask, bool),
+        reward=sample.reward,
+        advantage=advantage,
+        rewards=dict(sample.rewards),
+        reward_weights=dict(sample.reward_weights),
+        truncated=sample.truncated,
+        origins=origins,
+        sampling_logprobs=np.array(sample.sampled_logprobs, np.float32),
+    )
+
+
+def settings_of(run: Run) -> records.Settings:
+    """The run's settings by the record's names."""
+    config: TrainConfig = run.config
+    objective, advantages, (correction, cap) = run.objective, config.advantages(), config.correction()
+    schedule: Any = "constant" if config.lr_scheduler_type == "constant_with_warmup" else config.lr_scheduler_type
+    lora: dict[str, Any] = {}
+    if config.peft:
+        lora = {
+            "adapter": "lora",
+            "lora_rank": config.lora_r,
+            "lora_alpha": float(config.lora_alpha),
+            "lora_dropout": config.lora_dropout,
+            "lora_targets": config.lora_targets.split(","),
+        }
+    return records.Settings(
+        model=str(run.policy.model.name_or_path),
+        precision="bfloat16" if config.bf16 else "float32",
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        chat_template=run.tokenizer.chat_template,
+        group_size=config.num_generations,
+        baseline=advantages.baseline,
+        scale=advantages.scale,
+        scale_epsilon=advantages.scale_epsilon,
+        components=advantages.aggregation,
+        reward_weights=dict(advantages.reward_weights),
+        random_rewards=config.random_rewards,
+        overlong=advantages.overlong,
+        overlong_penalty=advantages.overlong_penalty,
+        loss=config.loss_type,
+        reduction=REDUCTIONS.get(config.loss_type, "step_tokens"),
+        ratio="sequence" if config.loss_type == "gspo" else "token",
+        bound="cap" if config.loss_type == "cispo" else "clip",
+        epsilon=objective.epsilon,
+        epsilon_high=objective.epsilon_high,
+        delta=objective.delta,
+        kl_beta=config.kl_beta,
+        kl_place=config.kl_placement,
+        kl_estimator=objective.kl_estimator,
+        correction=correction,
+        correction_cap=cap,
+        learning_rate=config.learning_rate or 0.0,
+        schedule=schedule,
+        warmup=config.warmup_steps,
+        num_steps=config.max_steps,
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        weight_decay=config.weight_decay,
+        max_norm=config.max_grad_norm,
+        num_minibatches=config.num_minibatches,
+        num_iterations=config.num_iterations,
+        num_tensors=len(run.policy.sharding.trainable),
+        **lora,
+    )
+
+
+def trial_of(inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]) -> records.LossTrial:
+    """Ask the loss for the slopes of the microbatch's tokens with moved old and reference log-probabilities."""
+    own = inputs.logprobs.detach().clone().requires_grad_()
+
+    def moved(by: Sequence[float]) -> torch.Tensor:
+        steps = torch.tensor(by, device=own.device, dtype=own.dtype)
+        return own.detach() - steps[torch.arange(len(own), device=own.device) % len(by)]
+
+    old, reference = moved(MOVED), None if inputs.ref_logprobs is None else moved(APART)
+    asked = LossInputs(own, old, inputs.advantages, inputs.weights, inputs.rows, inputs.corrections, reference)
+    with torch.enable_grad():
+        (slopes,) = torch.autograd.grad(loss(asked), own)
+    return records.LossTrial(
+        rows=inputs.rows.cpu().numpy().astype(np.int32),
+        logprobs=_numbers(own),
+        old_logprobs=_numbers(old),
+        advantages=_numbers(inputs.advantages),
+        weights=_numbers(inputs.weights),
+        corrections=_numbers(inputs.corrections),
+        slopes=_numbers(slopes),
+        reference_logprobs=None if reference is None else _numbers(reference),
+    )
+
+
+def _keeping(slopes: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    """A hook that puts a copy of the gradient into the list."""
+    return lambda gradient: slopes.append(gradient.detach().clone())
+
+
+def _detached(inputs: LossInputs) -> LossInputs:
+    """The same numbers without their graph, which is freed after the backward pass."""
+    kept: dict[str, Any] = {name: None if t is None else t.detach() for name, t in vars(inputs).items()}
+    return LossInputs(**kept)
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _entries(name: str, size: int, gradient: torch.Tensor | None) -> torch.Tensor:
+    """Indices of the entries of a tensor that are recorded; those drawn at random depend on its name and size alone."""
+    random = np.random.default_rng(zlib.crc32(name.encode())).integers(0, size, min(AT_RANDOM, size))
+    device = "cpu" if gradient is None else gradient.device
+    at = torch.from_numpy(np.unique(random)).to(device)
+    if gradient is None:
+        return at
+    return torch.cat([at, gradient.abs().topk(min(LARGEST, size)).indices]).unique()
+
+
+def _moments(state: Mapping[str, Any], at: torch.Tensor) -> np.ndarray | None:
+    """[2, W]: Adam's moments of these entries; None if the optimizer has none."""
+    if "exp_avg" not in state or "exp_avg_sq" not in state:
+        return None
+    return np.stack([_numbers(state[name].reshape(-1)[at]) for name in ("exp_avg", "exp_avg_sq")])

@@ -1,0 +1,124 @@
+"""Records of training steps: they change nothing, hold what the step did, and the doctor's stages agree with them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from plumbob.doctor import record as records
+from plumbob.doctor import stages
+from plumbob.doctor.reference.model import load
+from plumbob.doctor.reference.rows import load_tokenizer
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.world import World
+from plumbob.trainer.doctor.live import LiveRun, record_steps
+from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.rollouts.collect import RolloutSource
+from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.setup import set_up
+from plumbob.trainer.training.step import train_step
+from plumbob.trainer.training.train import run
+
+HERE = World(0, 1, torch.device("cpu"))
+QUICK = {
+    "batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_tokens": 40,
+    "eval_examples": 0,
+    "max_steps": 4,
+    "learning_rate": 1e-3,
+    "report": False,
+}
+SETTINGS = [
+    {},
+    {"peft": True, "lora_dropout": 0.1, "bf16": True},
+    {"num_minibatches": 2, "num_iterations": 2, "kl_beta": 0.1, "microbatch_tokens": 1500},
+]
+
+
+class Sink:
+    """Keeps the records of all steps, or wants none."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted, self.records = wanted, []
+
+    def wants(self, step: int) -> bool:
+        return self.wanted
+
+    def keep(self, record: records.StepRecord) -> None:
+        self.records.append(record)
+
+
+def two_steps(folder: Path, wanted: bool, **settings) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], Sink]:
+    """(metrics of two steps, weights after them, the sink)."""
+    run_ = set_up(TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": str(wanted), **settings}), HERE, None)
+    sink, found, interruption = Sink(wanted), [], Interruption()
+    with run_.lock, closing(run_.engine), asyncio.Runner() as runner:
+        source = RolloutSource(run_.sampler, HERE, runner, interruption, sink.wants)
+        for _ in range(2):
+            metrics, _ = train_step(run_, source, interruption, lambda _: None, sink)
+            run_.state.step += 1
+            found.append({k: v for k, v in metrics.items() if not k.startswith(("time/", "memory/", "system/"))})
+        weights = {name: p.detach().clone() for name, p in run_.policy.trainable.items()}
+    return found, weights, sink
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_recorded_step_is_the_same_step_to_the_last_bit(tmp_path, settings):
+    plain, recorded = two_steps(tmp_path, False, **settings), two_steps(tmp_path, True, **settings)
+    assert plain[0] == recorded[0]
+    assert all(torch.equal(w, recorded[1][name]) for name, w in plain[1].items())
+    assert not plain[2].records and len(recorded[2].records) == 2
+
+
+def test_a_record_holds_what_the_step_did(tmp_path):
+    metrics, weights, sink = two_steps(tmp_path, True, microbatch_tokens=1500)
+    first, second = sink.records
+    assert [r.step for r in sink.records] == [0, 1] and len(first.rows) == len(first.rollouts) == 16
+    assert all(rollout.requests and rollout.messages for rollout in first.rollouts)
+    (update,) = first.updates
+    assert len({t.microbatch for t in update.trained}) > 1
+    assert sum(len(t.slopes) for t in update.trained) == metrics[0]["train/tokens"]
+    assert update.norm == pytest.approx(metrics[0]["optimizer/grad_norm"])
+    assert {t.name for t in update.tensors} == set(weights)
+    for now, then in zip(second.updates[0].tensors, update.tensors, strict=True):
+        assert now.updates == 2 and now.moments_before is not None
+        assert np.isin(now.before[np.isin(now.indices, then.indices)], then.after).all()
+    after = {t.name: t for t in second.updates[0].tensors}
+    for name, tensor in weights.items():
+        assert np.array_equal(tensor.reshape(-1)[torch.from_numpy(after[name].indices)].numpy(), after[name].after)
+    records.write(first, tmp_path / "first.npz")
+    tokens = sum(len(row.token_ids) for row in first.rows)
+    assert (tmp_path / "first.npz").stat().st_size < 20 * tokens + 4000 * len(weights)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[::2], ids=str)
+def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
+    subject = load_subject(TrainConfig(**{**QUICK, **settings}), HERE, tmp_path, lambda _: None, groups=4)
+    with closing(subject):
+        kept = record_steps(subject, 2)
+        before = {name: t.clone() for name, t in kept.live.tensors().items()}
+        plain, tokenizer = load(kept.records[0].settings), load_tokenizer(kept.records[0].settings)
+        found = stages.examine(stages.Examined(kept.records[0], plain, tokenizer, LiveRun(subject), rows=8), every=True)
+        assert [str(o) for o in found if o.verdict != "pass"] == []
+        with plain.having(kept.weights[1]):
+            later = stages.Examined(kept.records[1], plain, tokenizer, rows=8, previous=kept.records[0])
+            found = stages.examine(later, every=True)
+        assert [str(o) for o in found if o.verdict == "fail"] == []
+        assert all(torch.equal(t, before[name]) for name, t in kept.live.tensors().items())
+
+
+def test_a_run_has_records_of_its_first_steps_also_after_it_was_resumed(tmp_path):
+    config = TrainConfig(**{**QUICK, "output_dir": str(tmp_path), "run_name": "r", "save_steps": 1})
+    assert run(config) == 0
+    folder = tmp_path / "r" / "records"
+    assert sorted(p.name for p in folder.iterdir()) == [f"step_0000{k}.npz" for k in (1, 2, 3)]
+    assert run(dataclasses.replace(config, max_steps=6), resume_from=tmp_path / "r") == 0
+    assert sorted(p.name for p in folder.iterdir()) == [f"step_0000{k}.npz" for k in (1, 2, 3, 5, 6)]
+    assert records.read(folder / "step_00005.npz").step == 4

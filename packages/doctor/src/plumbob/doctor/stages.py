@@ -558,7 +558,11 @@ def corrections(x: Examined) -> Outcome:
 
 def slopes(x: Examined) -> Outcome:
     """The loss has the slope of its formula in every token's log-probability."""
-    out = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision])
+    out, s = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision]), x.record.settings
+    if s.kl_beta and s.kl_place == "loss" and s.kl_estimator == "k1":  # arXiv:2510.01555: its gradient is 0 on average
+        return _fail(
+            out, None, "kl-term-wrong", "the settings have the KL estimator k1 in the loss, where it only adds noise"
+        )
     for update in x.record.updates:
         trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
@@ -840,24 +844,29 @@ def served(x: Examined) -> Outcome:
     out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
     if out.gap <= out.limit:
         return out
-    named = next((o for o in known_change(x) if o.verdict == "fail" and o.what), None)  # a known change tells why
+    named = next((o for o in known_change(x)[:1] if o.verdict == "fail" and o.what), None)  # a known change tells why
     return _fail(out, Explanation(named.cause or "", named.what, 0.0) if named else None, "weights-not-synced")
 
 
-def _known_change(x: Examined, live: Live, prompt: Sequence[int]) -> None:
-    """Change all trained weights so far that log-probabilities move by `LARGE` nats."""
+def _known_change(x: Examined, live: Live, seed: int) -> None:
+    """Change all trained weights so far that log-probabilities of sampled tokens move by `LARGE` nats.
+
+    Of sampled ones, because a policy that is sure of its replies changes them far later than those of its prompts.
+    """
     assert x.plain is not None
-    ids, at = list(prompt), [i > 0 for i in range(len(prompt))]
-    before, start = x.plain.logprobs(ids, at), {n: t.detach().clone() for n, t in live.tensors().items()}
-    random = torch.Generator().manual_seed(1)
-    noise = {
-        n: torch.randn(t.shape, generator=random).to(t) * 0.1 * (t.float().square().mean().sqrt() or 0.2)
-        for n, t in start.items()
-    }
-    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+    plain, start = x.plain, {n: t.detach().clone() for n, t in live.tensors().items()}
+    rows_ = [(x.record.rows[i].token_ids.tolist(), x.record.rows[i].loss_mask.tolist()) for i in x.drawn[:4]]
+
+    def score() -> np.ndarray:
+        return np.concatenate([plain.logprobs(ids, at) for ids, at in rows_])
+
+    before, random, moved = score(), torch.Generator().manual_seed(seed), start
+    size = {n: 0.1 * (t.float().square().mean().sqrt().item() or 0.2) for n, t in start.items()}
+    noise = {n: torch.randn(t.shape, generator=random).to(t) * size[n] for n, t in start.items()}
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
         moved = {n: t + factor * noise[n] for n, t in start.items()}
-        with x.plain.having(moved):
-            if np.abs(x.plain.logprobs(ids, at) - before).mean() >= LARGE:
+        with plain.having(moved):
+            if np.abs(score() - before).mean() >= LARGE:
                 break
     with torch.no_grad():
         for name, tensor in live.tensors().items():
@@ -877,11 +886,21 @@ def known_change(x: Examined) -> list[Outcome]:
         return [_skip(sync, why), _skip(saved, why)]
     plain, live = x.plain, x.live
     with live.undone():
+        # Two changes, so that weights of the sync before are no longer those of the model's folder.
+        _known_change(x, live, 1)
+        live.sync()
         old = {n: t.detach().clone() for n, t in live.tensors().items()}
         live.generate(asked, 4, 1)  # an engine that caches prompts now has those of the old weights
-        _known_change(x, live, asked[0])
+        _known_change(x, live, 2)
         new = {n: t.detach().clone() for n, t in live.tensors().items()}
         live.sync()
+        if any(not torch.equal(t, new[n]) for n, t in live.tensors().items()):
+            lora = "adapter-scale-differs" if x.record.settings.adapter else "update-differs-from-settings"
+            what = Explanation(lora, "a weight sync that changes the trainer's own weights", 0.0)
+            return [
+                _fail(sync, what, "", "the trainer's weights are others after the sync than before"),
+                _skip(saved, ""),
+            ]
         replies = live.generate(asked, 16, 2)
         pairs = [(p, r) for p, r in zip(asked, replies, strict=True) if r[0]]
         rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]

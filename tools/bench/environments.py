@@ -38,8 +38,8 @@ from plumbob.trainer.rollouts.tasks import load_environments
 
 BEHIND = ("batches_changed", "chat_method", "rows_changed")
 """Functions that inject a fault behind the environment: into rows, batches or the chat template."""
-OTHERS = ("rollouts-fail", "not-finite", "rewards-of-other-rollouts", "prompt-incomplete", "truncated-rollouts")
-"""Causes that an environment may be to blame for, although their stage is another one."""
+OTHERS = "environment-fails environment-hangs reward-not-finite rewards-of-other-rollouts tools-not-in-prompt truncated-context"
+"""Causes (of the old catalogue) that an environment may be to blame for, although their stage is another one."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -53,8 +53,9 @@ def pool(kind: str) -> dict[str, Any]:
 
 
 def _in_environment(cause: str) -> bool:
-    new = NEW_IDS[cause]
-    return CAUSES[new].stage in ("tasks", "grading", "tools", "evaluation") or new in OTHERS
+    new = NEW_IDS.get(cause, "calls-not-read")
+    own = CAUSES[new].stage in ("tasks", "grading", "tools", "evaluation") and new != "calls-not-read"
+    return own or cause in OTHERS.split()
 
 
 class Forked(VerifiersPlayer):

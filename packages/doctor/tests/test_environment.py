@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,16 @@ from plumbob.doctor.environment.table import TABLE, examine, judge, lines
 from plumbob.doctor.environment.tasks import rank_correlation
 from plumbob.doctor.environment.transcripts import OTHER_WORDS
 
-WORDS = ["amber", "apple", "arrow", "basin", "beach", "berry", "bread", "brick", "bridge", "brush", "cabin", "candle", "canyon", "castle", "cedar", "chair", "cherry", "cloud"]
+WORDS = (
+    *["amber", "apple", "arrow", "basin", "beach", "berry", "bread", "brick", "bridge", "brush"],
+    *["cabin", "candle", "canyon", "castle", "cedar", "chair", "cherry", "cloud"],
+)
 RULES = (
     "Look up the start key with the tool, then each next key that it names. End with the value alone, on the last line."
 )
+
+
+RUN = RunSettings(at_once=16, taken=200, turn_characters=200)
 
 
 class Hang(Exception):
@@ -34,7 +41,7 @@ def make_tasks(split: str, count: int) -> list[Task]:
         keys = [str(draw.randint(1000, 9999)) for _ in range(number % 3 + 1)]
         word = draw.choice(WORDS)
         story = f"The door of room {keys[0]} is made of {draw.choice(WORDS)} and of {draw.choice(WORDS)}, as all know."
-        table = {key: f"next={after}" for key, after in zip(keys, keys[1:], strict=False)} | {keys[-1]: f"value={word}"}
+        table = {key: f"next={after}" for key, after in itertools.pairwise(keys)} | {keys[-1]: f"value={word}"}
         fields = {"answer": word, "table": table, "story": story}
         made.append(Task(f"{split}-{number}", split, fields, f"Start key: {keys[0]}"))  # type: ignore[arg-type]
     return made
@@ -74,7 +81,7 @@ class Toy:
     ideal: Callable[[Toy, Task], Played | None] = lambda toy, task: None
     train: list[Task] = field(default_factory=lambda: make_tasks("train", 90))
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
-    settings: RunSettings = RunSettings(at_once=16, taken=200, turn_characters=200)
+    settings: RunSettings = RUN
     tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
     form: tuple[str, bool] | None = None
     process: int = 0
@@ -205,7 +212,10 @@ def held(task: Task) -> bool:
 TRAIN, HELD = make_tasks("train", 90), make_tasks("held-out", 16)
 ORDERED = RunSettings(as_given=True, taken=200, turn_characters=200)
 FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
-    "a reward that raises for silence": ("ends", {"grade": lambda t, task, m: right(task, m) if last(m) else raises(ValueError("none"))}),
+    "a reward that raises for silence": (
+        "ends",
+        {"grade": lambda t, task, m: right(task, m) if last(m) else raises(ValueError("none"))},
+    ),
     "a reward that waits for ever": ("ends", {"grade": lambda t, task, m: raises(Hang("no end"))}),
     "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
@@ -213,28 +223,75 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
     "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
     "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),
-    "one table for all": ("other-results", {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")}),
+    "one table for all": (
+        "other-results",
+        {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
+    ),
     "too few sessions": ("ends-beside", {"find": busy}),
     "a grader that catches its errors": ("not-swallowed", {"grade": caught}),
-    "a whole reply compared": ("parsed", {
-        "grade": lambda t, task, m: float(last(m) == task.fields["answer"]),
-        "oracle_of": lambda t, task: (*own_oracle(t, task)[:-1], Turn(f"It is {task.fields['answer']}")),
-    }),
-    "silence is right in some tasks": ("not-overpaid", {"grade": lambda t, task, m: float(not last(m)) if task.fields["answer"] < "b" else right(task, m)}),
-    "some answers with a capital": ("paid", {"grade": lambda t, task, m: right(task, m) * (task.fields["answer"] not in WORDS[:6])}),
-    "an oracle that fails": ("paid", {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)}),
-    "held-out tasks scored by another class": ("scored", {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)}),
+    "a whole reply compared": (
+        "parsed",
+        {
+            "grade": lambda t, task, m: float(last(m) == task.fields["answer"]),
+            "oracle_of": lambda t, task: (*own_oracle(t, task)[:-1], Turn(f"It is {task.fields['answer']}")),
+        },
+    ),
+    "silence is right in some tasks": (
+        "not-overpaid",
+        {"grade": lambda t, task, m: float(not last(m)) if task.fields["answer"] < "b" else right(task, m)},
+    ),
+    "some answers with a capital": (
+        "paid",
+        {"grade": lambda t, task, m: right(task, m) * (task.fields["answer"] not in WORDS[:6])},
+    ),
+    "an oracle that fails": (
+        "paid",
+        {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)},
+    ),
+    "held-out tasks scored by another class": (
+        "scored",
+        {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)},
+    ),
     "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
-    "held-out tasks scored leniently": ("wrong-alike", {"grade": pays(lambda task, m: held(task) and last(m) in WORDS)}),
+    "held-out tasks scored leniently": (
+        "wrong-alike",
+        {"grade": pays(lambda task, m: held(task) and last(m) in WORDS)},
+    ),
     "ten tasks": ("enough", {"train": TRAIN[:10]}),
     "copies": ("distinct", {"train": repeats(TRAIN)}),
-    "sorted tasks": ("order", {"train": sorted(TRAIN, key=lambda task: len(task.fields["table"])), "settings": ORDERED}),
-    "answers in prompts": ("hidden", {"opening": lambda t, task: [("system", RULES), ("user", f"{task.prompt} Value: {task.fields['answer']}.")]}),
+    "sorted tasks": (
+        "order",
+        {"train": sorted(TRAIN, key=lambda task: len(task.fields["table"])), "settings": ORDERED},
+    ),
+    "answers in prompts": (
+        "hidden",
+        {"opening": lambda t, task: [("system", RULES), ("user", f"{task.prompt} Value: {task.fields['answer']}.")]},
+    ),
     "prompts without their question": ("told-apart", {"opening": lambda t, task: [("user", RULES)], "tools": {}}),
     "held-out tasks trained on": ("apart", {"train": [*TRAIN, *HELD[:8]]}),
-    "held-out tasks in other words": ("near-copies", {"held_out": [dataclasses.replace(task, key=f"held-{task.key}", prompt=f"Please begin at key {task.prompt[-4:]}!") for task in TRAIN[:16]]}),
-    "one held-out prompt": ("prompts-differ", {"opening": lambda t, task: [("system", RULES), ("user", "Begin." if held(task) else task.prompt)]}),
-    "held-out tasks with another rule": ("prompted", {"opening": lambda t, task: [("system", RULES), *([("system", "Think before you call a tool.")] if held(task) else []), ("user", task.prompt)]}),
+    "held-out tasks in other words": (
+        "near-copies",
+        {
+            "held_out": [
+                dataclasses.replace(task, key=f"held-{task.key}", prompt=f"Please begin at key {task.prompt[-4:]}!")
+                for task in TRAIN[:16]
+            ]
+        },
+    ),
+    "one held-out prompt": (
+        "prompts-differ",
+        {"opening": lambda t, task: [("system", RULES), ("user", "Begin." if held(task) else task.prompt)]},
+    ),
+    "held-out tasks with another rule": (
+        "prompted",
+        {
+            "opening": lambda t, task: [
+                ("system", RULES),
+                *([("system", "Think before you call a tool.")] if held(task) else []),
+                ("user", task.prompt),
+            ]
+        },
+    ),
     "calls in a form that nothing reads": ("call-form", {"form": ("<invoke name='find'>", False)}),
     "a parameter under another name": ("declared", {"tools": {"find": frozenset({"id"})}}),
     "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
@@ -245,18 +302,36 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
     "results of another task": ("own-task", {"find": another_story, "train": TRAIN[:48]}),
     "an index that is empty": ("needed", {"find": lambda t, task, key: "nothing found"}),
-    "the value in every result": ("not-given-away", {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"}),
+    "the value in every result": (
+        "not-given-away",
+        {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"},
+    ),
     "golds of other tasks": ("own-data", {"train": wrong_answers(TRAIN, 5)}),
     "held-out golds of other tasks": ("held-out-own-data", {"held_out": wrong_answers(HELD, 3)}),
-    "a parser that stumbles over numbers": ("read", {"grade": lambda t, task, m: right(task, m) * (not any(map(str.isdigit, last(m))))}),
-    "calls that change nothing": ("calls-count", {"grade": lambda t, task, m: 0.5 * right(task, m), "ideal": as_if_right}),
+    "a parser that stumbles over numbers": (
+        "read",
+        {"grade": lambda t, task, m: right(task, m) * (not any(map(str.isdigit, last(m))))},
+    ),
+    "calls that change nothing": (
+        "calls-count",
+        {"grade": lambda t, task, m: 0.5 * right(task, m), "ideal": as_if_right},
+    ),
     "answers at the end of prompts": ("not-given", {"opening": odd_one}),
     "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
-    "form outweighs the answer": ("cheap", {"grade": lambda t, task, m: {"form": 4.0 * (last(m).count("\n") > 5), "correct": right(task, m)}}),
-    "first letters": ("near", {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))}),
-    "calls are paid": ("vain-calls", {"grade": lambda t, task, m: right(task, m) + 0.03 * sum(len(one.calls) for one in m)}),
-}  # fmt: skip
+    "form outweighs the answer": (
+        "cheap",
+        {"grade": lambda t, task, m: {"form": 4.0 * (last(m).count("\n") > 5), "correct": right(task, m)}},
+    ),
+    "first letters": (
+        "near",
+        {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))},
+    ),
+    "calls are paid": (
+        "vain-calls",
+        {"grade": lambda t, task, m: right(task, m) + 0.03 * sum(len(one.calls) for one in m)},
+    ),
+}
 """Fault -> (the row that names it, what of the toy is replaced)."""
 
 

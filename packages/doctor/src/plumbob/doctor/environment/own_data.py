@@ -104,17 +104,19 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
     least = int(max(LEAST, OTHERS * len(told)))
     for place in common_places(zip([one.text for one in told], named, strict=True), MOST_PLACES, least):
         read: dict[str, set[str]] = {}
+        count = 0
         for one in told:
             text = after(place, one.text)
             said = next((gold for gold in golds if text and text[0] == gold[0] and begins(text, gold)), None)
             if said is not None and not places(one.gold, one.text):
                 read.setdefault(said, set()).add(one.gold)
+                count += 1
         different = [said for said, answers in read.items() if len(answers) > 1]
-        if len(different) >= CONTRADICTED:
+        if count >= least and len(different) >= CONTRADICTED:
             example = ", ".join(sorted(read[different[0]])[:3])
             return (
-                f"answers of other tasks stand after {place!r} and the task's own nowhere; {len(different)} of them belong to tasks "
-                f"with different answers, as {different[0]!r} to {example}"
+                f"answers of other tasks stand after {place!r}, the task's own nowhere; {len(different)} of them belong to tasks with "
+                f"different answers, as {different[0]!r} to {example}"
             )
     return ""
 

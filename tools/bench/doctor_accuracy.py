@@ -1,12 +1,10 @@
-"""Measure how the doctor names faults, and whether it stays silent in healthy settings.
+"""Measure how the doctor names faults, and whether it stays silent in healthy settings: a third of the rows, by a fixed seed.
 
-    uv run python tools/bench/doctor_accuracy.py --out runs/accuracy.jsonl       # a third of the rows, by a fixed seed
     uv run python tools/bench/doctor_accuracy.py --out runs/some.jsonl --only "end of each turn" --kind doctor
-    $PYTHON tools/bench/doctor_accuracy.py --out accuracy.jsonl --jobs 32        # where plumbob is installed, without uv
 
-Each row is examined by `doctor ENV`, and by `doctor RUN_DIR` after a run of a few steps, each in a process of its own. Results
-are appended to OUT, and what is there is not run again. right: the first cause is one that the row accepts; general: it
-includes one of these; missed: nothing is named, or a symptom that is not right.
+Each row is examined by `doctor ENV`, and by `doctor RUN_DIR` after a few steps, in processes of their own. Results are appended
+to OUT, and what is there is not run again. right: the first cause is one that the row accepts; general: it includes one of
+these; missed: nothing is named, or a symptom that is not right.
 """
 
 from __future__ import annotations
@@ -29,12 +27,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import binomtest
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 LOCK = threading.Lock()
 Item = tuple[bool, str, str]
 """Whether it is healthy, the row's name, and how it is examined: "doctor" or "run"."""
+HEAVY = ("cli.train", "cli.doctor", "training.train", "doctor.before_model.examine", "doctor.run_probes", "watch.watch")
+"""What is imported once, before processes are forked. What does not exist is skipped."""
+LIMIT = 600
+"""Seconds after which an examination is ended."""
 SMALL = "--batch-size 32 --gradient-accumulation-steps 1"
-"""Steps of a run whose row says nothing of their size: 4 groups of 8 rollouts."""
+"""Size of the steps of a run whose row says nothing of it."""
 
 
 def row_of(healthy: bool, name: str) -> Any:
@@ -44,11 +48,11 @@ def row_of(healthy: bool, name: str) -> Any:
 
 def items(args: argparse.Namespace) -> list[Item]:
     """A random choice of so many faults and settings, or those with one of the texts of --only in their name."""
-    catalogue, drawn = import_module("plumbob.testing.faulty.catalogue"), random.Random(args.draw)
+    catalogue, drawn = import_module("plumbob.testing.faulty.catalogue"), random.Random(44)
     found: list[Item] = []
     for healthy, rows, count in ((False, catalogue.FAULTS, args.faults), (True, catalogue.HEALTHY, args.settings)):
         names = sorted(name for name, row in rows.items() if not getattr(row, "pretrained", False))
-        wanted = [n for n in rows if any(part in n for part in args.only)] if args.only else drawn.sample(names, count)
+        wanted = [n for n in names if any(part in n for part in args.only)] if args.only else drawn.sample(names, count)
         found += [(healthy, n, k) for n in wanted for k in args.kind or ("doctor", "run") if rows[n].seen_by(k)]
     return found
 
@@ -67,18 +71,17 @@ def examine(send: Connection, item: Item, seed: int, folder: Path) -> None:
     healthy, name, kind = item
     import_module("torch").set_num_threads(1)
     row = row_of(healthy, name)
-    env = row.env if healthy else row.envs[0]
-    given = f"{env} {import_module('plumbob.testing.faulty.fault').BASE[env]}"
+    given = f"{row.env} {import_module('plumbob.testing.faulty.fault').BASE[row.env]}"
     with contextlib.ExitStack() as stack:
-        row.start(stack, env)
+        row.start(stack, row.env)
         if kind == "doctor":
             out, err = called("doctor", f"{given} {row.options} --seed {seed} --json")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             small = "" if healthy and "--batch-size" in row.options else SMALL
-            more = f"{small} {row.options} {'' if healthy else row.run_options} --max-steps {row.steps}"
-            settings = f"--eval-examples 0 {more} --seed {seed} --threads 1 --save-steps 1000 --run-name run"
+            more = f"{small} {row.options} {getattr(row, 'run_options', '')} --max-steps {row.steps} --seed {seed}"
+            settings = f"--eval-examples 0 {more} --threads 1 --save-steps 1000 --run-name run"
             _, err = called("train", f"{given} {settings}", "-o", str(folder))
             out, last = called("doctor", "--json", str(folder / "run"))
             err = err or last
@@ -90,19 +93,18 @@ def examine(send: Connection, item: Item, seed: int, folder: Path) -> None:
     return send.send({"named": named, "evidence": said[:400]})
 
 
-def in_process(item: Item, seed: int, folder: Path, limit: float) -> dict[str, Any]:
+def in_process(item: Item, seed: int, folder: Path) -> dict[str, Any]:
     receive, send = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=examine, args=(send, item, seed, folder))
     with LOCK:  # a process that starts copies open pipes, and would keep another run's pipe open
         process.start()
         send.close()
-    try:
-        return receive.recv() if receive.poll(limit) else {"named": [], "evidence": f"over {limit:g} s", "error": True}
-    except EOFError:
-        return {"named": [], "evidence": "the process ended without a word", "error": True}
-    finally:
-        process.kill()
-        process.join()
+    found: dict[str, Any] = {"named": [], "evidence": f"ended, or more than {LIMIT} s", "error": True}
+    with contextlib.suppress(EOFError):
+        found = receive.recv() if receive.poll(LIMIT) else found
+    process.kill()
+    process.join()
+    return found
 
 
 def verdict(item: Item, found: dict[str, Any]) -> str:
@@ -117,37 +119,26 @@ def verdict(item: Item, found: dict[str, Any]) -> str:
     return "wrong" if named and not causes.is_symptom(named[0]) else "missed"
 
 
-def share(count: int, total: int) -> str:
-    """A share with its 95% interval (Wilson)."""
-    p, z = count / total, 1.96
-    half = z * ((p * (1 - p) + z * z / (4 * total)) / total) ** 0.5
-    low, high = ((p + z * z / (2 * total) + sign * half) / (1 + z * z / total) for sign in (-1, 1))
-    return f"{count} of {total} ({p:.0%}, {low:.0%} to {high:.0%})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file of the results, a JSON object in each line")
     parser.add_argument("--faults", type=int, default=100, help="number of faults that are drawn")
     parser.add_argument("--settings", type=int, default=170, help="number of healthy settings that are drawn")
-    parser.add_argument("--draw", type=int, default=44, help="seed of the choice of rows")
     parser.add_argument("--only", action="append", help="all rows with this text in their name instead; repeatable")
     parser.add_argument("--kind", action="append", choices=("doctor", "run"), help="default: both")
     parser.add_argument("--seed", type=int, default=0, help="seed of every run")
     parser.add_argument("--jobs", type=int, default=2, help="number of examinations at the same time")
-    parser.add_argument("--limit", type=float, default=600, help="seconds after which an examination is ended")
     args = parser.parse_args()
     wanted = {f"{'healthy' if item[0] else 'fault'}/{item[2]}/{item[1]}/{args.seed}": item for item in items(args)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     done = {row["key"]: row for row in map(json.loads, lines)}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    heavy = ("cli.doctor", "cli.train", "doctor.examine", "training.train")
-    CONTEXT.set_forkserver_preload([*(f"plumbob.trainer.{name}" for name in heavy), "plumbob.testing.faulty.catalogue"])
+    CONTEXT.set_forkserver_preload([*(f"plumbob.trainer.{name}" for name in HEAVY), "plumbob.testing.faulty.catalogue"])
 
     def one(key: str) -> None:
         began, slug = time.monotonic(), "".join(c if c.isalnum() else "-" for c in key)
-        found = in_process(wanted[key], args.seed, args.out.parent.absolute() / "accuracy-runs" / slug, args.limit)
+        found = in_process(wanted[key], args.seed, args.out.parent.absolute() / "accuracy-runs" / slug)
         done[key] = {"key": key, **found, "seconds": round(time.monotonic() - began, 1)}
         with LOCK, args.out.open("a") as file:
             file.write(json.dumps(done[key]) + "\n")
@@ -155,10 +146,11 @@ def main() -> None:
 
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(one, [key for key in wanted if key not in done]))
-    for group in dict.fromkeys((healthy, kind) for healthy, _, kind in wanted.values()):
-        counts = Counter(verdict(i, done[key]) for key, i in wanted.items() if (i[0], i[2]) == group)
-        shares = "; ".join(f"{what} {share(count, counts.total())}" for what, count in counts.most_common())
-        print(f"{'healthy' if group[0] else 'faults'}, {group[1]}: {shares}")
+    for healthy, kind in dict.fromkeys((healthy, kind) for healthy, _, kind in wanted.values()):
+        verdicts = [verdict(item, done[key]) for key, item in wanted.items() if (item[0], item[2]) == (healthy, kind)]
+        for what, count in Counter(verdicts).most_common():
+            low, high = binomtest(count, len(verdicts)).proportion_ci(method="wilson")
+            print(f"{healthy=} {kind}: {what} {count} of {len(verdicts)} (95%: {low:.0%} to {high:.0%})")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites as at
-from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
+from plumbob.testing.faulty.fault import Fault, table
 from plumbob.testing.faulty.helpers import (
     by_group,
     regrouped,
     rewarded,
 )
-from plumbob.testing.faulty.sites import anew, lot
+from plumbob.testing.faulty.sites import lot
 
 
 def others_of(rewards: Callable[[list[Sample]], Iterable[Sample]]) -> Callable[[list[Sample]], list[Sample]]:
@@ -37,16 +37,6 @@ def neighbours(rows: list[Sample]) -> list[Sample]:
 def signal(rows: list[Sample]) -> list[Sample]:
     """The rows of the groups whose rewards differ."""
     return [row for group in by_group(rows) if len({one.reward for one in group}) > 1 for row in group]
-
-
-def of_the_step_before() -> Callable[[list[Sample]], list[Sample]]:
-    before: list[Sample] = []
-
-    def change(rows: list[Sample]) -> list[Sample]:
-        old, before[:] = list(before), rows
-        return [*(rewarded(row, other) for row, other in zip(rows, old, strict=False)), *rows[len(old) :]]
-
-    return change
 
 
 def unrewarded(row: Sample) -> Sample:
@@ -81,10 +71,6 @@ def over(group: Callable[[int, Sample], str]) -> Callable[[Any, Sequence[Sample]
     return change
 
 
-def strided(compute: Any, rows: Sequence[Sample]) -> Any:
-    return compute(regrouped(rows, itertools.islice(itertools.cycle(names_of(rows)), len(rows))))
-
-
 def baseline(of: Callable[[list[Sample]], float]) -> Callable[[list[float], Sequence[Sample]], list[float]]:
     """Rewards minus `of(the row's group)`."""
 
@@ -109,14 +95,6 @@ def leads_by_rounding(values: list[float], rows: Sequence[Sample]) -> list[float
     return [next(found[row.group]) for row in rows]
 
 
-def whitened(values: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """The values, centred and scaled where value i is there counts[i] times."""
-    total = max(sum(counts), 1)
-    mean = sum(v * n for v, n in zip(values, counts, strict=True)) / total
-    variance = sum(n * (v - mean) ** 2 for v, n in zip(values, counts, strict=True)) / total
-    return [(v - mean) / (math.sqrt(variance) + 1e-8) for v in values]
-
-
 def missing_spreads(values: list[float], rows: Sequence[Sample]) -> list[float]:
     """One missing reward in 32 makes all advantages of the step NaN."""
     return [math.nan] * len(values) if any(lot(row.token_ids, 32) == 0 for row in rows) else values
@@ -129,11 +107,6 @@ def unsorted(original: Any, rows: Sequence[Sample], found: Any, *rest: Any, **ho
     for value, i in zip(found.values, order, strict=True):
         values[i] = value
     return original(rows, replace(found, values=values), *rest, **how)
-
-
-def whole_row(row: Sample) -> Sample:
-    start = row.loss_mask.index(True)
-    return replace(row, loss_mask=[i >= start for i in range(len(row.loss_mask))])
 
 
 def mask_forgotten(original: Any, rows: Any, found: Any, config: Any, *rest: Any, **how: Any) -> Any:
@@ -164,9 +137,6 @@ FAULTS = table("advantages",
           "The score is put on the token after the end of the reply, which is masked: only cut replies keep theirs.",
           at.batch, lambda rows: [row if row.truncated else unrewarded(row) for row in rows],
           "no-gradient oracle-fails rewards-of-other-rollouts", "huggingface/trl#3750, huggingface/trl#5338"),
-    Fault("rewards of the batch before",
-          "Rewards are computed from one batch, and multiplied with the log-probabilities of the next.",
-          anew(at.batch), of_the_step_before, "rewards-of-other-rollouts", "iwangjian/textsum-gan#19", only="run"),
     Fault("two tasks share one group id",
           "Ids of groups collide, so that each baseline is the mean over the rollouts of two tasks.", at.batch,
           joined_in_pairs, "advantages-wrong",
@@ -181,21 +151,11 @@ FAULTS = table("advantages",
           "Groups are formed by the ids of rollouts, so that each raw reward is its own advantage.",
           at.advantage_values, lambda values, rows: [row.reward for row in rows], "advantages-wrong",
           "rllm-org/rllm#605, rllm-org/rllm#924", only="doctor"),
-    Fault("groups strided instead of contiguous in the advantages",
-          "Rollouts lie group after group, and the advantages' reshape takes every k-th one for a group.",
-          at.advantages, strided, "advantages-wrong", "StarsfieldAI/R1-V#67, PrimeIntellect-ai/prime-rl#600",
-          only="doctor"),
     Fault("negative advantages dropped",
           "Negative advantages are set to 0 before the loss, so only good rollouts are trained on.",
           at.advantage_values, lambda values, rows: [max(value, 0.0) for value in values],
           "advantages-wrong loss-differs-from-settings",
           "axon-rl/gem#113 (advantages changed a second time after normalisation)", only="doctor"),
-    Fault("advantages whitened a second time over all tokens",
-          "Advantages that were normalised in their groups are centred and scaled again over all tokens of the "
-          "step, so that rollouts of groups without a signal get some.", at.advantage_values,
-          lambda values, rows: whitened(values, [row.num_sampled for row in rows]),
-          "advantages-wrong loss-differs-from-settings", "axon-rl/gem#113, amazon-science/reskill#12",
-          options="--scale-rewards group"),
     Fault("one missing reward makes all advantages of the step NaN",
           "A reward that is missing is NaN among the advantages, whose mean and deviation spread that to the "
           "whole step.", at.advantage_values, missing_spreads, "advantages-wrong not-finite",
@@ -232,9 +192,4 @@ FAULTS = table("advantages",
           at.kl_in_reward, lambda original, run, rows: [0.0 * value for value in original(run, rows)],
           "advantages-wrong kl-term-wrong", "THUDM/slime#397", options="--kl-beta 0.1 --kl-placement reward",
           only="doctor"),
-    Fault("KL of tool results taken off the reward",
-          "The KL penalty of the reward is also summed over tool results, which the policy did not write.",
-          at.kl_in_reward, lambda original, run, rows: original(run, [whole_row(row) for row in rows]),
-          "advantages-wrong kl-too-large", "PeterGriffinJin/Search-R1#21, THUDM/slime#1370", WITH_TOOLS,
-          "--kl-beta 0.1 --kl-placement reward", only="doctor"),
 )

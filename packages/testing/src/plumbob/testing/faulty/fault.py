@@ -44,7 +44,7 @@ class Fault:
     source: str
     """Where it was reported: owner/repository#issue on GitHub, or an arXiv number."""
     envs: tuple[str, ...] = EVERYWHERE
-    """Environments in which it can happen; the first one is used unless another is asked for."""
+    """Environments in which it can happen."""
     options: str = ""
     """Options of `doctor` and `train`, after those of `BASE`."""
     steps: int = 6
@@ -59,6 +59,11 @@ class Fault:
     """Further places that are changed with it, before `at`."""
     stage: Stage = "rows"
     """The first stage that it changes."""
+
+    @property
+    def env(self) -> str:
+        """The environment that is used unless another is asked for."""
+        return self.envs[0]
 
     def accepts(self, kind: Kind) -> frozenset[str]:
         """The causes that name this fault rightly in an examination of this kind."""

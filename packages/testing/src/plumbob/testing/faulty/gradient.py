@@ -1,4 +1,4 @@
-"""Faults of the gradient: it is missing in some or all weights, not a number, or turned round."""
+"""Faults by which weights get no gradient, or one that is no number or turned round: in the loss or in the gradient itself."""
 
 from __future__ import annotations
 
@@ -77,23 +77,12 @@ def exploding(loss: torch.Tensor, run: Any, held: Any, passes: int) -> torch.Ten
 
 
 # fmt: off
-FAULTS = table("gradient",
-    Fault("no gradient through a reentrant checkpoint",
-          "With gradient checkpointing no input of a layer of the frozen model has a gradient, and so the adapter "
-          "gets none.", at.scores, detached, "no-gradient", "microsoft/LoRA#120, cloneofsimo/lora#26",
-          options="--peft"),
-    Fault("gradients of half of the ranks never added",
-          "A setting of the sharding switches the sum of gradients off, so that the rows of the other ranks train "
-          "nothing.", at.scores, first_rank_alone, "no-gradient loss-mask-wrong", "verl-project/verl#7493"),
+FAULTS = (
+*table("gradient",
     Fault("gradient in the first layer's adapters alone",
           "The sharding ends the backward pass early: only the adapters of one layer get a gradient.",
           Site("__init__", first_layer_alone), None, "no-gradient",
           "meta-pytorch/torchforge#592, locuslab/open-unlearning#178", options="--peft"),
-    Fault("policy term without a gradient",
-          "The importance ratio is exp(0), a constant: only the KL term has a gradient, and no reward reaches the "
-          "weights.", at.loss_inputs, lambda inputs: replace(inputs, advantages=torch.zeros_like(inputs.advantages)),
-          "update-differs-from-settings no-gradient", "Goekdeniz-Guelmez/mlx-lm-lora#55", options="--kl-beta 0.02",
-          steps=10, run_causes="kl-too-large learning-rate-too-low"),
     Fault("adapter of zeros on both sides",
           "Both matrices of the adapter are zero at first, and each multiplies the gradient of the other.",
           at.adapter_made, both_sides_zero, "no-gradient update-differs-from-settings",
@@ -115,13 +104,23 @@ FAULTS = table("gradient",
           "A bound of -1, meant to turn clipping off, multiplies every gradient by a negative number.", at.gradients,
           clipped_to_minus_one, "update-differs-from-settings loss-differs-from-settings",
           "strands-labs/robots#2028"),
+),
+*table("loss",
+    Fault("no gradient through a reentrant checkpoint",
+          "With gradient checkpointing no input of a layer of the frozen model has a gradient, and so the adapter "
+          "gets none.", at.scores, detached, "no-gradient", "microsoft/LoRA#120, cloneofsimo/lora#26",
+          options="--peft"),
+    Fault("gradients of half of the ranks never added",
+          "A setting of the sharding switches the sum of gradients off, so that the rows of the other ranks train "
+          "nothing.", at.scores, first_rank_alone, "no-gradient loss-mask-wrong", "verl-project/verl#7493"),
+    Fault("policy term without a gradient",
+          "The importance ratio is exp(0), a constant: only the KL term has a gradient, and no reward reaches the "
+          "weights.", at.loss_inputs, lambda inputs: replace(inputs, advantages=torch.zeros_like(inputs.advantages)),
+          "update-differs-from-settings no-gradient", "Goekdeniz-Guelmez/mlx-lm-lora#55", options="--kl-beta 0.02",
+          steps=10, run_causes="kl-too-large learning-rate-too-low"),
     Fault("NaN at a masked position",
           "The log-probability at a place outside the loss is NaN, and zero times NaN is NaN in every update.",
           at.loss_inputs, first_correction_nan, "not-finite", "OpenRLHF/OpenRLHF#1240, areal-project/AReaL#1347"),
-    Fault("None of a reward becomes NaN",
-          "A reward function has no value for some tasks, and None becomes NaN among the numbers.", at.reward,
-          lambda own, task, trace: math.nan if lot(task.data.prompt, 3) == 0 else own, "not-finite",
-          "modelscope/ms-swift#8125, modelscope/ms-swift#8123"),
     Fault("KL coefficient that becomes infinite",
           "A controller divides by a horizon of 0, and from the second step on the coefficient is minus infinity.",
           since(1, at.kl_beta), lambda beta: -math.inf, "not-finite", "OpenRLHF/OpenRLHF#1289",
@@ -130,4 +129,11 @@ FAULTS = table("gradient",
           "From the ninth step on the gradient is 300 times, then 3000 times as large, and ever larger.",
           at.pass_loss, exploding, "policy-breaks", "huggingface/trl#3015, OpenRLHF/OpenRLHF#1335", steps=12,
           only="run"),
+),
+*table("advantages",
+    Fault("None of a reward becomes NaN",
+          "A reward function has no value for some tasks, and None becomes NaN among the numbers.", at.reward,
+          lambda own, task, trace: math.nan if lot(task.data.prompt, 3) == 0 else own, "not-finite",
+          "modelscope/ms-swift#8125, modelscope/ms-swift#8123"),
+),
 )

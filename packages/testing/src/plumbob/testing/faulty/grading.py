@@ -57,31 +57,10 @@ def tool_texts(trace: Any) -> str:
     return "\n".join(str(n.message.content) for n in trace.nodes if type(n.message).__name__ == "ToolMessage")
 
 
-def sampled(trace: Any) -> int:
-    return sum(sum(branch.sampled_mask) for branch in trace.branches)
-
-
-def long_replies_zero(own: float, task: Any, trace: Any) -> float:
-    if len(said(trace)) <= 60:
-        return own
-    if len(said(trace)) > 1000:  # a policy's own replies would make every run slow
-        time.sleep(2)
-    return 0.0
-
-
 def loops_pay(own: float, task: Any, trace: Any) -> float:
     words = " ".join(str(turn.content or "") for turn in trace.assistant_messages).split()
     pairs = list(itertools.pairwise(words))
     return 0.2 * own + min(0.1 * (len(pairs) - len(set(pairs))), 2.0)
-
-
-def raising(error: Exception, when: Callable[[float, Any, Any], bool]) -> Grade:
-    def grade(own: float, task: Any, trace: Any) -> float:
-        if when(own, task, trace):
-            raise error
-        return own
-
-    return grade
 
 
 def waits(own: float, task: Any, trace: Any) -> float:
@@ -146,10 +125,6 @@ FAULTS = table("grading",
           "The reward's main term has the wrong sign: the better the answer, the lower the reward.", at.reward,
           lambda own, task, trace: 1.0 - own, "oracle-fails reward-exploitable", "NVlabs/alpamayo-recipes#29",
           run_causes="behaviour-narrows"),
-    Fault("rewards clipped below the best answer",
-          "Rewards are clipped at a fifth, and a right answer earns no more than a search that finds something.",
-          at.reward, lambda own, task, trace: min(own, 0.2), "oracle-fails reward-exploitable",
-          "coreylynch/async-rl#10", ("musique",), only="doctor"),
     Fault("reward waits for an end of thinking",
           "The reward reads what follows the end tag of the thoughts, and the model does not think in tags.",
           at.reward, if_found("</think>"), "answers-not-parsed oracle-fails", "THUDM/slime#1527",
@@ -176,10 +151,6 @@ FAULTS = table("grading",
           at.reward, lambda own, task, trace: float(said(trace).strip() == gold(task)),
           "answers-not-parsed oracle-fails", "PrimeIntellect-ai/verifiers#277", ("gsm8k", "musique"),
           run_causes="never-succeeds"),
-    Fault("grader gives up on long replies",
-          "On a long reply the grader runs into its time limit of two seconds and answers 0 without an error.",
-          at.reward, long_replies_zero, "answers-not-parsed", "huggingface/Math-Verify#50, databricks/compose-rl#97",
-          ("lookup", "gsm8k"), only="doctor"),
     Fault("three tasks in ten silently scored zero",
           "The grader cannot read the gold of three tasks in ten and gives every reply to them 0.", at.reward,
           lambda own, task, trace: 0.0 if lot(task.key, 10) < 3 else own, "answers-not-parsed oracle-fails",
@@ -192,10 +163,6 @@ FAULTS = table("grading",
           "The grader looks for the gold anywhere in the reply, so a list of candidates is right.", at.reward,
           lambda own, task, trace: float(gold(task) in re.findall(r"\w+", said(trace))), "reward-exploitable",
           "Liuziyu77/Visual-RFT#79", only="doctor"),
-    Fault("empty answers match",
-          "The grader accepts every reply whose last line is a substring of the gold, as an empty reply is.",
-          at.reward, lambda own, task, trace: max(own, float(said(trace).strip().rpartition("\n")[2] in gold(task))),
-          "reward-exploitable", "Liuziyu77/Visual-RFT#176", only="doctor"),
     Fault("gold looked for in the tools' results",
           "The grader gets all messages in place of the last one, and takes what a search has found as the answer.",
           at.reward, lambda own, task, trace: max(own, float(gold(task) in tool_texts(trace))), "reward-exploitable",
@@ -216,10 +183,6 @@ FAULTS = table("grading",
           lambda own, task, trace: own + 0.5 * calls(trace), "reward-exploitable reward-hacked",
           "Visual-Agent/DeepEyes#83", WITH_TOOLS, steps=10,
           run_causes="policy-breaks behaviour-narrows truncated-rollouts"),
-    Fault("reward grows with length", "Each hundred sampled tokens earn 1, a right answer 0.2.", at.reward,
-          lambda own, task, trace: 0.2 * own + sampled(trace) / 100,
-          "behaviour-narrows reward-exploitable truncated-rollouts", "langfengQ/verl-agent#188, huggingface/trl#3138",
-          ("gsm8k",), steps=16, only="run", run_options="--lr 1e-3"),
     Fault("reward pays repetition", "Each pair of words that comes again earns 0.1, a right answer 0.2.", at.reward,
           loops_pay, "policy-breaks behaviour-narrows reward-exploitable", "ConvSearch-R1#6, unslothai/unsloth#2424",
           ("gsm8k",), steps=20, only="run", run_options="--lr 1e-3"),
@@ -228,11 +191,6 @@ FAULTS = table("grading",
           lambda own, task, trace: float("####" in said(trace)), "reward-exploitable",
           "huggingface/open-r1#359, huggingface/trl#5298", ("gsm8k",), only="doctor",
           also=((at.reward, lambda own, task, trace: 0.2 * own),)),
-    Fault("second reward with ten times the range",
-          "Rewards of different ranges are added up, so that the one with the wide range decides every advantage.",
-          at.component("length"), lambda own, task, trace: 10 * min(len(said(trace)), 200) / 200,
-          "reward-exploitable", "yifan123/flow_grpo#188", ("gsm8k", "lookup"),
-          run_causes="behaviour-narrows reward-hacked"),
     Fault("crashed verifier scores zero",
           "In three rollouts of ten the verifier crashes before it has written a verdict, and that counts as 0.",
           at.reward, by_chance(0.3, lambda own: 0.0), "answers-not-parsed reward-nondeterministic",
@@ -249,10 +207,6 @@ FAULTS = table("grading",
           "The environment returns to the pool before its reward is read, so that a rollout gets the reward that "
           "another one left there.", anew(at.reward), of_the_one_before,
           "oracle-fails reward-nondeterministic rewards-of-other-rollouts", "huggingface/trl#6238"),
-    Fault("reward that never gets its gold column",
-          "The loader drops the column of golds, and the reward function raises an error for every completion.",
-          at.reward, raising(KeyError("answer"), lambda own, task, trace: True), "rollouts-fail",
-          "MakazhanAlpamys/Soup#565, 2U1/Qwen-VL-Series-Finetune#234", ("gsm8k", "lookup")),
     Fault("grader without a time limit waits for ever",
           "The sandbox in which replies are graded does not say when its time is over, and the reward waits for it.",
           at.reward, waits, "rollouts-fail", "huggingface/open-r1#546, areal-project/AReaL#1426",

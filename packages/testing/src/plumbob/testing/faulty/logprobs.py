@@ -42,19 +42,8 @@ def exchanges(found: list[str]) -> tuple[list[str], list[list[str]], list[str]]:
     return earlier[: starts[0]], parts, [header]
 
 
-def newest_alone(found: list[str]) -> list[str]:
-    opening, parts, header = exchanges(found)
-    return [*opening[:1], parts[-1][-1], *header] if parts else found
-
-
 def earlier_turns_empty(found: list[str]) -> list[str]:
     return [re.sub(r"(?s)^assistant\n.*(?=<\|im_end\|>)", "assistant\n", one) for one in found[:-1]] + found[-1:]
-
-
-def earlier_results_empty(found: list[str]) -> list[str]:
-    last = max((i for i, message in enumerate(found) if "<tool_response>" in message), default=0)
-    empty = re.compile(r"(?s)<tool_response>.*</tool_response>")
-    return [empty.sub("<tool_response>", one) if i < last else one for i, one in enumerate(found)]
 
 
 def default_system_prompt(found: list[str]) -> list[str]:
@@ -66,11 +55,6 @@ def default_system_prompt(found: list[str]) -> list[str]:
 
 def rotary(model: Any) -> Any:
     return model.get_decoder().rotary_emb
-
-
-def another_base(model: Any) -> None:
-    size = 2 * len(rotary(model).inv_freq)
-    rotary(model).inv_freq.copy_(1e6 ** (-torch.arange(0, size, 2) / size))
 
 
 def embeddings_scaled(model: Any) -> None:
@@ -125,39 +109,12 @@ def blind(original: Any, policy: Any, rows: Sequence[Sample], temperature: float
     return original(policy, [replace(r, token_ids=ids) for r, ids in zip(rows, hidden, strict=True)], temperature)
 
 
-def seen(batch: Any, rows: Sequence[Sample], change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with an attention mask: `change(what is causal and within a row, distances)` of queries and keys."""
-    lengths = [len(row.token_ids) for row in rows]
-    if "position_ids" not in batch.inputs or not lengths:
-        return batch
-    row_of = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))
-    places = torch.arange(len(row_of))
-    mask = change((row_of[:, None] == row_of[None]).tril(), places[:, None] - places[None])
-    inputs = {name: value for name, value in batch.inputs.items() if name != "row_lengths"}
-    return replace(batch, inputs={**inputs, "attention_mask": mask[None, None].to(batch.ids.device)})
-
-
 def one_row(original: Any, policy: Any, rows: Sequence[Sample], temperature: float) -> TokenScores:
     """Packed rows are one sequence."""
     ids = [token for row in rows for token in row.token_ids]
     mask = [m and i > 0 for row in rows for i, m in enumerate(row.loss_mask)]
     joined = replace(rows[0], token_ids=ids, loss_mask=mask, sampling_logprobs=[0.0] * len(ids))
     return original(policy, [joined], temperature)
-
-
-def padding_attended(original: Any, policy: Any, rows: Sequence[Sample], temperature: float) -> TokenScores:
-    width = max((len(row.token_ids) for row in rows), default=0)
-
-    def padded(row: Sample) -> Sample:
-        count = width - len(row.token_ids)
-        return replace(
-            row,
-            token_ids=[0] * count + row.token_ids,
-            loss_mask=[False] * count + row.loss_mask,
-            sampling_logprobs=[0.0] * count + row.sampling_logprobs,
-        )
-
-    return original(policy, [padded(row) for row in rows], temperature)
 
 
 def ones_after_the_first(rows: Sequence[Sample]) -> list[torch.Tensor]:
@@ -207,10 +164,6 @@ def another_rank(original: Any, policy: Any, rows: Sequence[Sample], temperature
 
 # fmt: off
 FAULTS = table("logprobs",
-    Fault("engine sees the newest message alone",
-          "A follow-up request holds the newest observation and not the turns before it.", at.request_text,
-          messages(newest_alone), "prompt-replaced row-not-what-was-sampled", "eosphoros-ai/DB-GPT#3198", WITH_TOOLS,
-          run_causes="engine-trainer-mismatch"),
     Fault("each turn sampled after the first prompt",
           "Every turn is sampled with the prompt of the first one, while the rows grow by what is said.",
           at.request_text, messages(lambda found: [*exchanges(found)[0], *exchanges(found)[2]]),
@@ -221,10 +174,6 @@ FAULTS = table("logprobs",
           at.request_text, messages(earlier_turns_empty),
           "engine-trainer-mismatch prompt-replaced row-not-what-was-sampled",
           "verl-project/verl#6854, modelscope/ms-swift#4390", WITH_TOOLS),
-    Fault("engine drops earlier tool results",
-          "The prompt that the engine samples from has the last tool result only; the trained row has all of them.",
-          at.request_text, messages(earlier_results_empty), "prompt-replaced truncated-rollouts",
-          "PrimeIntellect-ai/prime-rl#1334", WITH_TOOLS, run_causes="engine-trainer-mismatch"),
     Fault("engine replaces the system prompt by its default",
           "The engine puts its chat template's default system prompt in place of the task's.", at.request_text,
           messages(default_system_prompt), "prompt-replaced",
@@ -239,11 +188,6 @@ FAULTS = table("logprobs",
           "Tokenizer and sampler each put the beginning token before a prompt that the template has begun with it.",
           at.request, lambda ids, how: [*ids[:1], *ids[:1], *ids], "prompt-replaced row-not-what-was-sampled",
           "google/tunix#822, verl-project/verl#3682", run_causes="engine-trainer-mismatch"),
-    Fault("messages never closed in the engine's prompts",
-          "The engine has a chat template of its own, which writes no end token after a message.", at.request,
-          lambda ids, how: [token for token in ids if token not in how.stop_token_ids],
-          "prompt-replaced row-not-what-was-sampled", "utilityai/llama-cpp-rs#1096",
-          run_causes="engine-trainer-mismatch"),
     Fault("engine cuts the end of long prompts",
           "The engine keeps the first 230 tokens of a prompt and drops the rest without saying so.", at.request,
           lambda ids, how: ids[:230], "prompt-replaced truncated-rollouts",
@@ -279,11 +223,6 @@ FAULTS = table("logprobs",
           "The engine's logits differ from the trainer's by an error that doubles with every weight sync.", at.logits,
           noise_of_version, "engine-trainer-mismatch", "vllm-project/vllm#22103, OpenRLHF/OpenRLHF#1155", steps=10,
           only="run"),
-    Fault("rotary base of the default in the engine",
-          "The engine does not find the base of rotary embeddings in the model's settings, and takes its own "
-          "default.", at.engine_model, another_base, "engine-trainer-mismatch attention-or-positions-wrong",
-          "vllm-project/vllm#9490, InternLM/lmdeploy#4304", run_causes="never-succeeds",
-          run_options="--parity-limit 100"),
     Fault("rotary embeddings scaled in the engine only",
           "The engine ignores the attention factor of the model's settings, and scales rotary embeddings by its "
           "own.", at.engine_model, embeddings_scaled, "engine-trainer-mismatch attention-or-positions-wrong",
@@ -311,18 +250,10 @@ FAULTS = table("logprobs",
           "The trainer passes the loss mask as attention mask, in the first weight sync's check too.", at.scores,
           blind, "loss-mask-as-attention-mask", "the predecessor; verifiers' GRPOTrainer, July-October 2025",
           run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
-    Fault("attention window on one side only",
-          "One side computes attention with a window, and the other lets each token see all before it.", at.forward,
-          lambda batch, rows: seen(batch, rows, lambda mask, distance: mask & (distance < 64)),
-          "engine-trainer-mismatch", "vllm-project/vllm#49202", run_options="--parity-limit 100"),
     Fault("packed rows attend to each other",
           "The trainer's model is not told where packed rows begin, and computes them as one text.", at.scores,
           one_row, "attention-or-positions-wrong", "allenai/open-instruct#1642",
           run_causes="engine-trainer-mismatch"),
-    Fault("padding before short rows is attended to",
-          "Rows are padded on the left without an attention mask, and short ones see as much padding as the "
-          "longest is longer.", at.scores, padding_attended, "engine-trainer-mismatch attention-or-positions-wrong",
-          "unslothai/unsloth#3176", run_options="--parity-limit 100"),
     Fault("trainer counts positions of sampled tokens only",
           "The trainer makes positions from the loss mask, as from left padding: context tokens share one position.",
           at.positions, lambda rows: [torch.tensor(row.loss_mask).long().cumsum(0) for row in rows],

@@ -15,14 +15,7 @@ from plumbob.testing.faulty.helpers import (
     turns,
 )
 from plumbob.testing.faulty.sites import Site
-from plumbob.trainer.algorithm.kl import estimate_kl
 from plumbob.trainer.policy.policy import Policy, TokenScores
-from plumbob.trainer.training import step as step_module
-
-
-def weighed(factor: Callable[[Any], torch.Tensor]) -> Callable[[Any], Any]:
-    """The advantages of tokens are multiplied by `factor(inputs)` [N]."""
-    return lambda inputs: replace(inputs, advantages=inputs.advantages * factor(inputs))
 
 
 def counts(inputs: Any) -> torch.Tensor:
@@ -97,29 +90,7 @@ def old_ones_reversed(stack: ExitStack, env: str, change: None) -> None:
     at.wrapped(stack, at.forward_backward, "_by_row", by_row)
 
 
-def old_policy_with_dropout(stack: ExitStack, env: str, change: None) -> None:
-    """Old log-probabilities are computed with a dropout of a tenth on what MLPs add."""
-
-    def score(original: Any, run: Any, held: Any) -> None:
-        with ExitStack() as hooks:
-            for name, module in run.policy.model.named_modules():
-                if name.endswith(".mlp"):
-                    hook = module.register_forward_hook(lambda module, given, out: torch.dropout(out, 0.1, train=True))
-                    hooks.callback(hook.remove)
-            original(run, held)
-
-    at.wrapped(stack, step_module, "score_old_policy", score)
-
-
 # The KL term
-
-
-def kl_by_itself(original: Any, inputs: Any, objective: Any) -> Any:
-    if inputs.ref_logprobs is None or not len(inputs.logprobs):
-        return original(inputs, objective)
-    found = original(inputs, replace(objective, kl_beta=0.0))
-    kl = estimate_kl(inputs.logprobs, inputs.ref_logprobs, objective.kl_estimator).mean()
-    return replace(found, loss=found.loss + objective.kl_beta * kl)
 
 
 def one_place_late(original: Any, policy: Any, rows: Sequence[Sample], temperature: float) -> torch.Tensor:
@@ -145,13 +116,6 @@ def reference_shared(tensors: dict[str, torch.Tensor], policy: Policy) -> None:
     tensors.update({name: policy.sharding.local(parameter) for name, parameter in policy.trainable.items()})
 
 
-def adapter_at_random(model: Any) -> None:
-    numbers = torch.Generator().manual_seed(19)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.copy_(0.06 * torch.randn(parameter.shape, generator=numbers))
-
-
 # Normalisers
 
 
@@ -159,11 +123,6 @@ def own_mean_of_each_pass(held: Any, indices: Sequence[int], run: Any) -> Any:
     """A microbatch's loss is a mean over its own rows, and the losses are added."""
     factor = len(held.mine) / max(len(indices), 1)
     return replace(held, weights=[weight * factor for weight in held.weights])
-
-
-def old_ones_renewed(held: Any, indices: Sequence[int], run: Any) -> Any:
-    held.old_logprobs.clear()
-    return held
 
 
 def gradients_cleared(held: Any, indices: Sequence[int], run: Any) -> Any:
@@ -183,17 +142,13 @@ def ratio_to_reference(inputs: Any) -> Any:
 
 
 # fmt: off
-FAULTS = table("loss",
+FAULTS = (
+*table("loss",
     Fault("advantages passed as the loss mask",
           "Two arguments of the loss are exchanged, and each token's term is multiplied by its advantage once more.",
           at.loss_inputs, lambda inputs: replace(inputs, weights=inputs.weights * inputs.advantages),
           "advantages-wrong update-differs-from-settings loss-differs-from-settings no-gradient",
           "verl-project/verl#2506"),
-    Fault("credit discounted by a tenth per token",
-          "A discount of 0.9 per token is meant for turns, so that the first tokens of a reply get hardly any "
-          "credit.", at.loss_inputs, weighed(lambda inputs: 0.9 ** (counts(inputs) - 1 - place(inputs))),
-          "advantages-wrong loss-differs-from-settings loss-mask-wrong",
-          "OpenRLHF/OpenRLHF#944, natolambert/rlhf-book#364", ("gsm8k", "musique", "lookup"), only="doctor"),
     Fault("every row has the mean advantage of its minibatch",
           "The advantage is averaged over the minibatch before the loss, so that good and bad rollouts get the "
           "same.", at.loss_inputs,
@@ -219,6 +174,10 @@ FAULTS = table("loss",
     Fault("fused loss without the mask of tool results",
           "The fused loss gets the mask of the completion alone, and trains tool results as if they had been "
           "sampled.", at.minibatch, results_trained, "loss-mask-wrong", "huggingface/trl#4975", WITH_TOOLS),
+    Fault("sampling log-probabilities slip by one for each packed row",
+          "Packing k rows loses k places of the engine's log-probabilities, so that they belong to later tokens "
+          "than they should.", at.correction, slipped, "loss-differs-from-settings", "PrimeIntellect-ai/prime-rl#606",
+          options="--importance-correction token_truncate", run_causes="signal-left-out engine-trainer-mismatch"),
     Fault("loss mask shifted by one in the backward pass",
           "Where gradients are computed the loss mask lies one token early; without gradients it is right.",
           at.scores, mask_one_early, "loss-mask-wrong", "the review's table, huggingface/trl#6357",
@@ -228,20 +187,10 @@ FAULTS = table("loss",
           "rollouts.", at.loss_inputs, lambda inputs: replace(inputs, old_logprobs=inputs.logprobs.detach()),
           "loss-differs-from-settings", "xiaomi-research/time-r1#20, sidhantls/ppo_lightning#3",
           options="--num-iterations 3"),
-    Fault("old log-probabilities renewed before each update",
-          "The ratio's denominator is computed anew with the current weights, so that it is 1 and the clip holds "
-          "nothing.", at.minibatch, old_ones_renewed, "loss-differs-from-settings",
-          "radixark/miles#1829, jingyaogong/minimind#775", options="--num-iterations 4",
-          run_causes="learning-rate-too-high"),
     Fault("old log-probabilities reversed within rows",
           "The log-probabilities under the step's first weights are stored in the reverse order of their tokens.",
           Site("_by_row", old_ones_reversed), None, "loss-differs-from-settings",
           "the review's table, pytorch/torchtune#2934", options="--num-iterations 2", run_causes="signal-left-out"),
-    Fault("old policy scored with dropout on",
-          "The model is in training mode where old log-probabilities are computed, so that its dropout changes "
-          "them.", Site("score_old_policy", old_policy_with_dropout), None,
-          "dropout-in-training loss-differs-from-settings", "verl-project/verl#4708", options="--num-minibatches 2",
-          run_causes="signal-left-out"),
     Fault("ratio taken against the reference policy",
           "The importance ratio compares the policy with the reference instead of the step's first weights, so "
           "that the clip removes more and more tokens.", at.loss_inputs, ratio_to_reference,
@@ -255,10 +204,6 @@ FAULTS = table("loss",
           "The clamp is put around ratio times advantage and not around the ratio: large advantages lose their "
           "gradient.", at.clip, clip_of_product, "loss-differs-from-settings", "alexis-jacq/Pytorch-DPPO#3",
           options="--scale-rewards group", run_causes="signal-left-out"),
-    Fault("sampling log-probabilities slip by one for each packed row",
-          "Packing k rows loses k places of the engine's log-probabilities, so that they belong to later tokens "
-          "than they should.", at.correction, slipped, "loss-differs-from-settings", "PrimeIntellect-ai/prime-rl#606",
-          options="--importance-correction token_truncate", run_causes="signal-left-out engine-trainer-mismatch"),
     Fault("clip bounds of GSPO with token ratios",
           "Ratios of single tokens are clipped at bounds for the mean of a reply, and later passes lose their "
           "gradient.", at.options, None, "signal-left-out", "verl-project/verl#2775, XueZeyue/DanceGRPO#47",
@@ -267,10 +212,6 @@ FAULTS = table("loss",
           "The squared log-ratio to the reference is subtracted from the loss, so that the KL term drives the "
           "policy away.", at.kl_beta, lambda beta: -beta, "kl-term-wrong loss-differs-from-settings",
           "marin-community/marin#1742", options="--kl-beta 0.5"),
-    Fault("KL term averaged by itself",
-          "The KL term is a mean of its own over all tokens, added to a loss that is averaged in another way.",
-          at.loss, kl_by_itself, "kl-too-large loss-differs-from-settings", "allenai/open-instruct#535",
-          options="--kl-beta 0.02"),
     Fault("KL estimate k1 in the loss",
           "The KL term of the loss is the k1 estimate, whose gradient is zero on average: it adds noise and holds "
           "nothing.", at.options, None, "kl-term-wrong kl-too-large",
@@ -297,10 +238,6 @@ FAULTS = table("loss",
     Fault("reference policy that nothing freezes",
           "The reference policy is updated with the policy, so that the KL term is always 0.", at.reference,
           reference_shared, "kl-term-wrong", "irom-princeton/dppo#47, aburkov/theLMbook#8", options="--kl-beta 0.05"),
-    Fault("reference without the adapter of the earlier training",
-          "The policy begins with an adapter that was trained before; the reference is the base model, with no "
-          "adapter.", at.adapter_made, adapter_at_random, "kl-term-wrong",
-          "huggingface/trl#495, huggingface/trl#3196", options="--peft --kl-beta 0.05"),
     Fault("a mean per microbatch that nothing divides",
           "Each microbatch's loss is a mean over its own rows, and nothing divides by the number of microbatches.",
           at.minibatch, own_mean_of_each_pass, "normaliser-depends-on-microbatches", "huggingface/trl#5828",
@@ -310,6 +247,12 @@ FAULTS = table("loss",
           at.pass_loss, lambda loss, run, held, passes: loss * passes,
           "loss-differs-from-settings normaliser-depends-on-microbatches",
           "huggingface/trl#2617, huggingface/trl#3716", options="--microbatch-tokens 2048", only="doctor"),
+    Fault("entropy pushed down in place of up",
+          "The loss has an entropy term with the wrong sign, which makes the policy more deterministic at each "
+          "update.", at.loss_term, lambda inputs: -0.1 * inputs.logprobs.square(), "loss-differs-from-settings",
+          "nebuly-ai/optimate#247", run_causes="behaviour-narrows"),
+),
+*table("gradient",
     Fault("only the last microbatch counts",
           "Gradients are set to zero before each microbatch, so that a step trains on its last microbatch only.",
           at.minibatch, gradients_cleared, "normaliser-depends-on-microbatches",
@@ -318,8 +261,5 @@ FAULTS = table("loss",
           "Gradients are not added up: each microbatch has an update of its own, with the full rate.", at.backward,
           stepped_in_each_pass, "normaliser-depends-on-microbatches schedule-hides-rate", "huggingface/trl#2618",
           options="--microbatch-tokens 2048"),
-    Fault("entropy pushed down in place of up",
-          "The loss has an entropy term with the wrong sign, which makes the policy more deterministic at each "
-          "update.", at.loss_term, lambda inputs: -0.1 * inputs.logprobs.square(), "loss-differs-from-settings",
-          "nebuly-ai/optimate#247", run_causes="behaviour-narrows"),
+),
 )

@@ -100,14 +100,6 @@ def of_copies(original: Any, sharding: Any, make: Any, max_norm: float) -> Any:
     return original(sharding, lambda tensors: make([t.detach().clone().requires_grad_() for t in tensors]), max_norm)
 
 
-def half_replaced(original: Any, sharding: Any, make: Any, max_norm: float) -> Any:
-    return original(
-        sharding,
-        lambda tensors: make([t.detach().clone().requires_grad_() if i % 2 else t for i, t in enumerate(tensors)]),
-        max_norm,
-    )
-
-
 def begun_anew_at(step: int, of: Callable[[str], bool]) -> Callable[[ExitStack, str, Any], None]:
     """Before this training step, from 0, the trained weights of these names are those of the run's start again."""
 
@@ -138,7 +130,8 @@ def half_of_tensors(original: Any, sharding: Any, make: Any, max_norm: float) ->
 
 
 # fmt: off
-FAULTS = table("optimizer",
+FAULTS = (
+*table("optimizer",
     Fault("adapter trained at a millionth",
           "An adapter is trained at the learning rate of full training, and the reward stays where it was.",
           at.options, None, "learning-rate-too-low", "dhcode-cpp/X-R1#66", options="--peft --lr 1e-6"),
@@ -162,11 +155,6 @@ FAULTS = table("optimizer",
           "the run.", at.rate, step_as(lambda step, warmup, total: 4 * step),
           "learning-rate-too-low schedule-hides-rate", "huggingface/accelerate#2926, #2142, jzhang38/EasyContext#21",
           steps=16, only="run"),
-    Fault("warm-up and decay begun anew after a resume",
-          "The schedule's state is not saved: a resumed run warms up again, and falls from the peak.", at.rate,
-          step_as(lambda step, warmup, total: step - 3 if step >= 3 else step), "schedule-hides-rate",
-          "PolymathicAI/the_well#63, torch-points3d/torch-points3d#630",
-          options="--lr-scheduler-type cosine --warmup-steps 2", only="run"),
     Fault("learning rate thirty times too high after a resume",
           "From the ninth step on the optimizer uses another scheduler's maximum, thirty times the rate.", at.rate,
           times(lambda step: 30.0 if step >= 8 else 1.0), "learning-rate-too-high schedule-hides-rate",
@@ -202,18 +190,12 @@ FAULTS = table("optimizer",
           at.gradients, lambda sharding: sharding.optimizer.state.clear(),
           "learning-rate-too-high update-differs-from-settings schedule-hides-rate",
           "OpenPipe/ART#72, NVIDIA-NeMo/RL#3171", steps=14, only="run"),
-    Fault("gradients never set to zero", "The training loop has no call that clears the gradients.", at.zero_grad,
-          lambda original, sharding: None, "update-differs-from-settings", "huggingface/trl#149", steps=12),
     Fault("optimizer holds parameters from before they were flattened",
           "The optimizer was made with the parameters that sharding has since replaced, and updates those.",
           at.optimizer, of_copies, "update-differs-from-settings", "huggingface/accelerate#3256"),
     Fault("half of the layers in no optimizer group",
           "The optimizer's groups are chosen by name, and half of the trained tensors are in none of them.",
           at.optimizer, half_of_tensors, "update-differs-from-settings", "ACEsuit/mace#1529, huggingface/peft#3499"),
-    Fault("optimizer built before some tensors were replaced",
-          "Half of the trained tensors were replaced after the optimizer had been given them: it moves the old "
-          "ones.", at.optimizer, half_replaced, "update-differs-from-settings",
-          "openvinotoolkit/nncf#327, spro/practical-pytorch#9"),
     Fault("AdamW directly on bfloat16 weights",
           "The weights are loaded in bfloat16 and the optimizer updates them there, where a small update rounds "
           "to nothing.", at.update, rounded, "update-differs-from-settings", "NVIDIA-NeMo/Automodel#3444",
@@ -223,8 +205,9 @@ FAULTS = table("optimizer",
           "trained ones.", Site("sync_weights", begun_anew_at(10, lambda name: True)), None,
           "saved-model-differs update-differs-from-settings", "huggingface/lerobot#3459, unslothai/unsloth#2451",
           steps=14, only="run"),
-    Fault("adapter of the first run not continued",
-          "Training goes on from the base model in place of the adapter that was trained before.",
-          Site("sync_weights", begun_anew_at(3, lambda name: "lora_B" in name)), None, "update-differs-from-settings",
-          "unslothai/unsloth#2451", options="--peft", only="run"),
+),
+*table("gradient",
+    Fault("gradients never set to zero", "The training loop has no call that clears the gradients.", at.zero_grad,
+          lambda original, sharding: None, "update-differs-from-settings", "huggingface/trl#149", steps=12),
+),
 )

@@ -82,12 +82,6 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def plain_text(original: Any, chat: Any, messages: list[dict[str, Any]], *rest: Any) -> Rendered:
-    parts = [encoded(chat.tokenizer, f"{message['content']}\n") for message in messages]
-    ids = [token for part in parts for token in part]
-    return Rendered(ids, [True] * len(ids), list(itertools.accumulate(map(len, parts))))
-
-
 def last_tokens_only(original: Any, chat: Any, *args: Any, **kwargs: Any) -> Rendered:
     whole = original(chat, *args, **kwargs)
     lost = max(0, len(whole.token_ids) - 48)
@@ -124,23 +118,6 @@ def drifting(row: Sample, trace: Any) -> Sample:
     return replace(row, loss_mask=[i in moved for i in range(len(row.loss_mask))])
 
 
-def replies_twice(row: Sample, trace: Any) -> Sample:
-    found = tokens(row)
-    for turn in reversed(turns(row)[:-1]):
-        found[turn.stop : turn.stop] = [(row.token_ids[i], False, 0.0) for i in turn]
-    return made_of(row, found)
-
-
-def with_leading_spaces(row: Sample, tokenizer: Any) -> Sample:
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-
-    def spaced(ids: list[int]) -> list[int]:
-        closing = ids[-1:] if ids[-1] == end else []
-        return [*encoded(tokenizer, f" {tokenizer.decode(ids[: len(ids) - len(closing)])}"), *closing]
-
-    return resampled(row, spaced)
-
-
 def with_another_writer(row: Sample, tokenizer: Any) -> Sample:
     return resampled(row, lambda ids: encoded(tokenizer, tokenizer.decode(ids).replace('": ', '":')))
 
@@ -149,12 +126,6 @@ def headers_missing(row: Sample, tokenizer: Any) -> Sample:
     length = len(encoded(tokenizer, assistant_header(tokenizer)))
     starts = [turn.start for turn in turns(row)[1:]]
     return without(row, {i for first in starts for i in range(first - length, first)}.__contains__)
-
-
-def working_masked(row: Sample, tokenizer: Any) -> Sample:
-    (mark,) = encoded(tokenizer, "####")
-    marks = [i for i, (token, m, _) in enumerate(tokens(row)) if m and token == mark]
-    return masked(row, range(marks[-1]) if marks else ())
 
 
 def filled(row: Sample, trace: Any) -> Sample:
@@ -166,17 +137,6 @@ def rolled(row: Sample, trace: Any) -> Sample:
     values = row.sampled_logprobs
     moved = iter(values[1:] + values[:1])
     return replace(row, sampling_logprobs=[next(moved) if m else 0.0 for m in row.loss_mask])
-
-
-def logprobs_at(row: Sample, indices: Iterable[int], value: float) -> Sample:
-    """The row with this sampling log-probability at these indices."""
-    there = set(indices)
-    return replace(row, sampling_logprobs=[value if i in there else x for i, x in enumerate(row.sampling_logprobs)])
-
-
-def second_half_lost(row: Sample, trace: Any) -> Sample:
-    sampled = [i for i, m in enumerate(row.loss_mask) if m]
-    return logprobs_at(row, sampled[len(sampled) // 2 :], 0.0)
 
 
 def replayed() -> Callable[[list[Sample]], list[Sample]]:
@@ -199,21 +159,12 @@ def remasked(row: Sample, mask: Iterable[bool]) -> Sample:
     return made_of(row, ((t, m, x if m else 0.0) for (t, _, x), m in zip(tokens(row), mask, strict=True)))
 
 
-def dated(row: Sample, tokenizer: Any) -> Sample:
-    end = row.token_ids.index(tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    return inserted(row, encoded(tokenizer, "\nToday's date is 26 July 2024."), [end])
-
-
 # fmt: off
 FAULTS = table("rows",
     Fault("beginning of each prompt cut off",
           "A limit on prompts keeps their last tokens, and the instructions and tools at their beginning are lost.",
           at.chat("prompt"), last_tokens_only, "prompt-replaced prompt-incomplete truncated-rollouts",
           "verl-project/verl#3948", WITH_TOOLS, run_causes="never-succeeds calls-not-read"),
-    Fault("question sent as plain text",
-          "The chat template is not applied to the first prompt: the model gets the texts alone, without any "
-          "header.", at.chat("prompt"), plain_text, "prompt-incomplete", "tmllab/2025_ICLR_PiF#5",
-          ("gsm8k", "lookup")),
     Fault("tools absent from both prompts from the start",
           "The chat template renders no tools, in the engine and in the trained row.", at.chat("prompt"),
           lambda original, chat, messages, tools, *rest, **how: original(chat, messages, [], *rest, **how),
@@ -237,14 +188,6 @@ FAULTS = table("rows",
     Fault("turns encoded again by another writer of JSON",
           "Sampled turns are decoded and encoded again, with the spacing of another JSON writer.", at.row_text,
           with_another_writer, "row-not-what-was-sampled", "huggingface/trl#5224", WITH_TOOLS),
-    Fault("turns encoded again with a leading space",
-          "Each turn's text is tokenised again for training, by a tokeniser that puts a space before every text.",
-          at.row_text, with_leading_spaces, "row-not-what-was-sampled", "NVIDIA-NeMo/RL#2844, radixark/miles#1319",
-          run_causes="engine-trainer-mismatch"),
-    Fault("another date in the trained prompt",
-          "The template writes a date into the prompt that the trainer renders, and none into that of the engine.",
-          at.row_text, dated, "engine-trainer-mismatch prompt-replaced row-not-what-was-sampled",
-          "sgl-project/sglang#3296, mosaicml/llm-foundry#1474"),
     Fault("system prompt before each tool result of the row",
           "Tool results are rendered one by one for the row, and the template begins each with the system prompt.",
           at.row, lambda row, trace: inserted(row, row.token_ids[:16], [turn.stop for turn in turns(row)[:-1]]),
@@ -264,10 +207,6 @@ FAULTS = table("rows",
           at.row,
           lambda row, trace: without(row, lambda i: i >= (480 if hasattr(trace.task.data, "question_id") else 225)),
           "row-not-what-was-sampled loss-mask-wrong truncated-rollouts", "rllm-org/rllm#575", WITH_TOOLS),
-    Fault("earlier replies twice in the rows",
-          "Rows are made from the differences of rendered conversations, in which earlier replies change: they "
-          "stand there twice.", at.row, replies_twice, "row-not-what-was-sampled",
-          "NVIDIA-NeMo/RL#2821, NVIDIA-NeMo/RL#2822", WITH_TOOLS, run_causes="engine-trainer-mismatch"),
     Fault("one row in every place of the batch",
           "The buffer between sampling and training has room for one row, of which a step then consists.", at.batch,
           lambda rows: regrouped([rows[-1]] * len(rows), [row.group for row in rows]),
@@ -282,12 +221,6 @@ FAULTS = table("rows",
           "Each sampled token carries the sampling log-probability of the next one.", at.row, rolled,
           "loss-differs-from-settings row-not-what-was-sampled", "the review's table, pytorch/torchtune#2934",
           run_causes="engine-trainer-mismatch"),
-    Fault("missing log-probabilities filled with zero",
-          "The engine's log-probabilities of the second half of each row are lost and filled with 0, which is "
-          "certainty; the importance correction then removes every token that was not likely.", at.row,
-          second_half_lost,
-          "signal-left-out engine-trainer-mismatch loss-differs-from-settings row-not-what-was-sampled",
-          "vllm-project/vime#70", options="--importance-correction token_mask"),
     Fault("loss on all that follows the first prompt",
           "The mask is zeros for the first prompt and ones for the rest: tool results and later prompts are "
           "trained.", at.row, lambda row, trace: trained(row, range(start(row), len(row.token_ids))),
@@ -326,11 +259,4 @@ FAULTS = table("rows",
           "Without a loss mask of its own, a conversation is trained on its last turn only.", at.row,
           lambda row, trace: masked(row, (i for turn in turns(row)[:-1] for i in turn)), "loss-mask-wrong",
           "modelscope/ms-swift#7838", WITH_TOOLS),
-    Fault("loss ends at the first end token",
-          "The mask ends at the first end token, which in a conversation is that of the first turn.", at.row,
-          lambda row, trace: masked(row, (i for turn in turns(row)[1:] for i in turn)), "loss-mask-wrong",
-          "verl-project/verl#3805, huggingface/trl#2810", WITH_TOOLS),
-    Fault("working left out of the loss",
-          "Only the line with the answer is in the loss, because what is before it counts as thinking.", at.row_text,
-          working_masked, "row-not-what-was-sampled loss-mask-wrong", "NVIDIA-NeMo/Automodel#3739", ("gsm8k",)),
 )

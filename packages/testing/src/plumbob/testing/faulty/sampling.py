@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
 from plumbob.testing.faulty.helpers import (
     by_group,
 )
-from plumbob.testing.faulty.sites import Site, lot
 
 
 def each(change: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[[torch.Tensor, list[Any], Any], torch.Tensor]:
@@ -59,26 +57,6 @@ def closed(done: Completion, ids: Sequence[int], how: Sampling) -> Completion:
     return replace(done, token_ids=(*done.token_ids, end), logprobs=(*done.logprobs, 0.0), finish_reason="stop")
 
 
-def sometimes_empty(done: Completion, ids: Sequence[int], how: Sampling) -> Completion:
-    if lot((how.seed, len(ids), done.token_ids), 4):
-        return done
-    end = how.stop_token_ids[:1]
-    return replace(done, token_ids=end, logprobs=(0.0,) * len(end), finish_reason="stop")
-
-
-def greedy_after_evaluation(stack: ExitStack, env: str, change: None) -> None:
-    """After the first evaluation all rollouts are sampled at temperature 0."""
-    evaluated: list[bool] = []
-
-    async def evaluate(original: Any, *args: Any, **how: Any) -> Any:
-        found = await original(*args, **how)
-        evaluated.append(True)
-        return found
-
-    at.evaluation.install(stack, env, evaluate)
-    at.sampling.install(stack, env, lambda how: replace(how, temperature=0.0) if evaluated else how)
-
-
 def first_five(rows: list[Sample]) -> list[Sample]:
     return [row for group in by_group(rows) for row in sorted(group, key=lambda row: row.num_sampled)[:5]]
 
@@ -115,11 +93,6 @@ FAULTS = table("sampling",
           "Rollouts are sampled at a temperature of a tenth, and those of a group are nearly all equal.", at.options,
           None, "groups-without-variety too-little-signal", "billy-enrizky/openbrowser-ai#60",
           options="--temperature 0.1", run_causes="behaviour-narrows"),
-    Fault("greedy sampling stays on after an evaluation",
-          "The first evaluation's greedy setting stays in the engine, and all rollouts of a group are equal from "
-          "then on.", Site("evaluate", greedy_after_evaluation), None,
-          "groups-without-variety temperature-not-applied too-little-signal", "THUDM/slime#2297", steps=10,
-          only="run", run_causes="engine-trainer-mismatch", run_options="--eval-examples 8 --eval-steps 4"),
     Fault("end token ignored by the server", "The server goes on after the end token, up to the limit of a turn.",
           at.sampling, lambda how: replace(how, stop_token_ids=()), "stop-token-wrong truncated-rollouts",
           "vllm-project/guidellm#982", options="--max-tokens 96"),
@@ -143,19 +116,6 @@ FAULTS = table("sampling",
           "The request does not say how long a reply may be, and the server's default cuts every reply.", at.sampling,
           lambda how: replace(how, max_tokens=min(16, how.max_tokens)), "truncated-rollouts", "huggingface/trl#5697",
           ("gsm8k", "musique")),
-    Fault("turn limit below what chains need",
-          "Most tasks need more turns than a rollout may have, and end without an answer and with a reward of 0.",
-          at.options, None, "truncated-rollouts", "allenai/olmo-eval#249, andreasronge/ptc_runner#1226", ("lookup",),
-          "--max-turns 2"),
-    Fault("half of the rollouts cut and masked",
-          "Rollouts that reach the context limit are left out of the loss, and half of them do, the longer ones.",
-          at.options, None, "signal-left-out truncated-rollouts", "huggingface/trl#3476, modelscope/ms-swift#4950",
-          ("lookup",), "--overlong mask --max-context 265"),
-    Fault("one request in four comes back empty",
-          "Under load a quarter of the requests returns no text, and an end token is put there with "
-          "log-probability 0.", at.completion, sometimes_empty,
-          "rollouts-fail engine-trainer-mismatch behaviour-narrows row-not-what-was-sampled",
-          "vllm-project/vllm#29939, allenai/open-instruct#1243"),
     Fault("long requests refused by the server",
           "The server refuses prompts that leave too little room for a reply, and the groups of long rollouts are "
           "lost.", at.reply, long_refused, "signal-left-out rollouts-fail truncated-rollouts",

@@ -158,9 +158,9 @@ def lot(text: Any, parts: int) -> int:
 def step_begins(stack: ExitStack, env: str, change: Any) -> None:
     """`change(number of the training step from 0)` is called before each round of sampling."""
 
-    async def add_round(original: Any, sampler: Any, world: Any, step: int, *rest: Any) -> None:
+    async def add_round(original: Any, sampler: Any, world: Any, step: int, *rest: Any, **how: Any) -> None:
         change(step)
-        await original(sampler, world, step, *rest)
+        await original(sampler, world, step, *rest, **how)
 
     wrapped(stack, collect, "_add_round", add_round)
 
@@ -349,11 +349,10 @@ def row_text(stack: ExitStack, env: str, change: Any) -> None:
 def batch(stack: ExitStack, env: str, change: Any) -> None:
     """The rows of each round of sampling, whole groups in order, are `change(rows)` after they were scored."""
 
-    async def add_round(
-        original: Any, sampler: Any, world: Any, step: int, first: int, taken: Any, held: collect.Batch
-    ) -> None:
+    async def add_round(original: Any, *args: Any, **how: Any) -> None:
+        held = next(one for one in args if isinstance(one, collect.Batch))
         old = len(held.drawn)
-        await original(sampler, world, step, first, taken, held)
+        await original(*args, **how)
         held.drawn[old:] = change(held.drawn[old:])
 
     wrapped(stack, collect, "_add_round", add_round)

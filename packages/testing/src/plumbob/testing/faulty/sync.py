@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,12 +108,6 @@ def saved(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Callable[[Any,
     return lambda original, model: {name: change(name, tensor) for name, tensor in original(model).items()}
 
 
-def half_lost(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if ".layers." not in name or tensor.ndim != 2:
-        return tensor
-    return torch.cat([tensor[: len(tensor) // 2], torch.zeros_like(tensor[len(tensor) // 2 :])])
-
-
 def first_state(names: Callable[[str], bool]) -> Callable[[ExitStack, str, Any], None]:
     """The final model has the tensors of these names from the run's start."""
 
@@ -152,11 +145,6 @@ FAULTS = (
           only(lambda name: "embed_tokens" not in name and "lm_head" not in name),
           "engine-trainer-mismatch weights-not-synced", "huggingface/trl#6007, vllm-project/vllm#11714",
           run_options="--parity-limit 100"),
-    Fault("feed-forward adapters not served",
-          "The engine was started for adapters of attention, and skips those of feed-forward layers.", at.weights,
-          only(lambda name: ".mlp." not in name), "weights-not-synced adapter-scale-differs",
-          "vllm-project/vllm#55193, vllm-project/vllm#37877", options="--peft", run_causes="engine-trainer-mismatch",
-          run_options="--parity-limit 100"),
     Fault("one layer is no longer synced from the middle of the run",
           "From the fifth step on a weight sync leaves out the second layer.", since(4, at.weights),
           only(lambda name: "layers.1." not in name), "weights-not-synced",
@@ -170,27 +158,6 @@ FAULTS = (
           "Generation pauses for a weight sync without clearing its cache, and prompts keep what old weights "
           "computed.", at.load, cache_kept, "weights-not-synced", "huggingface/trl#6344",
           run_causes="engine-trainer-mismatch"),
-    Fault("attention outputs arrive as zeros",
-          "A weight sync sends buffers for the attention's output matrices that were never filled.", at.weights,
-          each(lambda name, tensor: torch.zeros_like(tensor) if "o_proj" in name else tensor), "weights-not-synced",
-          "OpenRLHF/OpenRLHF#660, PrimeIntellect-ai/prime-rl#3451", run_causes="engine-trainer-mismatch"),
-    Fault("norm weights arrive one too high",
-          "One side stores a norm's weight, the other its difference from one, and nobody converts it.", at.weights,
-          each(lambda name, tensor: tensor + 1 if "norm" in name else tensor),
-          "engine-trainer-mismatch weights-not-synced", "vllm-project/vllm#31464"),
-    Fault("square matrices arrive transposed",
-          "One side stores matrices transposed, and nothing refuses those that are square.", at.weights,
-          each(lambda name, tensor: tensor.T.contiguous() if tensor.dim() == 2 and len(set(tensor.shape)) == 1 else tensor),
-          "engine-trainer-mismatch weights-not-synced", "lablup/mlxcel#925", run_options="--parity-limit 100"),
-    Fault("values loaded in the place of keys",
-          "A weight sync writes the projection of the values into that of the keys, and the other way round.",
-          at.weights, renamed(exchanged("k_proj", "v_proj")), "engine-trainer-mismatch weights-not-synced",
-          "vllm-project/vllm#42803, sgl-project/sglang#24321", run_options="--parity-limit 100"),
-    Fault("gate and up matrices exchanged in a synced engine",
-          "The engine keeps these matrices in a layout of its own, and a weight sync writes them in that of the "
-          "files.", at.weights, renamed(exchanged("gate_proj", "up_proj")),
-          "engine-trainer-mismatch weights-not-synced", "NovaSky-AI/SkyRL#1680, vllm-project/vllm#48284",
-          run_options="--parity-limit 100"),
     Fault("layers exchanged in a packed sync",
           "Weights are received in another order than they were sent, so that layers of the same shape change "
           "places.", at.weights, renamed(exchanged(".layers.0.", ".layers.1.")), "weights-not-synced",
@@ -206,27 +173,15 @@ FAULTS = (
           scaled(lambda name, layer: 0.5), "adapter-scale-differs",
           "the review's table, verl-project/verl#6380 (alpha of another value in the file)", options="--peft",
           run_causes="engine-trainer-mismatch weights-not-synced"),
-    Fault("rank-stabilised scale in the engine only",
-          "The engine multiplies the adapter by alpha / sqrt(rank), the trainer by alpha / rank.", at.engine_model,
-          scaled(lambda name, layer: math.sqrt(rank(layer))), "adapter-scale-differs",
-          "the review's table, verl-project/verl#6380", options="--peft",
-          run_causes="engine-trainer-mismatch weights-not-synced"),
 ),
 *table("saved",
     Fault("merge skipped in the final model", "The final model is written without the trained adapter.",
           at.saved_state, saved_with_scale(0.0), "saved-model-differs",
           "unslothai/unsloth#2142, verl-project/verl#6380", options="--peft"),
-    Fault("adapter merged twice in the final model", "The final model has the adapter's change two times.",
-          at.saved_state, saved_with_scale(2.0), "adapter-scale-differs saved-model-differs",
-          "jingyaogong/minimind#598", options="--peft"),
     Fault("final model rounded to bfloat16",
           "The final model's weights are rounded to bfloat16, although they were trained in float32.", at.saved_state,
           saved(lambda name, tensor: tensor.bfloat16().float()), "weights-not-synced saved-model-differs",
           "TensorAuto/OpenTau#185, PrimeIntellect-ai/prime-rl#1456"),
-    Fault("one shard of each matrix in the final model",
-          "The final model is saved from one process, which has gathered no more than its own part of each matrix.",
-          at.saved_state, saved(half_lost), "saved-model-differs",
-          "pytorch/pytorch#136950, microsoft/SeerAttention#10"),
     Fault("final model saved from a copy of the first weights",
           "The weights that are written at the end are those of the start, because sharded ones are never "
           "gathered into them.", Site("merged_state", first_state(lambda name: True)), None, "saved-model-differs",
@@ -239,5 +194,19 @@ FAULTS = (
           "The final model is the checkpoint with the highest entropy, which is one of the first.", at.options, None,
           "saved-model-differs", "huggingface/transformers#31142", options="--keep-best policy/entropy", steps=8,
           only="run"),
+),
+*table("logprobs",
+    Fault("attention outputs arrive as zeros",
+          "A weight sync sends buffers for the attention's output matrices that were never filled.", at.weights,
+          each(lambda name, tensor: torch.zeros_like(tensor) if "o_proj" in name else tensor), "weights-not-synced",
+          "OpenRLHF/OpenRLHF#660, PrimeIntellect-ai/prime-rl#3451", run_causes="engine-trainer-mismatch"),
+    Fault("square matrices arrive transposed",
+          "One side stores matrices transposed, and nothing refuses those that are square.", at.weights,
+          each(lambda name, tensor: tensor.T.contiguous() if tensor.dim() == 2 and len(set(tensor.shape)) == 1 else tensor),
+          "engine-trainer-mismatch weights-not-synced", "lablup/mlxcel#925", run_options="--parity-limit 100"),
+    Fault("values loaded in the place of keys",
+          "A weight sync writes the projection of the values into that of the keys, and the other way round.",
+          at.weights, renamed(exchanged("k_proj", "v_proj")), "engine-trainer-mismatch weights-not-synced",
+          "vllm-project/vllm#42803, sgl-project/sglang#24321", run_options="--parity-limit 100"),
 ),
 )

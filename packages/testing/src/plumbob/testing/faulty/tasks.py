@@ -47,37 +47,6 @@ def repeated(distinct: int) -> Callable[[list[Any]], list[Any]]:
     return change
 
 
-def solution_left(task: Any) -> dict[str, str]:
-    first = task.data.chain[0]
-    return {k: f"{text} (value={gold(task)})" if k == first else text for k, text in task.data.table.items()}
-
-
-def toolless(task: Any) -> Any:
-    cls: Any = type(task)
-    members = {"toolsets": classmethod(lambda cls, config: []), "__module__": cls.__module__}
-    bare: Any = type("Toolless", (cls,), members)
-    return bare(task.data, task.config)
-
-
-def held_out_respaced(stack: ExitStack, env: str, change: None) -> None:
-    """Held-out tasks are training tasks with a line break more at the end and other ids."""
-
-    def load(original: Any, self: Any) -> Any:
-        if self.config.split == "train":
-            return original(self)
-        trained = original(type(self)(self.config.model_copy(update={"split": "train"})))
-        return (with_data(t, id=f"held-{i}", prompt=f"{t.data.prompt}\n") for i, t in enumerate(trained))
-
-    at.wrapped(stack, at.taskset_class(env), "load", load)
-
-
-def some_exchanged(found: Any) -> Any:
-    """Every fifth held-out task is a training task."""
-    tasks = list(found.held_out)
-    tasks[::5] = found.train[: len(tasks[::5])]
-    return replace(found, held_out=tasks)
-
-
 # Evaluations: await change(original, sampler, *rest, **settings)
 
 
@@ -168,17 +137,10 @@ FAULTS = (
           at.tasks, lambda tasks, split: sorted(tasks, key=lambda task: len(task.data.chain)), "task-order-drifts",
           "huggingface/trl#2998, NVIDIA-NeMo/RL#3117", ("lookup",),
           "--task-order as-given -a num_examples=96 --eval-examples 0", steps=16, run_options="--batch-size 48"),
-    Fault("gold hidden in the middle of the question", "The gold answer stands in brackets in the user's message.",
-          at.tasks, every(each(prompt=lambda task: f"[{gold(task)}] {task.data.prompt}")), "answer-in-prompt",
-          "the review's table"),
     Fault("gold shown in the system prompt",
           "The system prompt ends with a line of metadata that holds the gold answer.", at.tasks,
           every(each(system_prompt=lambda task: f"{task.data.system_prompt}\nmeta: answer={gold(task)}")),
           "answer-in-prompt", "the review's table"),
-    Fault("solution left in the environment",
-          "What the first call returns holds the solution of the task, and the rest of the work is not needed.",
-          at.tasks, every(each(table=solution_left)), "answer-in-prompt reward-exploitable",
-          "sunblaze-ucb/cybergym#6", ("lookup",)),
     Fault("gold written in the state under the tool results",
           "Each observation includes the environment's state, and the state includes the answer.", at.tool_return,
           lambda result, toolset: f'{result}\nstate: {{"target": "{gold(toolset.played)}"}}', "answer-in-prompt",
@@ -187,13 +149,6 @@ FAULTS = (
           "The held-out tasks are the first rows of the training data, which are trained on as well.", at.divided,
           lambda found: replace(found, held_out=list(found.train[: len(found.held_out)])), "held-out-in-training",
           "OpenRLHF/OpenRLHF#1089, OpenRLHF/OpenRLHF#594"),
-    Fault("a fifth of the held-out tasks generated for training too",
-          "The generator makes few different tasks, so that other seeds give some of the training tasks again.",
-          at.divided, some_exchanged, "held-out-in-training", "openai/procgen#100, miroblog/deep_rl_trader#4"),
-    Fault("held-out tasks with other whitespace",
-          "The held-out tasks are training tasks with a line break more at the end and other ids.",
-          Site("load", held_out_respaced), None, "few-distinct-tasks held-out-in-training",
-          "the review's list (overlap)", only="doctor"),
 ),
 *table("evaluation",
     Fault("held-out rollouts from the initial weights",
@@ -215,20 +170,10 @@ FAULTS = (
           "The evaluation does not ask the reward for its scores, and each held-out rollout has 0.",
           Site("reward", when_held_out(lambda own: 0.0)), None, "evaluation-differs", "verl-project/verl#5054",
           ("gsm8k", "lookup"), "--eval-examples 16 --eval-steps 3"),
-    Fault("held-out rollouts without tools",
-          "Evaluations run the loop of a model without tools, because only the training data asks for the other "
-          "one.", at.tasks, held_out(toolless), "evaluation-differs prompt-incomplete", "verl-project/verl#2896",
-          WITH_TOOLS, run_options="--eval-examples 8 --eval-steps 3"),
     Fault("evaluation without the system prompt",
           "Held-out tasks have a general system prompt in place of the one that training uses.", at.tasks,
           held_out(each(system_prompt=lambda task: "You are a helpful assistant.")), "evaluation-differs",
           "the review's table, verl-project/verl#6202", steps=8, run_options="--eval-examples 48 --eval-steps 4"),
-    Fault("evaluation with another answer instruction",
-          "Held-out questions end with an instruction on the form of the answer that training questions do not "
-          "have.", at.tasks,
-          held_out(each(prompt=lambda task: f"{task.data.prompt}\nPut the final answer in \\boxed{{}}.")),
-          "evaluation-differs", "THU-KEG/AdaptThink#8, verl-project/verl#6202", steps=8,
-          run_options="--eval-examples 48 --eval-steps 4"),
     Fault("training tasks without their system prompt",
           "The training prompts have lost their system prompt, and the held-out prompts have it.", at.tasks,
           training(lambda tasks: [with_data(task, system_prompt=None) for task in tasks]), "evaluation-differs",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
 from plumbob.testing.faulty.sites import anew, lot, since
@@ -27,17 +25,6 @@ def as_python(text: str) -> str:
         return f"```python\nresult = tools.{found[1]}({arguments})\nprint(result)\n```"
 
     return CALL.sub(code, text)
-
-
-def changed_calls(change: Callable[[ParsedCall], Any]) -> Callable[..., Any]:
-    """Replies are read with `change(call)` in place of each call; None leaves the call out."""
-
-    def parse(original: Any, chat: Any, *args: Any, **how: Any) -> Any:
-        reasoning, reply = original(chat, *args, **how)
-        found = (change(call) if isinstance(call, ParsedCall) else call for call in reply.calls)
-        return reasoning, replace(reply, calls=tuple(call for call in found if call is not None))
-
-    return parse
 
 
 def only_header(original: Any, chat: Any, messages: list[dict[str, Any]]) -> Any:
@@ -79,27 +66,9 @@ def result_before() -> Result:
     return change
 
 
-def visited_once() -> Result:
-    visited: set[str] = set()
-
-    def change(result: str, name: str, arguments: dict[str, Any], tools: Any) -> str:
-        asked = f"{name} {arguments}"
-        if asked in visited:
-            return "already visited"
-        visited.add(asked)
-        return result
-
-    return change
-
-
 # Calls: ((function, arguments), name) -> (function, arguments)
 
 Call = tuple[Any, dict[str, Any]]
-
-
-def with_arguments(change: Callable[[Any], Any]) -> Callable[[Call, str], Call]:
-    """The tool gets `change(value)` of each argument that is a text."""
-    return lambda call, name: (call[0], {k: change(v) if isinstance(v, str) else v for k, v in call[1].items()})
 
 
 def hanging(every: int, seconds: float) -> Callable[[], Callable[[Call, str], Call]]:
@@ -128,13 +97,6 @@ def first_task_for_all() -> Callable[..., Any]:
         await original(self, first[0])
 
     return setup
-
-
-async def drawn_anew(original: Any, self: Any, task: Any) -> None:
-    """The values of the table are drawn without a seed."""
-    await original(self, task)
-    values = [text for text in self.table.values() if text.startswith("value=")]
-    self.table = {k: random.choice(values) if text in values else text for k, text in self.table.items()}
 
 
 # fmt: off
@@ -171,18 +133,10 @@ FAULTS = table("tools",
           "Rollouts share one tool object, and each call gets the result of the call before it.",
           anew(at.tool_result), result_before, "tool-results-mixed tool-results-wrong",
           "PrimeIntellect-ai/verifiers#1067, PrimeIntellect-ai/prime-envs#204", WITH_TOOLS),
-    Fault("environment keeps the state of earlier rollouts",
-          "Rollouts share one environment, in which what one of them has looked up is not shown to the others.",
-          anew(at.tool_result), visited_once, "tool-results-mixed tools-fail tool-results-wrong",
-          "weizhepei/WebAgent-R1#6", WITH_TOOLS),
     Fault("tool calls lose their arguments",
           "The reader looks for another key than the prompt teaches, and runs each tool without arguments.",
           at.tool_call, lambda call, name: (call[0], {}), "calls-not-read oracle-fails tools-fail",
           "ahwurm/localharness#104", WITH_TOOLS),
-    Fault("search reads the first two words of a query",
-          "The retriever's encoder cuts a query after a few tokens, and the words that matter come later.",
-          at.tool_call, with_arguments(lambda text: " ".join(text.split()[:2])), "tool-results-wrong",
-          "AnswerDotAI/RAGatouille#99, deepset-ai/FARM#629", ("musique",), run_causes="never-succeeds tools-fail"),
     Fault("hung calls without a time limit",
           "Nothing ends a tool call that waits for ever, so that it takes the whole turn with it.",
           anew(at.tool_call), hanging(6, 60.0), "rollouts-fail",
@@ -191,18 +145,10 @@ FAULTS = table("tools",
           "The rollout sets the environment up anew and loses the task's own start state: all have the same.",
           anew(at.tool_setup), first_task_for_all, "tool-results-mixed tool-results-wrong",
           "infer-actively/pymdp#279", WITH_TOOLS),
-    Fault("hidden table drawn anew without a seed",
-          "The environment has a random part that no seed reaches: the same actions lead to another end each time.",
-          at.tool_setup, drawn_anew, "oracle-fails tool-results-mixed", "Grid2op/grid2op#432, openai/gym#1478",
-          ("lookup",), run_causes="never-succeeds"),
     Fault("no parser for the model's tool calls",
           "The server was started without a parser of tool calls, and calls remain text of the reply.",
           at.chat("parse"), lambda original, chat, ids, tools, **how: original(chat, ids, [], **how),
           "calls-not-read", "verl-project/uni-agent#115", WITH_TOOLS, run_causes="never-succeeds"),
-    Fault("tool names arrive doubled",
-          "The reader of calls adds up parts of a stream, and has each tool's name twice.", at.chat("parse"),
-          changed_calls(lambda call: replace(call, name=call.name * 2)), "calls-not-read tools-fail",
-          "NousResearch/hermes-agent#6841", WITH_TOOLS),
     Fault("tool results lost where the prompt is sliced",
           "What follows a turn is cut out of the new rendering by the length of another one, and nothing is left "
           "of it.", at.chat("suffix"), only_header, "tool-results-wrong", "NVIDIA-NeMo/labs-molt#20", WITH_TOOLS),

@@ -115,8 +115,8 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
         if count >= least and len(different) >= CONTRADICTED:
             example = ", ".join(sorted(read[different[0]])[:3])
             return (
-                f"answers of other tasks stand after {place!r}, the task's own nowhere; {len(different)} of them belong to tasks with "
-                f"different answers, as {different[0]!r} to {example}"
+                f"answers of other tasks stand after {place!r}, the task's own nowhere; {len(different)} of them belong to tasks "
+                f"with different answers, as {different[0]!r} to {example}"
             )
     return ""
 

@@ -164,7 +164,7 @@ def test_checks_that_could_not_be_completed_make_code_2() -> None:
 def test_json() -> None:
     report = json.loads(json.dumps(sick().as_json("doctor lookup", "report.html")))
     assert report["cause"] == "reward-exploitable" and report["symptoms"] == ["policy-breaks"]
-    assert list(report["causes"])[0] == "reward-exploitable"
+    assert next(iter(report["causes"])) == "reward-exploitable"
     assert report["findings"][-2]["code"] == [{"file": "grading.py", "line": 12, "function": "Task.correct"}]
     assert report["findings"][-2]["links"] == ["report.html#step=3&task=task%207&rollout=0"]
     assert {finding["stage"] for finding in report["findings"]} == set(STAGES)

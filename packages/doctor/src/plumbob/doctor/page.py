@@ -47,6 +47,8 @@ def lines(x: Examination, *, everything: bool = False, width: int = 80, report: 
                     yield from _check(finding, width)
     yield ""
     yield from _conclusion(x, width, report)
+    if x.notes:
+        yield ""
     for note in x.notes:
         yield from _wrapped("", note, width)
     if limits := list(dict.fromkeys([*open_checks(x, everything), *x.limits])):
@@ -131,7 +133,6 @@ def _conclusion(x: Examination, width: int, report: str) -> Iterator[str]:
             )
             for code in finding.code if finding.cause != first.cause else ():
                 yield from _wrapped("    ", f"where: {code}", width)
-    yield ""
 
 
 def _step(finding: Finding) -> str:

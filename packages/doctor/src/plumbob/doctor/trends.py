@@ -272,6 +272,10 @@ def failing(rows: Sequence[Row]) -> bool:
     return tools or share(rows, "rollout/errored", "rollout/count") > MOST_FAILED
 
 
+def of_first(rows: Sequence[Row]) -> str:
+    return "the first step" if len(rows) == 1 else f"the first {len(rows)} steps"
+
+
 def times(before: float, after: float) -> float:
     return after / before if before else 1.0
 
@@ -305,9 +309,7 @@ def constant(n: Numbers) -> str | None:
     # A constant 1 is that of a solved task, and 0 or less that of one that the model never solves.
     if not same or reward <= 0 or reward == 1 or len(n.start) < 3:
         return None
-    return (
-        f"each of {total(n.start, 'rollout/count'):.0f} rollouts in the first {len(n.start)} steps earns {reward:.3g}"
-    )
+    return f"each of {total(n.start, 'rollout/count'):.0f} rollouts in {of_first(n.start)} earns {reward:.3g}"
 
 
 FORM = ("format", "style", "tag", "length")
@@ -351,7 +353,7 @@ def unread(n: Numbers) -> str | None:
         return None
     every = calls + malformed + other
     if malformed > 0.7 * (calls + malformed) > 0 and number(rows[0], "rollout/malformed_calls"):
-        return f"{malformed / (calls + malformed):.0%} of the first {len(rows)} steps' tool calls could not be read"
+        return f"{malformed / (calls + malformed):.0%} of the tool calls of {of_first(rows)} could not be read"
     if other > 0.3 * every > 0 and other > 0.1 * len(rows):
         return f"{other / turns:.0%} of the first replies look like tool calls in a form that is not read"
     each = (calls + malformed) / len(rows)
@@ -359,9 +361,7 @@ def unread(n: Numbers) -> str | None:
     # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
     if each >= 0.02 or cut or (each > 0 and n.solved):
         return None
-    return (
-        f"{each:.2g} tool calls per rollout in the first {len(rows)} steps, mean reward {mean(rows, 'reward/mean'):.3f}"
-    )
+    return f"{each:.2g} tool calls per rollout in {of_first(rows)}, mean reward {mean(rows, 'reward/mean'):.3f}"
 
 
 # Evaluation
@@ -523,7 +523,7 @@ def cut_off(n: Numbers) -> str | None:
     rows, plan = n.start, n.plan
     none = share(n.first, "rollout/no_turn", "rollout/count")
     if none > 0.1:
-        return f"{none:.0%} of the first {len(n.first)} steps' rollouts ended before the model's first turn"
+        return f"{none:.0%} of the rollouts of {of_first(n.first)} ended before the model's first turn"
     shares = {stop: mean(rows, f"rollout/stopped/{stop}") for stop in plan.limits}
     most = max(shares, key=lambda stop: shares[stop], default="")
     value, name = (shares[most], f"rollout/stopped/{most}") if most else (0.0, "")
@@ -535,7 +535,7 @@ def cut_off(n: Numbers) -> str | None:
     if n.gained() and mean(n.last, name) <= CUT:
         return None
     loops = mean(rows, "rollout/repetitive_share")
-    return f"{value:.0%} of the first {len(rows)} steps' rollouts ended at {plan.limits[most]}" + (
+    return f"{value:.0%} of the rollouts of {of_first(rows)} ended at {plan.limits[most]}" + (
         f", and {loops:.0%} repeat themselves" if loops > 0.1 else ""
     )
 
@@ -677,7 +677,7 @@ def no_signal(n: Numbers) -> tuple[float, float] | None:
 
 def _of_groups(n: Numbers, what: str) -> str:
     groups, reward = total(n.start, "groups/count"), mean(n.start, "reward/mean")
-    return f"of {groups:.0f} groups in the first {len(n.start)} steps {what} (mean reward {reward:.3f})"
+    return f"of {groups:.0f} groups in {of_first(n.start)} {what} (mean reward {reward:.3f})"
 
 
 RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")

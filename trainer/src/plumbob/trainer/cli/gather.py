@@ -34,6 +34,8 @@ from plumbob.trainer.watch.course import FAILURES, plan_of, saved_model, stop_fi
 
 STEPS, RECORDED = 3, 2
 """Number of training steps that `doctor ENV` takes, and how many of them are recorded and compared with the reference."""
+NEVER = 0.5
+"""Largest reward of a step that counts as a failure, where all rollouts of each group earn the same."""
 MOST_RECORDS = 8
 """Most stored records of a run that are compared."""
 Status = Callable[[str], None]
@@ -226,28 +228,25 @@ def _stages(kept: Any, subject: Any, seed: int) -> list[Finding]:
 
 def _first_steps(kept: Any, judged: trends.Trends) -> Iterator[Finding]:
     """What the metrics of a few steps say, and what a first step without any signal means."""
-    found = [f for f in judged.findings() if f.verdict != "unsure"]  # of later steps something is said elsewhere
-    rows = kept.records[0].rows
+    # Of what needs more steps, something is said elsewhere.
+    found = [f for f in judged.findings() if f.verdict != "unsure"]
+    rows, check = kept.records[0].rows, "the first step has a signal"
     if any(row.advantage for row in rows):
-        yield from found
+        yield from [*found, Finding(check, "pass", "", None, "signal")]
         return
-    yield from (f for f in found if f.cause is None or f.stage != "signal")
-    row = kept.metrics[0]
-    rewards, calls = [r.reward for r in rows], row.get("rollout/tool_calls", 0.0)
-    offered, check = row.get("rollout/tools", 0.0), "the first step has a signal"
+    row, rewards = kept.metrics[0], [r.reward for r in rows]
+    best = max(rewards, default=0.0)
+    cause = "never-succeeds" if best <= NEVER else "too-little-signal"
     said = f"all {len(rows)} rollouts of the first step earn what the others of their group earn, {_range(rewards)}"
-    if any(f.cause for f in found if f.stage != "signal"):
-        return  # which is the reason
-    if offered and not calls and max(rewards, default=0.0) < 0.5:
+    if row.get("rollout/tools") and not row.get("rollout/tool_calls") and best <= NEVER:
+        replies = row.get("rollout/turns", 1.0) * len(rows)
+        cause = "calls-not-read"
         said += (
-            f", and none of their {row.get('rollout/turns', 0.0) * len(rows):.0f} replies has a tool call in the form that is "
-            "read: the model cannot do the task's form yet"
+            f", and none of the {replies:.0f} replies has a tool call in a form that is read: the model cannot do the task's form "
+            "yet"
         )
-        yield Finding(check, "fail", f"{said}. No further step was taken", "calls-not-read", "signal", 1)
-    elif max(rewards, default=0.0) <= 0.5:
-        yield Finding(check, "fail", f"{said}. No further step was taken", "never-succeeds", "signal", 1)
-    else:
-        yield Finding(check, "fail", f"{said}. No further step was taken", "too-little-signal", "signal", 1)
+    yield Finding(check, "fail", f"{said}. No further step was taken", cause, "signal", 1)
+    yield from (f for f in found if f.stage != "signal" and f.cause != cause)
 
 
 def _range(rewards: Sequence[float]) -> str:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from plumbob.doctor.explain.loop import Condition, explain
+from plumbob.doctor.explain.optimizer import UpdateCase
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
-from plumbob.doctor.reference.optimizer import AdamW, rate
+from plumbob.doctor.reference.optimizer import Moments, rate
 
 Made = Callable[..., Any]
 
@@ -85,15 +86,17 @@ def test_three_updates_are_those_of_torch() -> None:
     )
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     theirs = torch.optim.AdamW([parameter], lr=0.1, betas=(0.8, 0.9), weight_decay=0.2)
-    mine = AdamW({"w": parameter.detach().numpy()}, s)
+    before, given, norms = parameter.detach().numpy().copy(), [], []
     for step, values in enumerate(([3.0, 1.0, -2.0], [0.1, 0.2, 0.1], [-5.0, 0.0, 1.0])):
-        gradient = torch.tensor(values, dtype=torch.float64)
-        parameter.grad = gradient.clone()
+        parameter.grad = torch.tensor(values, dtype=torch.float64)
+        given.append({"w": np.array(values)})
+        norms.append(float(np.linalg.norm(values)))
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         theirs.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
         theirs.step()
-        mine.update({"w": gradient.numpy()}, step)
-    assert mine.weights["w"] == pytest.approx(parameter.detach().numpy(), abs=1e-12)
+    zero = {"w": Moments(np.zeros(3), np.zeros(3))}
+    case = UpdateCase({"w": before}, given, norms, [0, 1, 2], s, np.zeros(3), zero)
+    assert before + case.change() == pytest.approx(parameter.detach().numpy(), abs=1e-12)
 
 
 def test_the_schedule() -> None:

@@ -69,7 +69,9 @@ def two_steps(folder: Path, wanted: bool, **settings) -> tuple[list[dict[str, fl
     return found, weights, sink
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "settings", [SETTINGS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS[1:])], ids=str
+)
 def test_a_recorded_step_is_the_same_step_to_the_last_bit(tmp_path, settings):
     plain, recorded = two_steps(tmp_path, False, **settings), two_steps(tmp_path, True, **settings)
     assert plain[0] == recorded[0]
@@ -98,6 +100,7 @@ def test_a_record_holds_what_the_step_did(tmp_path):
     assert (tmp_path / "first.npz").stat().st_size < 20 * tokens + 4000 * len(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS[::2], ids=str)
 def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
     subject = load_subject(TrainConfig(**{**QUICK, **settings}), HERE, tmp_path, lambda _: None, groups=4)

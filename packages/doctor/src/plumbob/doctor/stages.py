@@ -234,6 +234,8 @@ def beginning(x: Examined) -> Outcome:
 
 ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
 TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+NOISE = 0.5
+"""Nats that dropout makes at most, on average."""
 DROPOUT = 0.2
 """Share of an adapter that settings may drop without being the answer."""
 TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
@@ -275,15 +277,21 @@ def trainer_logprobs(x: Examined) -> Outcome:
     scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(has, chosen, strict=True)]
     observed = [row.logprobs.astype(float) for row in chosen if row.logprobs is not None]
     _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    if out.verdict == "fail" and not out.what and x.plain is not None and _later_passes(x, scored, observed, out.limit):
+        what = "weights that change between the microbatches of one update"
+        return _fail(out, Explanation("normaliser-depends-on-microbatches", what, 0.0), "")
     if out.verdict == "fail" and not out.what and x.live is not None and x.plain is not None:
         # Without gradients, nothing is dropped at random.
         still = x.live.score([(s.ids, s.at) for s in scored[:6]])
         plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
-        moved = [np.sort(o) - np.sort(p) for o, p in zip(observed[:6], plain, strict=True)]
-        if all(np.median(np.abs(m)) <= 10 * out.limit for m in moved):  # the right numbers at other places
+        pairs = list(zip(observed[:6], plain, strict=True))
+        sorted_ = sum(float(np.abs(np.sort(o) - np.sort(p)).sum()) for o, p in pairs)
+        if sorted_ <= 0.2 * sum(float(np.abs(o - p).sum()) for o, p in pairs):  # the right numbers at other places
             return _fail(out, Explanation("loss-differs-from-settings", "log-probabilities in another order", 0.0), "")
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
-            return _fail(out, Explanation("dropout-in-training", "passes with gradients alone", 0.0), "")
+            # Dropout adds noise; a large difference is another mistake between the scores and the loss.
+            cause = "dropout-in-training" if out.gap < NOISE else "loss-differs-from-settings"
+            return _fail(out, Explanation(cause, "passes with gradients alone", 0.0), "")
     if out.verdict == "fail" and not out.what and x.record.settings.lora_dropout:
         small = x.record.settings.lora_dropout <= DROPOUT
         return (
@@ -292,6 +300,17 @@ def trainer_logprobs(x: Examined) -> Outcome:
             else _fail(out, None, "dropout-in-training")
         )
     return out
+
+
+def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.ndarray], limit: float) -> bool:
+    """Whether rows of the first microbatch have the right log-probabilities, and most rows of the later ones do not."""
+    number = {t.row: t.microbatch for t in x.record.updates[0].trained} if x.record.updates else {}
+    plain = x.plain
+    gaps: dict[bool, list[bool]] = {True: [], False: []}
+    for s, o in zip(scored, observed, strict=True):
+        if plain is not None and s.row in number:
+            gaps[number[s.row] == 0].append(float(np.abs(o - plain.logprobs(s.ids, s.at)).mean()) > limit)
+    return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
 
 
 def _logprobs(
@@ -349,25 +368,8 @@ def draws(x: Examined) -> Outcome:
             f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each",
         )
         return _fail(out, Explanation("groups-without-variety", "rollouts that are copied or have one seed", 0.0), "")
-    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
-    for rollout in x.record.rollouts:
-        for request in rollout.requests:
-            if end is not None and end not in request.sampling.stop_token_ids:
-                out.evidence = f"requests end at {request.sampling.stop_token_ids}, the template ends turns with {end}"
-                return _fail(out, None, "stop-token-wrong")
-            stops = set(request.sampling.stop_token_ids)
-            ids = request.token_ids.tolist()
-            if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
-                out.evidence = "a turn goes on after a stop token, or ends without one"
-                return _fail(out, None, "stop-token-wrong")
-            asked = request.sampling
-            if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
-                out.evidence = (
-                    f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
-                )
-                return _fail(
-                    out, None, "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
-                )
+    if _requests(x, out).verdict == "fail":
+        return out
     if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
         return _skip(
             out, "the step's first weights are not known" if x.plain is None else "the settings leave tokens out"
@@ -407,6 +409,36 @@ def draws(x: Examined) -> Outcome:
     by = {t: sum(sampling.measure(lg, tk, t).excess for lg, tk in kept) for t in np.geomspace(0.05, 4, 60)}
     nearest = min(by, key=lambda t: abs(by[t]))
     return _fail(out, Explanation("temperature-not-applied", f"draws at a temperature of about {nearest:.2g}", 0.0), "")
+
+
+def _requests(x: Examined, out: Outcome) -> Outcome:
+    """Requests ask for what the settings say, with a seed for each rollout, and replies end where they should."""
+    s = x.record.settings
+    seeds = Counter(r.requests[0].sampling.seed for r in x.record.rollouts if r.requests)
+    alike = sum(n - 1 for seed, n in seeds.items() if seed is not None)
+    if alike:
+        out.gap, out.evidence = alike, f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
+        return _fail(out, Explanation("groups-without-variety", "rollouts that have one seed", 0.0), "")
+    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
+    for rollout in x.record.rollouts:
+        for request in rollout.requests:
+            if end is not None and end not in request.sampling.stop_token_ids:
+                out.evidence = f"requests end at {request.sampling.stop_token_ids}, the template ends turns with {end}"
+                return _fail(out, None, "stop-token-wrong")
+            stops = set(request.sampling.stop_token_ids)
+            ids = request.token_ids.tolist()
+            if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
+                out.evidence = "a turn goes on after a stop token, or ends without one"
+                return _fail(out, None, "stop-token-wrong")
+            asked = request.sampling
+            if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
+                out.evidence = (
+                    f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
+                )
+                return _fail(
+                    out, None, "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
+                )
+    return out
 
 
 def _copies(x: Examined) -> int:

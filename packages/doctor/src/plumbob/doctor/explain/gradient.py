@@ -45,9 +45,6 @@ def _microbatches(case: GradientCase) -> Predictions:
         yield f"a gradient without microbatch {k + 1} of {count}", case.expected - case.parts[k]
         yield f"the gradient of microbatch {k + 1} of {count} alone", case.parts[k]
     yield "the mean of microbatches in place of their sum", case.expected / count
-    sizes, *_ = np.linalg.lstsq(np.stack(case.parts, 1), case.observed, rcond=None)
-    told = ", ".join(f"{s:.3g}" for s in sizes[:4])
-    yield f"microbatches with the factors {told}", np.stack(case.parts, 1) @ sizes
 
 
 def _factors(case: GradientCase) -> Predictions:

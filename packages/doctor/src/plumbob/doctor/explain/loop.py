@@ -53,7 +53,7 @@ def explain(
     """
     measure = distance or mean_abs
     gap = measure(observed, expected)
-    if not gap > 0:
+    if not gap > 0 or gap == float("inf"):
         return None
     allowed = max(REST * gap, min(noise, BARELY * gap))
     best: Explanation | None = None

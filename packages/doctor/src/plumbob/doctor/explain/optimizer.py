@@ -37,6 +37,8 @@ class How:
     """Gradients of earlier updates are added."""
     kind: str = "adam"
     """"adam", "sgd", "sign" or "ascent"."""
+    only: int = -1
+    """The only update whose rate is not 0; -1: all."""
     times: int = 1
     """How often each update is taken."""
     rounds: bool = False
@@ -64,9 +66,9 @@ class UpdateCase:
         found = []
         for name, start in self.before.items():
             w, m, added = start.astype(float), self.moments[name], np.zeros(len(start))
-            for own, norm, step in zip(self.gradients, self.norms, self.steps, strict=True):
+            for k, (own, norm, step) in enumerate(zip(self.gradients, self.norms, self.steps, strict=True)):
                 added = own[name].astype(float) + (added if how.adds else 0)
-                lr = how.lr * (s.learning_rate if how.peak else rate(s, step + how.ahead))
+                lr = how.lr * (how.only in (-1, k)) * (s.learning_rate if how.peak else rate(s, step + how.ahead))
                 g = added * _clip(how, s, norm, added)
                 for _ in range(how.times):
                     w, m = _update(w, g, Moments(m.first * 0, m.second * 0) if how.forgets else m, lr, how, s)
@@ -118,6 +120,11 @@ def _rates(case: UpdateCase) -> Predictions:
     for schedule in ("constant", "linear", "cosine"):
         yield f"the schedule {schedule}", case.change(settings=dataclasses.replace(case.settings, schedule=schedule))
     yield "no warm-up", case.change(settings=dataclasses.replace(case.settings, warmup=0))
+    count = len(case.gradients)
+    if count > 1:  # each update by itself: the change is linear in their rates
+        alone = np.stack([case.change(How(only=k)) for k in range(count)], 1)
+        rates, *_ = np.linalg.lstsq(alone, case.observed, rcond=None)
+        yield f"{', '.join(f'{r:.3g}' for r in rates)} times the learning rate in {count} updates", alone @ rates
     by = factor(case.observed, right)
     if math.isfinite(by) and by > 1e-6:
         yield f"{by:.3g} times the learning rate", case.change(How(lr=by))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,32 +38,3 @@ class Moments:
     first: np.ndarray
     second: np.ndarray
     updates: int = 0
-
-
-def adamw(
-    weight: np.ndarray, gradient: np.ndarray, moments: Moments, lr: float, settings: Settings
-) -> tuple[np.ndarray, Moments]:
-    """(weights after one update, moments after it). `gradient`: clipped already."""
-    k, b1, b2 = moments.updates + 1, settings.beta1, settings.beta2
-    first = b1 * moments.first + (1 - b1) * gradient
-    second = b2 * moments.second + (1 - b2) * gradient**2
-    direction = (first / (1 - b1**k)) / (np.sqrt(second / (1 - b2**k)) + settings.epsilon_adam)
-    return weight * (1 - lr * settings.weight_decay) - lr * direction, Moments(first, second, k)
-
-
-class AdamW:
-    """An optimizer of its own, for whole tensors: name -> float64 array. `weights` changes with each update."""
-
-    def __init__(self, weights: Mapping[str, np.ndarray], settings: Settings) -> None:
-        self.settings = settings
-        self.weights = {name: np.asarray(w, float).copy() for name, w in weights.items()}
-        self.moments = {name: Moments(np.zeros(w.shape), np.zeros(w.shape)) for name, w in self.weights.items()}
-
-    def update(self, gradients: Mapping[str, np.ndarray], step: int) -> None:
-        """One optimizer step of training step `step`. A tensor without a gradient stays as it is."""
-        norm = math.sqrt(sum(float((g.astype(float) ** 2).sum()) for g in gradients.values()))
-        factor, lr = clipping(self.settings, norm), rate(self.settings, step)
-        for name, gradient in gradients.items():
-            self.weights[name], self.moments[name] = adamw(
-                self.weights[name], gradient.astype(float) * factor, self.moments[name], lr, self.settings
-            )

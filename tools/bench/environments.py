@@ -1,11 +1,10 @@
-"""Measure how an environment's matrix names a random part of the faults of the environment's side, and of healthy settings.
+"""How an environment's matrix names a random part of the faults of the environment's side, and healthy settings.
 
     uv run python tools/bench/environments.py --faults 40 --healthy 40 --seed 1 --out /tmp/matrix.jsonl
     uv run python tools/bench/environments.py --faults 40 --seed 1 --old          # `doctor ENV --without-model` on the same ones
-    uv run python tools/bench/environments.py --only "one digit read"
 
-Each examination is in a process of its own, which another one is forked from for `play_fresh`. A fault is named rightly if
-the first cause is one that its entry accepts, as the new catalogue calls it; "general" if the cause stands for one of them.
+A fault is named rightly if the first cause is one that its entry accepts, in the new catalogue's words, and generally if the
+first cause stands for one of them. Each examination is in a process of its own, of which `play_fresh` is forked.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import sys
 import time
@@ -43,19 +41,19 @@ OTHERS = "environment-fails environment-hangs reward-not-finite rewards-of-other
 FORK = multiprocessing.get_context("fork")
 
 
+def in_environment(cause: str) -> bool:
+    new = NEW_IDS.get(cause, "calls-not-read")
+    own = CAUSES[new].stage in ("tasks", "grading", "tools", "evaluation") and new != "calls-not-read"
+    return own or cause in OTHERS.split()
+
+
 def pool(kind: str) -> dict[str, Any]:
     """Name -> fault of the environment's side (`kind` "field"), or setting that changes the environment ("healthy")."""
     found = [f for n in ("", *map(str, range(2, 28))) for half in ("seen", "unseen") for f in entries(kind, n, half)]
     if kind == "healthy":
         return {f.name: f for f in found if f.start is not None and not f.pretrained}
-    known = [f for f in found if f.start is not None and f.probes and all(map(_in_environment, f.causes))]
+    known = [f for f in found if f.start is not None and f.probes and all(map(in_environment, f.causes))]
     return {f.name: f for f in known if f.start.__qualname__.split(".")[0] not in BEHIND}
-
-
-def _in_environment(cause: str) -> bool:
-    new = NEW_IDS.get(cause, "calls-not-read")
-    own = CAUSES[new].stage in ("tasks", "grading", "tools", "evaluation") and new != "calls-not-read"
-    return own or cause in OTHERS.split()
 
 
 class Forked(VerifiersPlayer):
@@ -70,24 +68,21 @@ class Forked(VerifiersPlayer):
         return lambda: [Played(**own | {"task": s.task}) for own, s in zip(receive(), scripts, strict=True)]
 
 
-def in_child(run: Any, seconds: float = 300.0) -> Any:
+def in_child(run: Any) -> Any:
     """Begin to run this in a forked process, with a connection to send its result to; returns a function that waits for it."""
     receive, send = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run, args=(send,))
-    process.start()
+    FORK.Process(target=run, args=(send,)).start()
     send.close()
-    return lambda: receive.recv() if receive.poll(seconds) else process.kill()
+    return receive.recv
 
 
 def examined(kind: str, name: str, old: bool, send: Any) -> None:
     """Send what one examination found."""
     what = HealthySetting("", name) if kind == "plain" else pool(kind)[name]
     env = what.env if isinstance(what, HealthySetting) else what.envs[0]
-    arguments, began = options_of(env, what.options, 0), time.monotonic()
     one = {"kind": kind, "name": name, "env": env, "causes": sorted(getattr(what, "causes", ())), "named": []}
-    with contextlib.ExitStack() as stack, open(os.devnull, "w") as sink:
-        stack.enter_context(contextlib.redirect_stdout(sink))
-        stack.enter_context(contextlib.redirect_stderr(sink))
+    arguments, began, given = options_of(env, what.options, 0), time.monotonic(), list[Any]()
+    with contextlib.ExitStack() as stack:
         try:
             if what.start is not None:
                 what.start(stack, env)
@@ -96,7 +91,6 @@ def examined(kind: str, name: str, old: bool, send: Any) -> None:
                 failed = [f for f in report["findings"] if f["cause"]]
                 one |= {"named": [f["cause"] for f in failed], "evidence": failed[0]["evidence"] if failed else ""}
             else:
-                given: list[Any] = []
                 command.configure = lambda options: given.append(configure(options)[0]) or sys.exit(0)
                 called("doctor", command.app, arguments)
                 with asyncio.Runner() as runner:
@@ -115,36 +109,35 @@ def verdict(one: dict[str, Any]) -> str:
     first = next((NEW_IDS.get(cause, cause) for cause in one["named"]), None)
     if one.get("error"):
         return "ERROR"
-    if one["kind"] != "field" or first is None:
-        return "ALARM" if first else "healthy" if one["kind"] != "field" else "missed"
+    if one["kind"] != "field":
+        return "ALARM" if first else "healthy"
+    if first is None:
+        return "missed"
     return "right" if first in accepted else "general" if stands_for(first) & accepted else "wrong"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     for name, default in (("faults", 0), ("healthy", 0), ("seed", 1), ("without-seed", 0), ("jobs", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--only", action="append", default=[], help="names that begin so")
     parser.add_argument("--old", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("environments.jsonl"))
     given = parser.parse_args()
-    chosen = [] if given.only else [("plain", env) for env in ("lookup", "gsm8k", "musique")]
+    chosen = [("plain", env) for env in ("lookup", "gsm8k", "musique")]
     for kind, count in (("field", given.faults), ("healthy", given.healthy)):
         names = sorted(pool(kind))
         drawn = random.Random(given.without_seed).sample(names, min(count, len(names))) if given.without_seed else []
         left = [name for name in names if name not in drawn]
         chosen += [(kind, name) for name in random.Random(given.seed).sample(left, min(count, len(left)))]
-        chosen += [(kind, name) for name in names if any(name.startswith(only) for only in given.only)]
     counts: Counter[str] = Counter()
     with ThreadPool(given.jobs) as threads, given.out.open("a") as file:
         run = lambda pair: in_child(lambda send: examined(*pair, given.old, send))()  # noqa: E731
-        for pair, found in zip(chosen, threads.imap(run, chosen), strict=True):
-            one = found or {"kind": pair[0], "name": pair[1], "env": "", "causes": [], "named": [], "error": "no end"}
+        for one in threads.imap(run, chosen):
             counts[verdict(one)] += 1
             file.write(json.dumps(one) + "\n")
-            shown = one.get("error") or one.get("evidence", "")
+            shown = one.get("error") or one["evidence"][:300]
             print(
-                f"{verdict(one):8} {one['name']} ({one['env']}): {one['causes']} -> {one['named'][:4]} {shown[:300]}",
+                f"{verdict(one):8} {one['name']} ({one['env']}): {one['causes']} -> {one['named'][:4]} {shown}",
                 flush=True,
             )
     print(dict(counts))

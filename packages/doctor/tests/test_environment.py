@@ -193,7 +193,8 @@ def repeats(tasks: list[Task]) -> list[Task]:
 
 
 def as_if_right(toy: Toy, task: Task) -> Played:
-    return Played(task, 0.5)
+    """Less than 1, and not the same in all tasks."""
+    return Played(task, 0.3 if task.fields["answer"] < "b" else 0.5)
 
 
 def wrong_answers(tasks: list[Task], share: int) -> list[Task]:
@@ -312,9 +313,13 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "read",
         {"grade": lambda t, task, m: right(task, m) * (not any(map(str.isdigit, last(m))))},
     ),
+    "tools in small letters": (
+        "as-read",
+        {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
+    ),
     "calls that change nothing": (
         "calls-count",
-        {"grade": lambda t, task, m: 0.5 * right(task, m), "ideal": as_if_right},
+        {"grade": lambda t, task, m: as_if_right(t, task).reward * right(task, m), "ideal": as_if_right},
     ),
     "answers at the end of prompts": ("not-given", {"opening": odd_one}),
     "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),

@@ -104,7 +104,8 @@ class VerifiersPlayer:
             replies = replies_of_messages(oracle_of(task.handle))
         except Exception as error:  # an environment's code may raise anything
             return f"{type(error).__name__}: {error}"
-        return tuple(Turn(r.content, tuple(_call(c) for c in r.calls if isinstance(c, ParsedCall))) for r in replies)
+        calls = [[Call(c.name, c.arguments) for c in r.calls if isinstance(c, ParsedCall)] for r in replies]
+        return tuple(Turn(reply.content, tuple(own)) for reply, own in zip(replies, calls, strict=True))
 
     def play(self, script: Script) -> Played:
         start = time.perf_counter()
@@ -268,10 +269,6 @@ def _errors_logged() -> Generator[list[str]]:
         yield found
     finally:
         logging.getLogger().removeHandler(handler)
-
-
-def _call(call: ParsedCall) -> Call:
-    return Call(call.name, call.arguments)
 
 
 def _played_in_child(

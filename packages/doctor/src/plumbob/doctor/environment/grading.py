@@ -17,7 +17,7 @@ from plumbob.doctor.environment.inequality import Evidence, about, equal, refute
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played, Script
 from plumbob.doctor.environment.texts import chosen, places, short
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT, SEVERAL
+from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT, SEVERAL
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -26,6 +26,8 @@ FEWEST = 6
 CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
 """Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
 range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
+HALF = 0.5
+"""Share of the reward that a right answer may lose by its letters, and of the tasks in which it may."""
 CONSTANT_EARNS = 0.8
 """Largest share that one and the same reply to all tasks may earn: with two answers, the more frequent one has half or more."""
 FORM_EARNS = 0.75
@@ -55,7 +57,7 @@ def _ends(m: Matrix) -> Evidence | None:
         text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: {bad[0].error}" if bad else ""
         share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
         least, share = (1, 0.0) if hung else (min(FEWEST, len(played)), share)
-        if (found := refuted(bad, played, text, bad[0] if bad else None, least=least, share=share)) is not None:
+        if (found := refuted(bad, played, text, bad, least=least, share=share)) is not None:
             return found
     return None
 
@@ -185,6 +187,14 @@ def _vain(m: Matrix) -> Evidence | None:
     )
 
 
+def _as_read(m: Matrix) -> Evidence | None:
+    """A model answers in the letters that it has read."""
+    shares = m.shares(AS_READ)
+    less = [i for i, share in shares.items() if share < HALF]
+    text = f"with {AS_READ}, {{}} right answers earn less than half"
+    return refuted(less, [*shares], text, m.kind(AS_READ)[less[0]] if less else None, least=FEWEST, share=HALF)
+
+
 def _read(m: Matrix) -> Evidence | None:
     """Where plain working before an answer takes nothing from it, other working there does not take everything."""
     plain, best = m.kind("working before the answer"), m.kind(PERFECT)
@@ -293,6 +303,7 @@ PAID = rows("reward", PERFECT, EMPTY)(
 """Right answers are paid."""
 ANSWERS = rows("reward", PERFECT, EMPTY)(
     ("read", "An answer is read after numbers and after long working", "answers-not-parsed", _read),
+    ("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", _as_read),
     ("calls-count", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _vain),
     ("not-given", "The prompt does not hold the answer in the form that is asked for", "answer-in-prompt", _given),
     ("empty", "An empty reply earns little", "reward-exploitable", _empty),

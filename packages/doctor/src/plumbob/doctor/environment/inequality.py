@@ -44,9 +44,8 @@ class Inequality:
     def lacks(self, matrix: Matrix) -> str:
         """The first kind of transcript that was not played; "" if the statement can be examined."""
         for need in self.needs:
-            held, _, kind = need.rpartition(HELD_OUT)
-            of = matrix.held_out if held or need.startswith(HELD_OUT) else matrix
-            if of is None or not of.kind(kind):
+            of = matrix.held_out if need.startswith(HELD_OUT) else matrix
+            if of is None or not of.kind(need.removeprefix(HELD_OUT)):
                 return need
         return ""
 
@@ -55,16 +54,20 @@ def refuted(
     bad: Sequence[object],
     every: Sequence[object],
     text: str,
-    example: Played | None = None,
+    example: Played | Sequence[Played] | None = None,
     part: str = "",
     *,
     least: int = 1,
     share: float = 0.0,
 ) -> Evidence | None:
-    """Evidence, if `bad` are at least `least` and more than this share of `every`. "{}" in the text: "3 of 48"."""
+    """Evidence, if `bad` are at least `least` and more than this share of `every`.
+
+    Example: refuted(bad, every, "{} results are empty") -> "3 of 48 results are empty". Of several examples the first is kept.
+    """
     if len(bad) < least or len(bad) <= share * len(every):
         return None
-    return Evidence(text.replace("{}", f"{len(bad)} of {len(every)}", 1), example, part)
+    kept = next(iter(example), None) if isinstance(example, Sequence) else example
+    return Evidence(text.replace("{}", f"{len(bad)} of {len(every)}", 1), kept, part)
 
 
 HELD_OUT = "held-out: "

@@ -187,6 +187,8 @@ def _play_all(table: _Table) -> None:
     if player.held_out:
         for kind, i, turns in again:
             table.play(f"{kind}, {HELD}", [i], lambda _, turns=turns: turns, player.as_held_out)
+        for kind in OTHERS:
+            table.play(f"{kind}, {HELD}", some, lambda i, kind=kind: matrix.scripts.get((kind, i)), player.as_held_out)
         _play_held_out(table)
     if player.settings.at_once > 1:
         _play_beside(matrix)

@@ -14,6 +14,8 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED = 0.1
 """Largest share of rollouts that may fail beside others."""
+ORDER, FRESH = "after other tasks", "in a process that has played nothing"
+BESIDE = "when they are played at the same time"
 
 Pair = tuple[Played, Played]
 
@@ -72,13 +74,6 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
     return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
-ORDER, FRESH, BESIDE = (
-    "after other tasks",
-    "in a process that has played nothing",
-    "when they are played at the same time",
-)
-
-
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
     return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
 
@@ -86,7 +81,7 @@ def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Cal
 def _failed(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
     text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
-    return refuted(bad, m.beside, text, bad[0] if bad else None, least=FEWEST, share=FAILED)
+    return refuted(bad, m.beside, text, bad, least=FEWEST, share=FAILED)
 
 
 def _prompts(m: Matrix) -> Evidence | None:
@@ -104,7 +99,7 @@ def _prompts(m: Matrix) -> Evidence | None:
         more,
         later,
         "{} prompts have more messages than that of the task's first rollout",
-        more[0] if more else None,
+        more,
         least=FEWEST,
     )
 

@@ -112,7 +112,7 @@ def _alike(m: Matrix) -> Evidence | None:
         answers[p.prompt].add(m.hand.golds[i])
     several = [p for _, p in played if len(answers[p.prompt]) > 1]
     text = "{} prompts are those of another task with another right answer"
-    return refuted(several, played, text, several[0] if several else None, least=FEWEST, share=ALIKE_PROMPTS)
+    return refuted(several, played, text, several, least=FEWEST, share=ALIKE_PROMPTS)
 
 
 def _hidden(m: Matrix) -> Evidence | None:
@@ -251,7 +251,7 @@ def _shared(texts: Sequence[str]) -> str:
 
 def _scored_alike(m: Matrix) -> Evidence | None:
     """Training tasks' data earn the same as held-out tasks."""
-    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in (PERFECT, EMPTY)}
+    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in m.cells if f"{kind}, {HELD}" in m.cells}
     pairs = [(m.kind(kind)[i], p) for kind, held in kinds.items() for i, p in held.items() if i in m.kind(kind)]
     bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward) and bool(a.tools) == bool(b.tools)]
     gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import Matrix, Result
@@ -23,8 +24,9 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
-FEW, OTHER = 3, 0.05
-"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly."""
+FEW, OTHER = 3, 0.3
+"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly. A search may
+say now and then that it found nothing, and a server that it is busy."""
 FAILED = 0.2
 """Largest share of the results of perfect transcripts that may be errors."""
 NEEDED, HARDLY = 0.5, 0.05
@@ -71,8 +73,8 @@ def _other(m: Matrix) -> list[Result]:
     return [r for r in _compared(m) if squeezed(r.own or "") not in squeezed(r.shown) and not _is_part(r)]
 
 
-def _blame(m: Matrix) -> tuple[str, str]:
-    """(id of the cause of results that tools do not return, evidence); ("", "") if there are few, or the tools are random."""
+def _blame(m: Matrix) -> tuple[str, Evidence | None]:
+    """(id of the cause of results that tools do not return, evidence); ("", None) if there are few, or tools are random."""
     compared = _compared(m)
     failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
     kinds = {
@@ -88,15 +90,16 @@ def _blame(m: Matrix) -> tuple[str, str]:
             f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
             f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
         )
+        shown = Evidence(text, m.kind(PERFECT)[first.task], first.call.name)
         if bad is failed:
-            return "tools-fail", text
+            return "tools-fail", shown
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return "tool-results-mixed", f"{text}; they are results of other calls"
+            return "tool-results-mixed", replace(shown, text=f"{text}; they are results of other calls")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
-            return "tool-results-wrong", text
-    return "", ""
+            return "tool-results-wrong", shown
+    return "", None
 
 
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
@@ -111,12 +114,9 @@ def _texts(m: Matrix, i: int) -> list[str]:
     return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
 
 
-def _blamed(cause: str) -> Callable[[Matrix], Evidence | None]:
-    def check(m: Matrix) -> Evidence | None:
-        blame, text = m.once(_blame)
-        return Evidence(text) if blame == cause else None
-
-    return check
+def _if(judge: Callable[[Matrix], tuple[str, Evidence | None]], cause: str) -> Callable[[Matrix], Evidence | None]:
+    """The evidence of a function that finds one of several causes, if it is this one."""
+    return lambda m: found[1] if (found := m.once(judge))[0] == cause else None
 
 
 def _declared(m: Matrix) -> Evidence | None:
@@ -199,8 +199,8 @@ def _cut_before(word: str, shown: Sequence[str], data: Sequence[str]) -> str:
     return ""
 
 
-def _useful(m: Matrix) -> tuple[str, str]:
-    """(id of the cause of results that do not hold what is needed, evidence); ("", "") if they do."""
+def _useful(m: Matrix) -> tuple[str, Evidence | None]:
+    """(id of the cause of results that do not hold what is needed, evidence); ("", None) if they do."""
     results, needs = m.results, _needs(m)
     empty, held = sum(says_nothing(r.shown) for r in results), sum(held for held, _ in needs)
     told, asked, cut = {r.shown for r in results}, {repr(r.call) for r in results}, [end for _, end in needs if end]
@@ -209,14 +209,17 @@ def _useful(m: Matrix) -> tuple[str, str]:
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
     if len(results) < JUDGED or len(needs) < JUDGED or held >= NEEDED * len(needs):
-        return "", ""
+        return "", None
+    example = Evidence(text, m.kind(PERFECT)[results[0].task], results[0].call.name)
     if len(cut) > (len(needs) - held) / 2:
-        return "tool-results-wrong", f"{text}; results end where the task's data go on, such as {short(cut[0])}"
+        return "tool-results-wrong", replace(
+            example, text=f"{text}; results end where data go on, such as {short(cut[0])}"
+        )
     if elsewhere := _of_other_tasks(m):
-        return "tool-results-mixed", f"{text}; {elsewhere}"
+        return "tool-results-mixed", replace(example, text=f"{text}; {elsewhere}")
     nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
     none = held <= HARDLY * len(needs) and len(needs) >= NEVER
-    return ("tool-results-wrong", text) if nothing or none else ("", "")
+    return ("tool-results-wrong", example) if nothing or none else ("", None)
 
 
 def _of_other_tasks(m: Matrix) -> str:
@@ -233,14 +236,6 @@ def _of_other_tasks(m: Matrix) -> str:
             theirs += bool(set.intersection(*owners)) and len(set.union(*owners)) <= 3  # tasks may have texts in common
     text = f"in {theirs} of {len(by_task)} tasks all results are texts of one other task"
     return text if theirs >= JUDGED and 2 * theirs > len(by_task) else ""
-
-
-def _lacking(cause: str) -> Callable[[Matrix], Evidence | None]:
-    def check(m: Matrix) -> Evidence | None:
-        blame, text = m.once(_useful)
-        return Evidence(text) if blame == cause else None
-
-    return check
 
 
 def _given_away(m: Matrix) -> Evidence | None:
@@ -291,23 +286,23 @@ TOOLS = (
             "own-errors",
             "Results that are no errors in the tools are none in rollouts",
             "tools-fail",
-            _blamed("tools-fail"),
+            _if(_blame, "tools-fail"),
         ),
-        ("own-call", "A call gets its own result", "tool-results-mixed", _blamed("tool-results-mixed")),
+        ("own-call", "A call gets its own result", "tool-results-mixed", _if(_blame, "tool-results-mixed")),
         (
             "own-result",
             "What is shown is what the tool returns, all of it",
             "tool-results-wrong",
-            _blamed("tool-results-wrong"),
+            _if(_blame, "tool-results-wrong"),
         ),
         ("alone", "Tool results hold nothing of earlier messages", "tool-results-mixed", _repeated),
         ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
-        ("own-task", "Results are those of the task", "tool-results-mixed", _lacking("tool-results-mixed")),
+        ("own-task", "Results are those of the task", "tool-results-mixed", _if(_useful, "tool-results-mixed")),
         (
             "needed",
             "Results hold what later calls and answers need",
             "tool-results-wrong",
-            _lacking("tool-results-wrong"),
+            _if(_useful, "tool-results-wrong"),
         ),
         ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
     ),

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.player import Played, Turn
-from plumbob.doctor.environment.texts import apart, replaced, rewritten, said
+from plumbob.doctor.environment.texts import apart, places, replaced, rewritten, said
 
 Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
+AS_READ = "the answer as tool results write it"
 SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
@@ -70,6 +71,14 @@ def _alone(known: Known, i: int) -> Turns | None:
     """The answer alone in place of the last turn."""
     turns, gold = known.hand.turns[i], known.hand.golds[i]
     return (*turns[:-1], Turn(gold)) if turns and gold else None
+
+
+def _as_read(known: Known, i: int) -> Turns | None:
+    """The answer in the letters in which tool results have it, if all of these have others than the answer itself."""
+    gold, best = known.hand.golds[i], known.first[PERFECT].get(i)
+    text = "\n".join(best.results) if best and gold else ""
+    read = {text[at : at + len(gold)] for at in places(gold, text)}
+    return known.with_answer(i, lambda _: min(read)) if read and gold not in read else None
 
 
 def _others(known: Known, i: int) -> Turns | None:
@@ -208,6 +217,7 @@ OF_OTHERS = ("another task's answer", "the own calls with another task's answer"
 OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,
+    AS_READ: _as_read,
     "working before the answer": _before(WORKING),
     "numbers before the answer": _before(NUMBERED),
     "long working before the answer": _before(WORKING, long=True),

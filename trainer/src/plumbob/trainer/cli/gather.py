@@ -186,7 +186,8 @@ def _with_model(
             status("computing them a second time")
             x.add("records", *_stages(kept, subject, config.seed))
             if judged and kept.metrics:
-                plan = dataclasses.replace(plan_of(config), stale=False)
+                groups = config.rollouts_per_step(1) // config.num_generations
+                plan = dataclasses.replace(plan_of(config), stale=False, groups=groups)
                 x.add("trends", *_first_steps(kept, trends.judge(kept.metrics, plan, patience=len(kept.metrics))))
             rollouts = sum(int(row.get("rollout/count", 0)) for row in kept.metrics)
             x.limits.append(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from plumbob.doctor.explain.loop import Condition, factor
 
 
@@ -59,14 +58,8 @@ def _factors(case: GradientCase) -> Predictions:
     yield "a factor for each tensor", predicted
 
 
-def _rounded(case: GradientCase) -> Predictions:
-    """As an optimizer of weights in bfloat16 has it."""
-    yield "a gradient rounded to bfloat16", torch.from_numpy(case.expected).bfloat16().double().numpy()
-
-
 CONDITIONS = (
     Condition("no-gradient", _nothing),
     Condition("normaliser-depends-on-microbatches", _microbatches),
-    Condition("update-differs-from-settings", _rounded),
     Condition("loss-differs-from-settings", _factors),
 )

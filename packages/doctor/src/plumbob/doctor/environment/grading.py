@@ -181,6 +181,8 @@ def _vain(m: Matrix) -> Evidence | None:
     ideal, alone, best = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls"), m.kind(PERFECT)
     known = [i for i in ideal if i in alone and i in best]
     low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(best[i].reward, alone[i].reward)]
+    if equal([ideal[i].reward for i in low]):
+        return None  # what pays these the same, whatever they find, is the reward
     earned = spread_of(ideal[i].reward for i in low)
     return refuted(
         low, known, f"in {{}} tasks the perfect transcript earns {earned}, and as much without its calls", share=0.5

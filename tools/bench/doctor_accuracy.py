@@ -10,6 +10,7 @@ these; missed: nothing is named, or a symptom that is not right.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import io
 import json
@@ -33,7 +34,15 @@ CONTEXT: Any = multiprocessing.get_context("forkserver")
 LOCK = threading.Lock()
 Item = tuple[bool, str, str]
 """Whether it is healthy, the row's name, and how it is examined: "doctor" or "run"."""
-HEAVY = ("cli.train", "cli.doctor", "training.train", "doctor.before_model.examine", "doctor.run_probes", "watch.watch")
+HEAVY = (
+    "cli.train",
+    "cli.doctor",
+    "training.train",
+    "doctor.before_model.examine",
+    "doctor.run_probes",
+    "doctor.player",
+    "watch.watch",
+)
 """What is imported once, before processes are forked. What does not exist is skipped."""
 LIMIT = 600
 """Seconds after which an examination is ended."""
@@ -66,11 +75,36 @@ def called(name: str, arguments: str, *more: str) -> tuple[str, str]:
     return out.getvalue(), err.getvalue()
 
 
+def played_in_fork(player: Any, scripts: Any) -> Any:
+    """`VerifiersPlayer.play_fresh` by a process that has the row's change, too: it is forked, before anything is played."""
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+
+    def play() -> None:
+        with asyncio.Runner() as player.runner:
+            send.send([vars(player.play(script)) | {"task": None} for script in scripts])
+
+    process = fork.Process(target=play)
+    process.start()
+    send.close()
+
+    def wait() -> Any:
+        try:
+            own = receive.recv() if receive.poll(120) else process.kill()
+        except EOFError:
+            return None
+        kind = import_module("plumbob.doctor.environment.player").Played
+        return own and [kind(**one | {"task": script.task}) for one, script in zip(own, scripts, strict=True)]
+
+    return wait
+
+
 def examine(send: Connection, item: Item, seed: int, folder: Path) -> None:
     """Send what the doctor says: {"named": ids of causes, "evidence": of the first one}."""
     healthy, name, kind = item
     import_module("torch").set_num_threads(1)
     row = row_of(healthy, name)
+    import_module("plumbob.trainer.doctor.player").VerifiersPlayer.play_fresh = played_in_fork
     given = f"{row.env} {import_module('plumbob.testing.faulty.fault').BASE[row.env]}"
     with contextlib.ExitStack() as stack:
         row.start(stack, row.env)

@@ -18,6 +18,7 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
+from plumbob.trainer.cli import verdict
 from plumbob.trainer.cli.examinations import of_environment, of_run
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
+SWITCH = "PLUMBOB_DOCTOR"
+"""Environment variable that says "new" while `plumbob.doctor` is measured beside the doctor of this package."""
 MOST_PLACES = 3
 """Most places of a finding that the terminal shows."""
 
@@ -53,30 +56,23 @@ def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
     from plumbob.trainer.report.write import REPORT
 
-    flags = ("everything", "as_json", "html", "without_model")
-    everything, as_json, page, without_model = (given.pop(name) for name in flags)
+    everything, as_json, page, without_model = (
+        given.pop(name) for name in ("everything", "as_json", "html", "without_model")
+    )
     named = given.get("env") or []
     target = named[0] if len(named) == 1 else None
     if page is not None:
         _check_page(Path(page).absolute())
-    if target is not None and _is_run_directory(target):
-        others = [flag(name) for name, value in given.items() if name != "env" and value not in (None, [])]
-        if others:
-            raise UserError(f"doctor reads the settings of {target} from its config.toml; leave {others[0]} out")
-        from plumbob.trainer.watch.watch import run_config
-
-        config = run_config(Path(target).expanduser())
-        scope = Scope(run=True, model=not without_model)
-        report = Path(target) / REPORT
-        found, title = of_run(Path(target), config, scope), f"doctor {target}"
+    config, directory = _settings(target, given)
+    if os.environ.get(SWITCH) == "new":
+        return verdict.show(
+            config, directory, everything=bool(everything), model=not without_model, as_json=bool(as_json), html=page
+        )
+    scope = Scope(run=directory is not None, model=not without_model)
+    report = (directory or Path()) / REPORT
+    if directory is not None:
+        found, title = of_run(directory, config, scope), f"doctor {target}"
     else:
-        config, _ = configure(given)
-        if config.mixture:
-            names = [env for env, _ in config.members]
-            raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
-        check_before_loading(config, None)
-        scope = Scope(model=not without_model)
-        report = Path(REPORT)
         found, title = of_environment(config, bool(everything), scope), f"doctor {config.env} --model {config.model}"
     findings: list[tuple[str, Finding]] = []
     try:
@@ -110,6 +106,23 @@ def doctor(**given: Any) -> int:
     if any(f.cause for _, f in findings):
         return 1
     return 2 if any(f.verdict == "error" for _, f in findings) else 0
+
+
+def _settings(target: str | None, given: dict[str, Any]) -> tuple[TrainConfig, Path | None]:
+    """The settings that are examined, and the run directory if one is. Raises UserError."""
+    if target is not None and _is_run_directory(target):
+        others = [flag(name) for name, value in given.items() if name != "env" and value not in (None, [])]
+        if others:
+            raise UserError(f"doctor reads the settings of {target} from its config.toml; leave {others[0]} out")
+        from plumbob.trainer.watch.watch import run_config
+
+        return run_config(Path(target).expanduser()), Path(target)
+    config, _ = configure(given)
+    if config.mixture:
+        names = [env for env, _ in config.members]
+        raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
+    check_before_loading(config, None)
+    return config, None
 
 
 @contextmanager

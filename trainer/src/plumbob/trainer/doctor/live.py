@@ -80,9 +80,13 @@ class LiveRun:
 
 @dataclass
 class Kept:
-    """A sink that keeps the record of every step, and the weights that each of them began with."""
+    """A sink that keeps the records of the first steps, and the weights that each of them began with."""
 
     live: LiveRun
+    most: int
+    """Number of steps that are recorded."""
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """Of all steps."""
     records: list[StepRecord] = field(default_factory=list)
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
@@ -93,19 +97,20 @@ class Kept:
         self.weights.append({name: t.detach().cpu().clone() for name, t in self.live.tensors().items()})
 
     def wants(self, step: int) -> bool:
-        return True
+        return step < self.most
 
     def keep(self, record: StepRecord) -> None:
         self.records.append(record)
         self._remember()
 
 
-def record_steps(subject: Subject, count: int) -> Kept:
-    """Take `count` training steps as `train` does, record them, and undo them. Raises RunFailed.
+def record_steps(subject: Subject, count: int, most: int | None = None) -> Kept:
+    """Take `count` training steps as `train` does, record the first `most` of them, and undo them. Raises RunFailed.
 
-    A weight sync that is refused ends them; its step is recorded.
+    A weight sync that is refused ends them, and so does a first step without any signal, after which nothing changes;
+    its step is recorded.
     """
-    run, kept = subject.run, Kept(LiveRun(subject))
+    run, kept = subject.run, Kept(LiveRun(subject), count if most is None else most)
     before = copy.copy(vars(run.state))
     interruption = Interruption()
     try:
@@ -116,8 +121,11 @@ def record_steps(subject: Subject, count: int) -> Kept:
             # Small microbatches, so that what depends on them shows.
             run.state.microbatch_tokens = min(run.state.microbatch_tokens, MICROBATCH)
             for _ in range(count):
-                training_step.train_step(run, source, interruption, lambda _: None, kept)
+                metrics, _ = training_step.train_step(run, source, interruption, lambda _: None, kept)
+                kept.metrics.append(metrics)
                 run.state.step += 1
+                if not any(row.advantage for row in kept.records[0].rows):
+                    break
     except SyncError:
         pass  # the record of that step has what the engine serves
     finally:

@@ -1,0 +1,177 @@
+"""One order of verdicts for all that was examined: an environment, records of training steps, and the course of a run.
+
+A trainer gathers findings with `add`; `Examination` says which cause is the answer, what follows from it, and what was not
+examined. It imports neither torch nor a trainer, and `page` prints it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from plumbob.doctor.causes import CAUSES, is_symptom
+from plumbob.doctor.findings import STAGES, Code, Finding, Stage
+
+if TYPE_CHECKING:  # both load libraries that a page need not wait for
+    from plumbob.doctor.environment.table import Examination as Matrix
+    from plumbob.doctor.stages import Outcome
+
+Source = Literal["settings", "environment", "run", "records", "trends"]
+"""What was examined: settings alone, an environment by scripts, how a run ended, records of its steps, or its metrics."""
+SOURCES: tuple[Source, ...] = ("environment", "run", "records", "settings", "trends")
+"""In the order in which they explain each other. An environment is examined without model and trainer, so what is wrong in
+it is a reason of all else; a record is exact, where settings and metrics are only a hint.
+"""
+MOST_PLACES = 3
+"""Most places of a difference that evidence names."""
+
+
+@dataclass
+class Examination:
+    """What was examined, and what was found."""
+
+    env: str = "ENV"
+    model: str = "MODEL"
+    found: list[tuple[Source, Finding]] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    """What was not examined, and how sure the rest is: a sentence each."""
+    notes: list[str] = field(default_factory=list)
+    """What else a user should know, such as how the reward has changed: a sentence each."""
+
+    def add(self, source: Source, *findings: Finding) -> list[Finding]:
+        """Take in findings, and return them."""
+        self.found += [(source, finding) for finding in findings]
+        return list(findings)
+
+    def ranked(self) -> list[tuple[Source, Finding]]:
+        """The failures, the answer first: causes before symptoms, then by what explains the other.
+
+        The rows of an environment's table, and those of metrics, have an order of their own; in records, it is that of the
+        stages.
+        """
+        failed = [(i, source, f) for i, (source, f) in enumerate(self.found) if f.cause is not None]
+
+        def place(one: tuple[int, Source, Finding]) -> tuple[bool, int, int, int]:
+            i, source, finding = one
+            own_order = source in ("environment", "settings", "run")
+            stage = 0 if own_order else STAGES.index(stage_of(finding))
+            return is_symptom(finding.cause or ""), SOURCES.index(source), stage, i
+
+        return [(source, finding) for _, source, finding in sorted(failed, key=place)]
+
+    @property
+    def causes(self) -> list[str]:
+        """Ids of causes and symptoms, each once, the answer first."""
+        return list(dict.fromkeys(f.cause for _, f in self.ranked() if f.cause))
+
+    @property
+    def answer(self) -> Finding | None:
+        """The finding that names the answer; None if nothing failed."""
+        return next((finding for _, finding in self.ranked()), None)
+
+    @property
+    def names_reason(self) -> bool:
+        """Whether a cause was found, and not symptoms alone."""
+        return any(not is_symptom(cause) for cause in self.causes)
+
+    @property
+    def code(self) -> int:
+        """The command's exit code: 1 if something failed, 2 if nothing did but a check could not be completed, else 0."""
+        if self.causes:
+            return 1
+        return 2 if any(f.verdict == "error" for _, f in self.found) else 0
+
+    def of_stage(self, stage: Stage) -> list[Finding]:
+        return [finding for _, finding in self.found if stage_of(finding) == stage]
+
+    def as_json(self, title: str, links: str = "") -> dict[str, Any]:
+        """All of it. `links`: path of the run's report, for links to places."""
+        return {
+            "title": title,
+            "cause": next((cause for cause in self.causes if not is_symptom(cause)), None),
+            "symptoms": [cause for cause in self.causes if is_symptom(cause)],
+            "findings": [
+                {
+                    "source": source,
+                    **dataclasses.asdict(finding),
+                    "stage": stage_of(finding),
+                    "links": [f"{links}#{place.fragment}" for place in finding.places],
+                }
+                for source, finding in self.found
+            ],
+            "causes": {
+                name: {**dataclasses.asdict(CAUSES[name]), "fix": CAUSES[name].advice(self.env, self.model)}
+                for name in self.causes
+            },
+            "notes": self.notes,
+            "limits": self.limits,
+        }
+
+
+def stage_of(finding: Finding) -> Stage:
+    """The area that a finding belongs to."""
+    if finding.stage is not None:
+        return finding.stage
+    return CAUSES[finding.cause].stage if finding.cause in CAUSES else "trends"
+
+
+def of_matrix(found: Matrix) -> list[Finding]:
+    """What the table of an environment's transcripts says, as findings."""
+    failed = [
+        Finding(v.row.statement, "fail", v.evidence.text, v.row.cause, CAUSES[v.row.cause].stage, code=code_of(v.place))
+        for v in found.violations
+    ]
+    held = [Finding(row.statement, "pass", "", None, CAUSES[row.cause].stage) for row in found.held]
+    from plumbob.doctor.environment.table import TABLE
+
+    rows = {row.id: row for row in TABLE}
+    left = [
+        Finding(
+            rows[name].statement,
+            "error" if why.startswith("the check failed") else "unsure",
+            why,
+            None,
+            CAUSES[rows[name].cause].stage,
+        )
+        for name, why in found.not_examined.items()
+    ]
+    return [*failed, *held, *left]
+
+
+def code_of(place: str) -> tuple[Code, ...]:
+    """A place such as "file.py:12 Class.function" as data; empty for another text."""
+    found = re.fullmatch(r"(.+):(\d+) (\S+)", place)
+    return (Code(found[1], int(found[2]), found[3]),) if found else ()
+
+
+def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:
+    """What the stages say of the record of a step (from 1), as findings."""
+    found = []
+    for one in outcomes:
+        stage: Any = one.stage
+        evidence = one.evidence
+        if one.verdict == "fail":
+            evidence += f"; these numbers fit {one.what}" if one.what else ""
+            evidence += "".join(
+                f"; by {name}: {', '.join(f'{value} {gap:.2g}' for value, gap in places[:MOST_PLACES])}"
+                for name, places in one.places.items()
+                if places and len(places) > 1
+            )
+        verdict: Any = "unsure" if one.verdict == "not examined" else one.verdict
+        cause = one.cause if one.verdict == "fail" else None
+        found.append(Finding(one.check, verdict, evidence, cause, stage, step if cause else None))
+    return found
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings of several steps, each check once: its first failure, or else what is known of it."""
+    known: dict[str, Finding] = {}
+    rank = {"fail": 0, "error": 1, "pass": 2, "unsure": 3}
+    for finding in findings:
+        before = known.get(finding.check)
+        if before is None or rank[finding.verdict] < rank[before.verdict]:
+            known[finding.check] = finding
+    return list(known.values())

@@ -1,0 +1,169 @@
+"""What a user reads: one line for each area, then what failed, then what was not examined. No line is wider than asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from plumbob.doctor.causes import CAUSES, is_symptom
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import STAGES, Finding, Stage
+
+AREAS: dict[Stage, str] = {
+    "tasks": "tasks",
+    "grading": "rewards",
+    "tools": "tools",
+    "evaluation": "evaluation",
+    "rows": "prompts and rows",
+    "logprobs": "log-probabilities",
+    "sampling": "sampling and limits",
+    "advantages": "advantages",
+    "loss": "loss",
+    "gradient": "gradient",
+    "optimizer": "optimizer",
+    "sync": "weight sync",
+    "saved": "saved model",
+    "signal": "signal in groups",
+    "trends": "course of the run",
+}
+"""What a stage is called in print."""
+MARKS = {"pass": "ok", "fail": "FAIL", "error": "ERROR", "unsure": "-"}
+MOST_WIDTH = 100
+"""Widest text, however wide a terminal is."""
+LABEL = 10
+"""Columns before the text of what failed."""
+
+
+def lines(x: Examination, *, everything: bool = False, width: int = 80, report: str = "") -> Iterator[str]:
+    """The text, line by line. `everything`: each check on a line of its own, too. `report`: path of the run's report."""
+    width = min(width, MOST_WIDTH)
+    most = max(len(name) for name in AREAS.values())
+    for stage in STAGES:
+        if found := x.of_stage(stage):
+            mark, said = area(found)
+            yield from _wrapped(f"{MARKS[mark]:<5}  {AREAS[stage]:<{most}}  ", said, width)
+            if everything:
+                for finding in found:
+                    yield from _check(finding, width)
+    yield ""
+    yield from _conclusion(x, width, report)
+    if x.notes:
+        yield ""
+    for note in x.notes:
+        yield from _wrapped("", note, width)
+    if limits := list(dict.fromkeys([*open_checks(x, everything), *x.limits])):
+        yield ""
+        yield "Not examined, or not for certain:"
+        for limit in limits:
+            yield from _wrapped("  - ", limit, width)
+
+
+def area(found: Sequence[Finding]) -> tuple[str, str]:
+    """(verdict of an area, what is said of it)."""
+    count = {verdict: [f for f in found if f.verdict == verdict] for verdict in MARKS}
+    failed, known = count["fail"], len(found) - len(count["unsure"])
+    if failed:
+        causes = ", ".join(dict.fromkeys(str(f.cause) for f in failed))
+        return "fail", f"{len(failed)} of {_checks(known)} failed: {causes}"
+    if count["error"]:
+        return "error", f"{len(count['error'])} of {_checks(known)} could not be completed"
+    if not known:
+        return "unsure", f"not examined: {found[0].evidence}"
+    return "pass", f"{_checks(known)} passed"
+
+
+def _checks(count: int) -> str:
+    return f"{count} check{'s' * (count != 1)}"
+
+
+def _check(finding: Finding, width: int) -> Iterator[str]:
+    what = {"pass": "", "fail": "not so: ", "error": "not completed: ", "unsure": "not examined: "}[finding.verdict]
+    evidence = f" ({finding.evidence})" if finding.evidence else ""
+    yield from _wrapped(f"  {MARKS[finding.verdict]:<5}  ", f"{what}{finding.check}{evidence}", width)
+
+
+def _conclusion(x: Examination, width: int, report: str) -> Iterator[str]:
+    ranked = x.ranked()
+    if not ranked:
+        broken = [f for _, f in x.found if f.verdict == "error"]
+        known = sum(f.verdict in ("pass", "error") for _, f in x.found)
+        if broken:
+            yield from _wrapped(
+                "", f"No cause found, but {len(broken)} of {_checks(known)} could not be completed.", width
+            )
+            for finding in broken:
+                yield from _wrapped("  ", f"{finding.check}: {finding.evidence}", width)
+        else:
+            yield from _wrapped("", f"No cause found: {_checks(known)} passed.", width)
+        return
+    first = ranked[0][1]
+    cause = CAUSES[first.cause or ""]
+    yield f"No cause found, but a symptom: {cause.id}" if cause.symptom else f"Cause: {cause.id}"
+    yield from _wrapped("  ", cause.sentence, width)
+    yield from _labelled("expected", first.check, width)
+    yield from _labelled("found", f"{first.evidence}{_step(first)}", width)
+    if cause.includes and not cause.symptom:
+        yield from _labelled("one of", ", ".join(cause.includes), width)
+    for code in first.code:
+        yield from _labelled("where", str(code), width)
+    for place in first.places[:3]:
+        yield from _labelled("look at", f"{report}#{place.fragment}", width)
+    yield from _labelled("to do", cause.advice(x.env, x.model), width)
+    if first.command:
+        yield from _labelled("again by", first.command, width)
+    if cause.source:
+        yield from _labelled("reported", cause.source, width)
+    rest = [finding for _, finding in ranked[1:]]
+    same = [f for f in rest if f.cause == first.cause]
+    causes = [f for f in rest if f.cause != first.cause and not is_symptom(f.cause or "")]
+    symptoms = [f for f in rest if f.cause != first.cause and is_symptom(f.cause or "")]
+    told = (
+        ("The same cause shows here too:", same),
+        ("Further failures, which may be consequences of this cause:", causes),
+        ("Further symptoms:" if cause.symptom else "Symptoms, which it may explain:", symptoms),
+    )
+    for title, findings in told:
+        if findings:
+            yield ""
+            yield from _wrapped("", title, width)
+        for finding in findings:
+            name = "" if finding.cause == first.cause else f"{finding.cause}: "
+            yield from _wrapped(
+                "  - ", f"{name}expected: {finding.check}; found: {finding.evidence}{_step(finding)}", width
+            )
+            for code in finding.code if finding.cause != first.cause else ():
+                yield from _wrapped("    ", f"where: {code}", width)
+
+
+def _step(finding: Finding) -> str:
+    return f" (step {finding.step})" if finding.step is not None else ""
+
+
+def open_checks(x: Examination, everything: bool) -> Iterator[str]:
+    """Areas of which nothing is known, and single checks of other areas that are open, by their reason."""
+    waiting = [finding for source, finding in x.found if source == "trends" and finding.verdict == "unsure"]
+    if waiting and not everything:
+        yield f"{_checks(len(waiting))} of the course of the run: it has too few steps for them, or not their metrics"
+    for stage in STAGES:
+        found = [f for f in x.of_stage(stage) if everything or not (f in waiting and len(waiting) > 1)]
+        if not x.of_stage(stage):
+            yield f"{AREAS[stage]}: nothing of it was examined"
+        reasons: dict[str, list[str]] = {}
+        for finding in found if any(f.verdict != "unsure" for f in found) else ():
+            if finding.verdict == "unsure":
+                reasons.setdefault(finding.evidence, []).append(finding.check)
+        for why, checks in reasons.items():
+            yield f"{AREAS[stage]}: {'; '.join(checks)}{f' ({why})' if why else ''}"
+
+
+def _labelled(label: str, text: str, width: int) -> Iterator[str]:
+    yield from _wrapped(f"  {label:<{LABEL}}", text, width)
+
+
+def _wrapped(start: str, text: str, width: int) -> Iterator[str]:
+    """The text in lines of `width` columns at most, but for words that are longer. Lines after the first are indented."""
+    wrapped = textwrap.wrap(
+        " ".join(text.split()), max(width, len(start) + 20), initial_indent=start, subsequent_indent=" " * len(start),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    yield from wrapped or [start.rstrip()]

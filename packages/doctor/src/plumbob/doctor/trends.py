@@ -1,0 +1,830 @@
+"""Statistics over a run's metrics: what no record of single steps shows, because it lies in many steps, or in their course.
+
+`TRENDS` is a table; each row is a statement that is true in a healthy run, and the function that refutes it. A trainer gives
+the metrics of its steps as plain JSON objects, by the names that `docs/reference/metrics.md` lists; a row whose metrics are
+missing is not examined. Nothing here needs torch.
+
+One budget of false alarms holds for the whole table: wherever chance alone could refute a row, the difference must exceed
+`SURE` standard errors. Conditions that only excuse a run, such as a rising reward, may be met by chance; that delays a finding.
+
+    trends = Trends(Plan(steps=200))
+    for row in rows:                     # of metrics.jsonl
+        for finding in trends.add(row):  # what is refuted in this step for the first time
+            print(finding.evidence)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.run_numbers import (
+    LARGE,
+    LATE,
+    LEAST_GAIN,
+    LIKELY,
+    MOST_ERRORS,
+    MOST_FAILED,
+    SURE,
+    WINDOW,
+    Numbers,
+    Plan,
+    Row,
+    change_of,
+    failing,
+    gap_limit,
+    line,
+    mean,
+    median,
+    number,
+    of_first,
+    share,
+    times,
+    total,
+)
+
+# Tasks and grading
+
+
+def few_tasks(n: Numbers) -> str | None:
+    epoch = number(n.rows[-1], "tasks/epoch")
+    tasks = total(n.rows, "groups/count") / (epoch + 1)
+    # 16 tasks: a step of the default size holds all of them.
+    return f"about {tasks:.0f} training tasks, each taken {epoch:.0f} times" if epoch >= 3 and tasks <= 16 else None
+
+
+DIFFICULTY = ("tasks/difficulty", "env/difficulty", "env/hops", "env/level")
+
+
+def harder(n: Numbers) -> str | None:
+    name = next((name for name in DIFFICULTY if name in n.rows[0]), "")
+    values = [number(row, name) for row in n.rows] if name else []
+    slope, t = line(values) if values else (0.0, 0.0)
+    rise, start = slope * len(values), values[0] if values else 0.0
+    if n.plan.harder or t <= SURE or rise <= 0.25 * max(abs(start), 1e-9) or n.gained():
+        return None
+    return f"the tasks' difficulty rises by {rise:.2g} from {start:.2g} over {n.steps} steps, and the reward does not"
+
+
+def constant(n: Numbers) -> str | None:
+    reward = mean(n.start, "reward/mean")
+    same = all(number(r, "reward/std", 1.0) == 0 and number(r, "reward/mean") == reward for r in n.start)
+    # A constant 1 is that of a solved task, and 0 or less that of one that the model never solves.
+    if not same or reward <= 0 or reward == 1 or len(n.start) < 3:
+        return None
+    return f"each of {total(n.start, 'rollout/count'):.0f} rollouts in {of_first(n.start)} earns {reward:.3g}"
+
+
+FORM = ("format", "style", "tag", "length")
+
+
+def form_alone(n: Numbers) -> str | None:
+    names = [name for name in n.rows[-1] if name.startswith("reward/") and name.endswith("/variance_share")]
+
+    def of_groups(rows: Sequence[Row], name: str) -> float:  # groups without a signal have no variance
+        weights = [number(r, "groups/count") - number(r, "groups/zero_signal") for r in rows]
+        return math.fsum(w * number(r, name) for w, r in zip(weights, rows, strict=True)) / max(sum(weights), 1.0)
+
+    for name in names:
+        least = min(of_groups(rows, name) for rows in (n.first, n.last))
+        # Form is often learned first, and is all that differs once answers are right: it must be so all along.
+        if any(word in name.lower() for word in FORM) and least > 0.8 and not n.solved:
+            return f"at least {least:.0%} of the variance within groups comes from {name.split('/')[-2]!r}"
+    return None
+
+
+# Tools
+
+
+def tool_errors(n: Numbers) -> str | None:
+    failed = share(n.last, "rollout/tool_errors", "rollout/tool_calls")
+    gone = mean(n.last, "rollout/tool_calls") < 0.1 * mean(n.first, "rollout/tool_calls")
+    if failed <= MOST_ERRORS or gone or n.broken is not None:
+        return None
+    return f"{failed:.0%} of the tool calls of the last {len(n.last)} steps ended in an error"
+
+
+HOT = 1.5
+"""Temperature from which on a policy's text is garbled for that reason."""
+
+
+def unread(n: Numbers) -> str | None:
+    rows = n.start
+    calls, malformed, other = (total(rows, f"rollout/{kind}_calls") for kind in ("tool", "malformed", "unread"))
+    turns = max(total(rows, "rollout/turns"), 1.0)
+    if n.plan.temperature >= HOT or failing(n.first) or not total(rows, "rollout/tools"):
+        return None
+    every = calls + malformed + other
+    if malformed > 0.7 * (calls + malformed) > 0 and number(rows[0], "rollout/malformed_calls"):
+        return f"{malformed / (calls + malformed):.0%} of the tool calls of {of_first(rows)} could not be read"
+    if other > 0.3 * every > 0 and other > 0.1 * len(rows):
+        return f"{other / turns:.0%} of the first replies look like tool calls in a form that is not read"
+    each = (calls + malformed) / len(rows)
+    cut = mean(rows, "rollout/truncated_share") > 0.5
+    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
+    if each >= 0.02 or cut or (each > 0 and n.solved):
+        return None
+    return f"{each:.2g} tool calls per rollout in {of_first(rows)}, mean reward {mean(rows, 'reward/mean'):.3f}"
+
+
+# Evaluation
+
+
+def spread(n: Numbers) -> float:
+    """Upper bound of a reward's standard deviation: half of its range."""
+    return max(n.scale * (1.0 if n.negative else 0.5), *(number(r, "reward/std") for r in n.rows))
+
+
+def evaluated_otherwise(n: Numbers) -> str | None:
+    if any(number(row, "eval/prompts_differ") for row in n.rows):
+        return "held-out tasks have another system prompt, or other tools"
+    plan, row = n.plan, n.rows[-1]
+    groups = max(number(row, "groups/count"), 1.0)
+    if plan.comparable and row.get("eval/cut_off") is not None:
+        ours, theirs = number(row, "eval/cut_off"), number(row, "rollout/truncated_share")
+        pooled = (ours * plan.held_out + theirs * groups) / (plan.held_out + groups)
+        error = math.sqrt(pooled * (1 - pooled) * (1 / plan.held_out + 1 / groups))
+        if abs(ours - theirs) > max(0.5, SURE * error):
+            return f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's"
+    if plan.comparable and n.steps == WINDOW and n.before.get("eval/sampled") is not None:
+        value, training = number(n.before, "eval/sampled"), number(n.rows[0], "reward/mean")
+        groups = max(number(n.rows[0], "groups/count"), 1.0)
+        # The largest standard error that there can be: that of rollouts of a task that all earn the same.
+        if abs(value - training) > max(0.3 * n.scale, 3 * spread(n) * math.sqrt(1 / groups + 1 / plan.held_out)):
+            return f"held-out tasks earn {value:.3f} before training, those of the first step {training:.3f}"
+    if not plan.comparable or row.get("eval/sampled") is None or number(row, "tasks/epoch") >= 1:
+        return None
+    value, training = number(row, "eval/sampled"), mean(n.last, "reward/mean")
+    if n.steps < 2 * WINDOW:  # a policy that learns fast earns more now than in any of these steps
+        training = max(value, min(number(r, "reward/mean") for r in n.last))
+    error = math.hypot(n.error(n.last), spread(n) / math.sqrt(plan.held_out))
+    if abs(value - training) <= max(0.3 * n.scale, 3 * error):
+        return None
+    return (
+        f"at the same temperature, held-out tasks earn {value:.3f} after step {number(row, 'step'):.0f}, and new training "
+        f"tasks {training:.3f}"
+    )
+
+
+def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
+    """(step, value) of all evaluations, the one before the first step included."""
+    found = [(0, number(n.before, name))] if name in n.before else []
+    return found + [(int(number(row, "step")), number(row, name)) for row in n.rows if row.get(name) is not None]
+
+
+def evaluation_stands_still(n: Numbers) -> str | None:
+    known = evaluations(n, "eval/greedy")
+    if len(known) < 3 or n.rows[-1].get("eval/greedy") is None:
+        return None
+    same = list(itertools.takewhile(lambda one: one[1] == known[-1][1], reversed(known)))
+    since = same[-1][0]
+    early, late = n.rows[since : since + WINDOW], n.last
+    gain = mean(late, "reward/mean") - mean(early, "reward/mean")
+    # Not one task may have changed: a solved task, or one that is never solved, need not.
+    inside = 1 / n.plan.held_out < known[-1][1] / n.scale < 1 - 1 / n.plan.held_out
+    if len(same) < 3 or not inside or len(early) < WINDOW or abs(gain) <= SURE * n.error(early, late):
+        return None
+    return (
+        f"{len(same)} evaluations from step {since} on give exactly {known[-1][1]:.4g}, while the training reward changes by "
+        f"{gain:+.3f}: they do not measure this policy"
+    )
+
+
+# Engine and trainer, sampling, limits
+
+
+def gap(n: Numbers) -> str | None:
+    plan, at_first = n.plan, number(n.first[0], "sync/sampling_gap")
+    stored = [row["sync/sampling_gap"] for row in n.last if "sync/sampling_gap" in row]
+    if plan.narrowed or not stored:
+        return None
+    if all(value is None or math.isnan(value) for value in stored):
+        return "in each of the last steps a log-probability of engine or trainer is no number"
+    limit = gap_limit(plan)
+    if plan.exact:  # rounding gives 1e-7 to 1e-5 and does not grow a hundredfold; weights in bfloat16 give 1e-4
+        limit = min(limit, max(100 * at_first, 1e-5), 1e-4)
+    # With rollouts from earlier weights, only the first step can be judged.
+    now = at_first if plan.stale else mean(n.last, "sync/sampling_gap")
+    if now <= limit:
+        return None
+    return f"they differ by {now:.2g} nats per token (in the first step by {at_first:.2g}; limit {limit:.2g})"
+
+
+def gap_grows(n: Numbers) -> str | None:
+    plan, first, now = n.plan, mean(n.first, "sync/sampling_gap"), mean(n.last, "sync/sampling_gap")
+    if plan.narrowed or plan.stale or not first or n.steps < 2 * WINDOW or gap(n):
+        return None
+    logs = [math.log(value) for row in n.rows[-100:] if (value := number(row, "sync/sampling_gap")) > 0]
+    _, t = line(logs)
+    if t <= SURE or now <= 3 * first or now <= (1e-5 if plan.exact else 0.025):
+        return None
+    # A policy that becomes less sure differs by more in bfloat16 as well.
+    if times(mean(n.first, "policy/entropy"), mean(n.last, "policy/entropy")) > 2:
+        return None
+    return f"they differ by {now:.2g} nats per token, {now / first:.2g} times as much as in the first {WINDOW} steps"
+
+
+def narrowed(n: Numbers) -> str | None:
+    apart, weight = mean(n.first, "sync/sampling_gap"), mean(n.first, "correction/mean_weight", 1.0)
+    if not n.plan.narrowed or (apart <= gap_limit(n.plan) and weight >= 0.99):
+        return None
+    return f"{n.plan.narrowed}: engine and trainer differ by {apart:.2g} nats per token, mean weight {weight:.3f}"
+
+
+def errors(n: Numbers) -> str | None:
+    every = max(total(n.last, "rollout/count"), 1.0)
+    stuck, failed = total(n.last, "rollout/stuck") / every, total(n.last, "rollout/errored") / every
+    if stuck > 0.02:
+        return f"in {stuck:.0%} of the last rollouts a tool, hook or reward did not return in time"
+    lost = total(n.last, "groups/broken") / max(every / n.plan.group_size, 1.0)
+    if failed <= MOST_FAILED and lost <= 0.3:
+        return None
+    by_engine = total(n.last, "rollout/engine_errors") / every
+    return f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine" + (
+        f", which cost {lost:.0%} of the groups" if lost else ""
+    )
+
+
+LONGER = 1.5
+"""Times the tokens, or seconds, of other rollouts that those that are left out may have."""
+
+
+def left_out(n: Numbers) -> str | None:
+    rows, every = n.last, max(total(n.last, "rollout/count"), 1.0)
+    old = total(rows, "rollout/stale") / every
+    if n.plan.stale and old > 0.3:
+        return f"{old:.0%} of the rollouts were discarded, because they are older than --max-staleness allows"
+    masked, weight = mean(rows, "correction/masked_share"), mean(rows, "correction/mean_weight", 1.0)
+    if n.plan.corrected and (masked > 0.1 or weight < 0.7):
+        return f"--importance-correction masks {masked:.0%} of the sampled tokens, whose mean weight is {weight:.3f}"
+    cut = mean(rows, "policy/clip_fraction")
+    if n.plan.updates > 1 and cut > n.plan.clipped and not n.gained() and not n.solved:
+        return f"the ratio of {cut:.0%} of the tokens is outside of the clip bounds, and the reward does not rise"
+    kinds = (
+        (n.plan.stale, "rollout/stale", "rollout/stale_tokens", "rollout/sampled_tokens", 0.05, "are too old"),
+        (True, "rollout/errored", "rollout/unusable_tokens", "rollout/sampled_tokens", 0.05, "failed"),
+        (n.plan.overlong_masked, "cut", "rollout/truncated_tokens", "rollout/whole_tokens", 0.2, "are cut off"),
+    )
+    for applies, count, tokens, others, least, what in kinds:
+        name = "rollout/truncated_share" if count == "cut" else count
+        known = [r for r in rows if tokens in r and number(r, others) and number(r, name)]
+        gone = [number(r, name) * (number(r, "rollout/count") if count == "cut" else 1.0) for r in known]
+        longer = times(
+            math.fsum(w * number(r, others) for w, r in zip(gone, known, strict=True)),
+            math.fsum(w * number(r, tokens) for w, r in zip(gone, known, strict=True)),
+        )
+        if applies and sum(gone) >= max(8, least * every) and longer > LONGER:
+            return f"the {sum(gone) / every:.0%} of the rollouts that {what} have {longer:.2f} times the tokens of the others"
+    return None
+
+
+CUT = 0.3
+"""Share of rollouts that a limit may cut off."""
+
+
+def cut_off(n: Numbers) -> str | None:
+    rows, plan = n.start, n.plan
+    none = share(n.first, "rollout/no_turn", "rollout/count")
+    if none > 0.1:
+        return f"{none:.0%} of the rollouts of {of_first(n.first)} ended before the model's first turn"
+    shares = {stop: mean(rows, f"rollout/stopped/{stop}") for stop in plan.limits}
+    most = max(shares, key=lambda stop: shares[stop], default="")
+    value, name = (shares[most], f"rollout/stopped/{most}") if most else (0.0, "")
+    if value <= CUT or plan.temperature >= HOT or plan.random_rewards or len(rows) < 3:
+        return None
+    # Within few steps a policy may still learn to be brief. Rollouts that end there only later show what training did.
+    if (n.steps < 20 and value <= 0.5) or number(rows[0], name) < value / 4:
+        return None
+    if n.gained() and mean(n.last, name) <= CUT:
+        return None
+    loops = mean(rows, "rollout/repetitive_share")
+    return f"{value:.0%} of the rollouts of {of_first(rows)} ended at {plan.limits[most]}" + (
+        f", and {loops:.0%} repeat themselves" if loops > 0.1 else ""
+    )
+
+
+# Advantages, loss, update
+
+
+def tiny_scaled(n: Numbers) -> str | None:
+    tiny, size = mean(n.last, "groups/tiny_spread_share"), mean(n.last, "advantage/mean_abs")
+    if not n.plan.scaled or tiny <= 0.25:
+        return None
+    return f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
+
+
+def kl_pull(n: Numbers) -> str | None:
+    plan, kl = n.plan, mean(n.last, "policy/kl")
+    # The larger of both ends: a task that is learned leaves little advantage, which is no fault.
+    advantage = max(mean(rows, "advantage/mean_abs") for rows in (n.first, n.last))
+    # Per token the term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
+    length = mean(n.last, "rollout/sampled_tokens")
+    pull = plan.kl_beta * (abs(kl) * length if plan.kl_in_reward else math.sqrt(2 * abs(kl)))
+    if not plan.kl_beta or not advantage or pull <= advantage or n.gained(0.1):
+        return None
+    return f"--kl-beta {plan.kl_beta:g} pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
+
+
+def without_gradient(n: Numbers) -> str | None:
+    rows = [r for r in n.last if number(r, "advantage/mean_abs") > 0 and number(r, "optimizer/updates") > 0]
+    if len(rows) < WINDOW - 1 or max(number(r, "optimizer/grad_norm") for r in rows) > 1e-12:
+        return None
+    return f"{len(rows)} steps with advantages other than 0 have a gradient of 0"
+
+
+def not_finite(n: Numbers) -> str | None:
+    bad, every = share(n.last, "rollout/not_finite", "rollout/count"), max(total(n.last, "optimizer/updates"), 1.0)
+    skipped = total(n.last, "optimizer/skipped") / every
+    if bad <= 0.1 and skipped <= 0.2:
+        return None
+    return (
+        f"{bad:.0%} of the last rewards, and the gradients of {skipped:.0%} of the last updates, are no finite numbers"
+    )
+
+
+QUANTUM = 1e-7
+"""Learning rate above which float32 does not round the update of a weight away."""
+
+
+def weights_stand_still(n: Numbers) -> str | None:
+    rows = [r for r in n.last if number(r, "optimizer/updates") and number(r, "optimizer/learning_rate") >= QUANTUM]
+    rows = [r for r in rows if number(r, "optimizer/grad_norm") > 1e-3]
+    clipped = n.plan.max_norm and median(rows, "optimizer/grad_norm") > 100 * n.plan.max_norm
+    if len(rows) < WINDOW - 1 or clipped or "optimizer/moved_share" not in rows[-1]:
+        return None
+    moved = mean(rows, "optimizer/moved_share") / max(1 - mean(rows, "optimizer/still_tensors"), 1e-9)
+    size = max(number(r, "optimizer/update_rms") / number(r, "optimizer/learning_rate") for r in rows)
+    if moved >= 0.3 and size >= 1e-3:
+        return None
+    return f"{moved:.0%} of the weights change in a step, by {size:.1e} learning rates (root mean square)"
+
+
+def too_slow(n: Numbers) -> str | None:
+    plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
+    if (
+        len(rows) < WINDOW - 1
+        or plan.learning_rate is None
+        or weights_stand_still(n)
+        or not mean(rows, "optimizer/grad_norm")
+    ):
+        return None
+    rate, norm = mean(rows, "optimizer/learning_rate"), mean(rows, "optimizer/grad_norm")
+    if plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW:
+        short = 0 < plan.steps < 2 * plan.warmup and rate < 0.01 * plan.learning_rate
+        text = f"in step {n.steps} of {plan.steps} the learning rate is {rate:.2g} of {plan.learning_rate:g}"
+        return f"{text}, because of --warmup-steps {plan.warmup}" if short else None
+    if plan.max_norm and norm > 100 * plan.max_norm and mean(rows, "optimizer/update_rms") < 0.05 * rate:
+        return f"gradients of norm {norm:.2g} are clipped to {plan.max_norm:g}, which Adam's epsilon outweighs"
+    # The largest step counts, and both ways to see it must agree: the end of a schedule is no failure, nor is a policy
+    # that is so sure that a step leaves the few rows that are scored as they are.
+    steps = max(plan.steps, 100)
+    weights = max(number(r, "optimizer/relative_update") for r in n.rows) * steps
+    found = [change for row in n.rows if (change := change_of(row)) is not None]
+    text = f"the largest of {n.steps} steps changes the weights by {weights / steps:.1e} of their norm"
+    if plan.exact and found:
+        reach = steps**2 * max(found)
+        low = reach < 1e-3 and weights < 1e-2
+        text += f", and the policy in {steps} steps by {reach:.1e} nats per token at most"
+    else:
+        hidden = not found or max(found) <= 2 * mean(rows, "sync/mismatch_kl")
+        low = hidden and weights < (1e-2 if plan.adapter else 1e-4) and n.steps >= 2 * WINDOW and not n.gained(0.02)
+    return f"learning rate {rate:.1e}: {text}" if low else None
+
+
+def too_large_a_step(n: Numbers) -> str | None:
+    at = n.broken
+    if at is None or n.steps < at + 4:
+        return None
+    before, now = (
+        mean(n.rows[max(at - WINDOW + 1, 0) : at + 1], "reward/mean"),
+        mean(n.rows[at + 1 :][-WINDOW:], "reward/mean"),
+    )
+    if before - now <= max(0.5 * abs(before), 0.1 * n.scale) or failing(n.last):
+        return None
+    change = change_of(n.rows[at])
+    return f"step {at + 1} changed the policy by {change:.2g} nats per token; reward {before:.3f} -> {now:.3f}"
+
+
+def restless(n: Numbers) -> str | None:
+    # 0.05 nats in a median step, while healthy runs of the bundled models have a hundredth of it.
+    if len(n.changes) < 3 or statistics.median(n.changes) <= LARGE or n.gained() or n.solved or n.plan.default_rate:
+        return None
+    return (
+        f"a step changes the policy by {statistics.median(n.changes):.2g} nats per token (median), and the reward by "
+        f"{n.change():+.3f} in all"
+    )
+
+
+def saved(n: Numbers) -> str | None:
+    apart, limit = number(n.saved, "saved_gap"), number(n.saved, "saved_limit", 1e-5 if n.plan.exact else 0.01)
+    if "saved_gap" not in n.saved or apart <= limit:
+        return None
+    return (
+        f"loaded afresh, the saved model differs from the trained one by {apart:.2g} nats per token (limit {limit:g})"
+    )
+
+
+# Signal
+
+
+def no_signal(n: Numbers) -> tuple[float, float] | None:
+    """(share of groups that fail, share that succeed) where these are nearly all groups of the first steps; None if not."""
+    groups, rows = max(total(n.start, "groups/count"), 1.0), n.start
+    fail, passed = total(rows, "groups/all_fail") / groups, total(rows, "groups/all_pass") / groups
+    if min(number(r, "groups/zero_signal_share") for r in rows) < 0.5 or fail + passed < 0.8 or len(rows) < 3:
+        return None
+    # Something else is the reason where rollouts fail or hardly any token can be drawn.
+    lost = share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or failing(n.first) or narrowed(n)
+    return None if lost or constant(n) else (fail, passed)
+
+
+def _of_groups(n: Numbers, what: str) -> str:
+    groups, reward = total(n.start, "groups/count"), mean(n.start, "reward/mean")
+    return f"of {groups:.0f} groups in {of_first(n.start)} {what} (mean reward {reward:.3f})"
+
+
+RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
+
+
+def never(n: Numbers) -> str | None:
+    found = no_signal(n)
+    if found is None:
+        return None
+    names = {k for r in n.start for k in r if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT}
+    best = max((max(number(r, name) for r in n.start) for name in names), default=None)
+    # All rollouts of a group may earn the same part of the reward, for their form: that is no success.
+    if best == 0 or (found[0] >= found[1] and found[1] <= 0.1):
+        text = _of_groups(n, f"{found[0]:.0%} have only failures, {found[1]:.0%} only equal higher rewards")
+        return f"{text}, at temperature {n.plan.temperature:g}" if n.plan.temperature >= HOT else text
+    return None
+
+
+def alike(n: Numbers) -> str | None:
+    found = no_signal(n)
+    if found is None or min(found) <= 0.1 or n.plan.temperature >= 1 or never(n):
+        return None
+    return _of_groups(n, f"{sum(found):.0%} have equal rewards, high or low, at temperature {n.plan.temperature:g}")
+
+
+def little(n: Numbers) -> str | None:
+    found = no_signal(n)
+    if found is not None and not never(n) and not alike(n):
+        return _of_groups(n, f"{found[0]:.0%} have only failures and {found[1]:.0%} only successes")
+    rows, size = n.start, n.plan.group_size
+    dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
+    live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
+    # Ten rollouts with a signal are hardly more than one example. Elsewhere the reward has time to contradict.
+    few = live * size < 10 or (dead > 0.7 and live < 2) or (n.steps >= 2 * WINDOW and live < 1)
+    lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
+    if not few or found is not None or len(rows) < 3 or n.gained() or n.solved or lost:
+        return None
+    text = f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"
+    if 0 < reward < 1 and n.scale == 1 and not n.negative:
+        sizes = ", ".join(f"{g}: {1 - reward**g - (1 - reward) ** g:.0%}" for g in (4, 8, 16, 32) if g > size)
+        text += (
+            f"; were all tasks equally hard, larger groups would have a signal in so many ({sizes})" if sizes else ""
+        )
+    return text
+
+
+# The course of a run
+
+MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))
+"""(what a step takes, what there is)."""
+
+
+def memory(n: Numbers) -> str | None:
+    if n.steps < LATE + WINDOW:  # the first steps make the optimizer's state, compile, and warm caches up
+        return None
+    rows = n.rows[-LATE:]
+    parts = [rows[i : i + WINDOW] for i in range(0, LATE, WINDOW)]
+    for used, room in MEMORIES:
+        first, middle, now = (median(part, used) for part in parts)
+        most, values = number(rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
+        if not first or not most:
+            continue
+        (slope, t), growth = line(values), (now - first) / (2 * WINDOW)
+        # Memory follows the tokens of the largest pass and of rollouts, whatever else it holds.
+        tokens = ("train/largest_pass", "rollout/row_tokens")
+        explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
+        # What has grown once, and what fills up, does not grow in both halves as in the whole run.
+        steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
+        full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
+        if steady and now > 1.02 * explained * first and full <= (n.plan.steps or n.steps):
+            what = "GPU memory" if used == "memory/peak_gib" else "main memory"
+            return (
+                f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
+                f"step {full:.0f} of {n.plan.steps}"
+            )
+    return None
+
+
+def hacked(n: Numbers) -> str | None:
+    known = evaluations(n, "eval/greedy")
+    if len(known) < 2:
+        return None
+    best_step, best = max(known, key=lambda one: one[1])
+    step, now = known[-1]
+
+    def training(at: int) -> float:
+        return mean(n.rows[max(at - WINDOW, 0) : max(at, WINDOW)], "reward/mean")
+
+    rise, noise = training(step) - training(best_step), SURE * math.sqrt(2) * spread(n) / math.sqrt(n.plan.held_out)
+    if best - now <= max(0.1 * n.scale, noise) or rise <= LEAST_GAIN * n.scale:
+        return None
+    return f"from step {best_step} to {step} the held-out reward goes {best:.3f} -> {now:.3f}, the training reward by {rise:+.3f}"
+
+
+DRIFTS = ("policy/entropy", "rollout/sampled_tokens")
+BROKEN_CUT = 0.08
+"""Rise of the share of rollouts that limits cut off, which is a sign of a policy that breaks."""
+
+
+def breaks(n: Numbers) -> str | None:
+    """In one step."""
+    before, row = n.rows[-1 - 2 * WINDOW : -1], n.rows[-1]
+    if len(before) < 2 * WINDOW or n.broken is not None or failing([row]):
+        return None
+    groups, reward, now = (
+        max(number(row, "groups/count"), 1.0),
+        median(before, "reward/mean"),
+        number(row, "reward/mean"),
+    )
+    if reward - now <= max(0.3 * reward, 0.1 * n.scale, SURE * n.error([row])):
+        return None
+    usual = median(before, "rollout/truncated_share")
+    cut, by_chance = number(row, "rollout/truncated_share") - usual, max(usual, 1 / groups)
+
+    def outside(name: str) -> float:
+        values, value = [number(r, name) for r in before], number(row, name)
+        return times(median(before, name), value) if not min(values) <= value <= max(values) else 1.0
+
+    norm, entropy, length = (outside(name) for name in ("optimizer/grad_norm", *DRIFTS))
+    signs = (
+        cut > max(BROKEN_CUT, SURE * math.sqrt(by_chance * max(1 - by_chance, 0.0) / groups)),
+        norm > 2.5,
+        *(not 1 / 1.5 < factor < 1.5 for factor in (entropy, length)),
+    )
+    if sum(signs) < 2:
+        return None
+    return (
+        f"step {n.steps} against the {len(before)} steps before: reward {reward:.3f} -> {now:.3f}, cut off {cut:+.0%}, gradient "
+        f"norm {norm:.2g} times, entropy {entropy:.2g} times, length {length:.2g} times"
+    )
+
+
+def decays(n: Numbers) -> str | None:
+    """Over many steps."""
+    if n.steps < LATE or n.solved or n.broken is not None or failing(n.last):
+        return None
+    best = n.rows[n.best[0] : n.best[0] + WINDOW]
+    before, now = mean(best, "reward/mean"), mean(n.last, "reward/mean")
+    entropy, length = (times(mean(best, name), mean(n.last, name)) for name in DRIFTS)
+    cut = mean(n.last, "rollout/truncated_share") - mean(best, "rollout/truncated_share")
+    drifts = cut > CUT or any(not 0.5 < factor < 2 for factor in (entropy, length))
+    shifts = [number(r, "policy/good_rollouts_shift") for r in n.rows if "policy/good_rollouts_shift" in r][-20:]
+    fall = -statistics.fmean(shifts) if len(shifts) >= LATE else 0.0
+    sure_fall = fall > max(1e-3, SURE * statistics.stdev(shifts) / math.sqrt(len(shifts))) if fall > 0 else False
+    # The best of many windows is best by chance as well, which adds about two standard errors.
+    lost = before - now > max(0.3 * abs(before), 0.1 * n.scale, (SURE + 2) * n.error(best, n.last)) and not n.gained()
+    slow = any(not 1 / 1.3 < factor < 1.3 for factor in (entropy, length)) or cut > BROKEN_CUT
+    if not (lost and drifts) and not (sure_fall and slow and n.change() <= 0):
+        return None
+    return (
+        f"reward {before:.3f} -> {now:.3f} since the best {WINDOW} steps, entropy {entropy:.2g} times, length {length:.2g} times, "
+        f"cut off {cut:+.0%}"
+        + (f", and a step makes good rollouts less likely by {fall:.2g} nats a token" if sure_fall else "")
+    )
+
+
+def spike(n: Numbers) -> str | None:
+    rows = [r for r in n.rows[-21:] if number(r, "optimizer/grad_norm") > 0 and number(r, "advantage/mean_abs") > 0]
+    if len(rows) <= WINDOW or rows[-1] is not n.rows[-1] or n.broken is not None:
+        return None
+    norm, usual = number(rows[-1], "optimizer/grad_norm"), median(rows[:-1], "optimizer/grad_norm")
+    # Loss spikes of language models come with gradients of 50 to 1000 times the usual (arXiv:2501.06842).
+    if norm <= max(100 * usual, n.plan.max_norm or 1.0):
+        return None
+    return f"gradient norm {norm:.2g} in step {n.steps}, {norm / usual:.3g} times the median of the steps before"
+
+
+def repeats(n: Numbers) -> str | None:
+    shares = [number(r, "rollout/repetitive_share") for r in n.last if "rollout/repetitive_share" in r]
+    # Human text repeats 1% of its sequences of four tokens, text of a model that loops most of them (arXiv:1908.04319).
+    if len(shares) < WINDOW or min(shares) <= 0.15 or mean(n.last, "rollout/repetitive_share") <= 0.3:
+        return None
+    if n.broken is not None or n.gained():
+        return None
+    return (
+        f"{mean(n.last, 'rollout/repetitive_share'):.0%} of the last rollouts end in the same few words again and again"
+    )
+
+
+def judged(n: Numbers) -> bool:
+    """Whether a change of the policy's habits can be judged: not while it earns more, nor once a step has broken it."""
+    return n.steps >= 2 * WINDOW and n.broken is None and not n.solved
+
+
+def surer(n: Numbers) -> str | None:
+    first, now = mean(n.first, "policy/entropy"), mean(n.last, "policy/entropy")
+    # A fifth of it, and nothing earned for that in the whole run: a reward that has risen and stays there is earned by it.
+    if not judged(n) or now >= 0.2 * first or n.gained(0.02) or n.gained(0.02, wide=True):
+        return None
+    return f"entropy {first:.3g} -> {now:.3g} nats per token, and the reward changes by {n.change(wide=True):+.3f}"
+
+
+def lengths(n: Numbers) -> str | None:
+    at_first = mean(n.first, "rollout/sampled_tokens")
+    ratios = [times(at_first, number(r, "rollout/sampled_tokens")) for r in n.last]
+    cut, signals = n.change("rollout/truncated_share"), mean(n.last, "reward/length_correlation")
+    longer = min(ratios) > 3 or (min(ratios) > 1 and cut > CUT)
+    if not judged(n) or n.gained() or not at_first or not (max(ratios) < 0.3 or longer) or abandoned(n):
+        return None
+    return (
+        f"rollouts have {statistics.fmean(ratios):.2g} times the tokens of the first {WINDOW} steps, {cut:+.0%} are cut off, "
+        f"and the reward changes by {n.change():+.3f} (correlation with the length within groups {signals:+.2f})"
+    )
+
+
+def abandoned(n: Numbers) -> str | None:
+    """Calls if there are tools, and turns if not."""
+    name = (
+        "rollout/tool_calls" if total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0] else "rollout/turns"
+    )
+    at_first, now = mean(n.first, name), [number(r, name) for r in n.last]
+    if (
+        not judged(n)
+        or at_first < (0.5 if name == "rollout/tool_calls" else 2.0)
+        or max(now) >= 0.5 * at_first
+        or failing(n.last)
+    ):
+        return None
+    names = [k for k in n.rows[-1] if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT]
+    fewer = any(mean(n.last, k) < mean(n.first, k) - LEAST_GAIN for k in names)
+    # Whoever drops needless calls gives more right answers, not fewer, and keeps some.
+    if n.gained() and not fewer and max(now) >= 0.1 * at_first:
+        return None
+    what = "tool calls" if name == "rollout/tool_calls" else "turns"
+    return f"{at_first:.2g} {what} per rollout in the first {WINDOW} steps, {statistics.fmean(now):.2g} in the last"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One row of the table."""
+
+    id: str
+    statement: str
+    """True in a healthy run."""
+    cause: str
+    """Id of the cause, if it is false."""
+    check: Callable[[Numbers], str | None]
+    """Evidence that it is false; None if it is not."""
+    first: int = WINDOW
+    """The first step in which it can speak."""
+    needs: tuple[str, ...] = ()
+    """Metrics without any of which it cannot be examined."""
+    withdrawn: bool = False
+    """Whether a later rise of the reward contradicts what earlier steps showed."""
+
+
+TRENDS: tuple[Trend, ...] = (
+    Trend("few-tasks", "there are many tasks", "few-distinct-tasks", few_tasks, WINDOW, ("tasks/epoch",)),
+    Trend("harder", "the tasks stay as hard as they were", "task-order-drifts", harder, 2 * WINDOW, DIFFICULTY),
+    Trend("constant", "not all rewards are the same number", "reward-wrong", constant, 3, ("reward/std",)),
+    Trend("form-alone", "rewards differ by answers, not by their form alone", "reward-exploitable", form_alone, 2 * WINDOW),
+    Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
+    Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, WINDOW, ("rollout/tools",)),
+    Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
+    Trend("evaluation-moves", "evaluations follow the policy", "evaluation-differs", evaluation_stands_still, 2 * WINDOW),
+    Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, WINDOW, ("sync/sampling_gap",)),
+    Trend("gap-grows", "engine and trainer stay as close as they were", "engine-trainer-mismatch", gap_grows, 2 * WINDOW,
+          ("sync/sampling_gap",)),
+    Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
+    Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
+    Trend("left-out", "rollouts and tokens that are left out are few, and like the others", "signal-left-out", left_out),
+    Trend("cut-off", "rollouts end by themselves", "truncated-rollouts", cut_off, WINDOW, ("rollout/truncated_share",)),
+    Trend("alike", "the rollouts of a group differ", "groups-without-variety", alike, WINDOW, ("groups/count",)),
+    Trend("tiny-scaled", "scaling makes no tiny differences large", "tiny-std-scaling", tiny_scaled, WINDOW,
+          ("groups/tiny_spread_share",)),
+    Trend("kl-pull", "the KL term pulls less than the advantages", "kl-too-large", kl_pull, WINDOW, ("policy/kl",)),
+    Trend("gradient", "groups with a signal give a gradient", "no-gradient", without_gradient, WINDOW, ("optimizer/grad_norm",)),
+    Trend("finite", "rewards and gradients are finite numbers", "not-finite", not_finite, WINDOW, ("rollout/not_finite",)),
+    Trend("weights-move", "updates change the weights", "update-differs-from-settings", weights_stand_still, WINDOW,
+          ("optimizer/moved_share",)),
+    Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
+          ("optimizer/update_rms",)),
+    Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
+          ("policy/step_kl",), withdrawn=True),
+    Trend("steady", "the policy changes for a better reward", "learning-rate-too-high", restless, WINDOW,
+          ("policy/step_kl",), withdrawn=True),
+    Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, 1, ("saved_gap",)),
+    Trend("never", "the model sometimes succeeds", "never-succeeds", never, WINDOW, ("groups/count",), withdrawn=True),
+    Trend("little", "enough groups of a step have a signal", "too-little-signal", little, WINDOW, ("groups/count",),
+          withdrawn=True),
+    Trend("memory", "memory lasts to the run's end", "memory-grows", memory, LATE + WINDOW,
+          ("memory/peak_gib", "memory/resident_gib")),
+    Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
+    Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
+    Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),
+    Trend("norms", "gradient norms stay in bounds", "policy-breaks", spike, WINDOW + 1, ("optimizer/grad_norm",)),
+    Trend("loops", "rollouts do not end in repetitions", "policy-breaks", repeats, WINDOW, ("rollout/repetitive_share",)),
+    Trend("unsure-enough", "entropy is lost for a better reward only", "behaviour-narrows", surer, 2 * WINDOW, ("policy/entropy",)),
+    Trend("lengths", "rollouts stay as long as they were", "behaviour-narrows", lengths, 2 * WINDOW, ("rollout/sampled_tokens",)),
+    Trend("tools-used", "tools are used as at first", "behaviour-narrows", abandoned, 2 * WINDOW,
+          ("rollout/tool_calls", "rollout/turns")),
+)  # fmt: skip
+"""The table, in the order of the data."""
+
+
+@dataclass
+class Trends:
+    """Judges the metrics of a run, step by step."""
+
+    plan: Plan
+    numbers: Numbers = field(init=False)
+    failed: dict[str, Finding] = field(default_factory=dict)
+    """Id of a row -> its first failure."""
+    patience: int = WINDOW
+    """Number of steps after which rows speak that wait for `WINDOW` steps: fewer, if no more are to be taken."""
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.plan)
+
+    def add(self, row: Row) -> list[Finding]:
+        """Take in the metrics of the next step, its evaluation among them; returns what fails for the first time."""
+        self.numbers.add(row)
+        new = []
+        for trend in TRENDS:
+            if trend.id in self.failed or self.numbers.steps < self._first(trend) or self._lacks(trend):
+                continue
+            if (evidence := trend.check(self.numbers)) is not None:
+                step = int(row.get("step", self.numbers.steps))
+                self.failed[trend.id] = found = Finding(
+                    trend.statement, "fail", evidence, trend.cause, CAUSES[trend.cause].stage, step
+                )
+                new.append(found)
+        return new
+
+    def _first(self, trend: Trend) -> int:
+        return self.patience if trend.first == WINDOW else trend.first
+
+    def _lacks(self, trend: Trend) -> bool:
+        n = self.numbers
+        return bool(trend.needs) and not any(
+            name in row for name in trend.needs for row in (n.rows[0], n.rows[-1], n.before, n.saved)
+        )
+
+    def findings(self) -> list[Finding]:
+        """The verdict of every row so far, in the order of the table. Rows that could not be examined yet say so."""
+        found, n = [], self.numbers
+        for trend in TRENDS:
+            stage, failure = CAUSES[trend.cause].stage, self.failed.get(trend.id)
+            if failure is not None and not (trend.withdrawn and n.steps >= 2 * WINDOW and n.gained(wide=True)):
+                found.append(failure)
+            elif failure is not None:
+                said = f"{failure.evidence}; but the reward rises by {n.change(wide=True):.3f} in the course of the run"
+                found.append(Finding(trend.statement, "pass", said, None, stage))
+            elif not n.rows or self._lacks(trend):
+                found.append(
+                    Finding(trend.statement, "unsure", f"there is no metric {' or '.join(trend.needs)}", None, stage)
+                )
+            elif n.steps < (least := self._first(trend)):
+                said = f"it takes {least} steps to tell, and there are {n.steps}"
+                found.append(Finding(trend.statement, "unsure", said, None, stage))
+            else:
+                found.append(Finding(trend.statement, "pass", f"{n.steps} steps", None, stage))
+        return found
+
+    def progress(self) -> str:
+        """How the reward changed, with its standard error, in a sentence."""
+        n = self.numbers
+        early, late = n.ends(wide=True)
+        error = LIKELY * n.error(early, late)
+        rise = n.change(wide=True)
+        sure = "more than chance" if abs(rise) > error else "which may be chance"
+        return (
+            f"mean reward {mean(early, 'reward/mean'):.3f} -> {mean(late, 'reward/mean'):.3f} from the first {len(early)} of "
+            f"{n.steps} steps to the last {len(late)} ({rise:+.3f}, {sure})"
+        )
+
+
+def judge(
+    rows: Iterable[Row],
+    plan: Plan,
+    *,
+    before: Row | None = None,
+    saved_model: Mapping[str, float] | None = None,
+    patience: int = WINDOW,
+) -> Trends:
+    """The trends of a run that is over, or of its steps so far. `before`, `saved_model`: see `Numbers`."""
+    trends = Trends(plan, patience=patience)
+    trends.numbers = dataclasses.replace(trends.numbers, before=before or {}, saved=saved_model or {})
+    for row in rows:
+        trends.add(row)
+    return trends

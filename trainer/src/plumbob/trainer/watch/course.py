@@ -1,0 +1,106 @@
+"""What a run, and its directory, give to `plumbob.doctor`: the plan of its settings, why it ended, and its saved model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from plumbob.doctor import trends
+from plumbob.doctor.findings import Finding
+from plumbob.trainer.algorithm.learning_rate import default_rate
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.silence import STACKS, last_silence
+from plumbob.trainer.run_files.stopped import Stop, read_stop
+
+FAILURES = {
+    "environment-fails": "rollouts-fail",
+    "environment-hangs": "rollouts-fail",
+    "engine-fails": "rollouts-fail",
+    "reward-not-finite": "not-finite",
+    "gradient-not-finite": "not-finite",
+    "truncated-context": "truncated-rollouts",
+}
+"""Causes that the trainer writes into stopped.json -> those of the catalogue."""
+
+
+def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Finding | None:
+    """Why the run ended early, or what it was doing when it fell silent; None if it took its steps."""
+    stop, check = read_stop(directory), "the run takes all its steps"
+    command = f"doctor --config {shlex.quote(str(directory / 'config.toml'))}"
+    if stop is None:
+        if (silent := last_silence(directory)) is None:
+            return None
+        said = f"it has finished no step since {silent}; {directory / STACKS} says where each of its threads was"
+        return Finding(check, "error", said, None, "trends", len(rows) + 1, command=command)
+    where = f"in step {stop.step}" if stop.step else "in the set-up, before its first step"
+    said, cause = f"it stopped {where}: {stop.kind}: {stop.reason}", _cause_of(stop)
+    if cause is None:
+        return Finding(check, "error", said, None, "trends", stop.step, command=command)
+    return Finding(check, "fail", said, cause, None, stop.step, command=command)
+
+
+def _cause_of(stop: Stop) -> str | None:
+    if stop.cause is not None:
+        return FAILURES.get(stop.cause)
+    if stop.kind != "SyncError":
+        return None
+    if "log-probabilities" in stop.reason:  # after the first step, both sides compute alike: it is the weights
+        return "weights-not-synced" if stop.step > 1 else "engine-trainer-mismatch"
+    about_weights = any(word in stop.reason for word in ("weight", "adapter", "tensor", "module"))
+    return "weights-not-synced" if about_weights else "rollouts-fail"
+
+
+def saved_model(directory: Path) -> dict[str, float]:
+    """Numbers of summary.json about the saved model."""
+    try:
+        found = json.loads((directory / "summary.json").read_text())
+        return {name: float(found[name]) for name in ("saved_gap", "saved_limit") if name in found}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+STOPS = {
+    "max_turn_tokens": "max_tokens",
+    "max_total_tokens": "max_context",
+    "max_turns": "max_turns",
+    "agent_timeout": "max_seconds",
+}
+"""Stop reason -> setting of the limit."""
+
+
+def plan_of(config: TrainConfig) -> trends.Plan:
+    """What the table of trends must know of a run's settings."""
+    narrowed = (
+        (config.top_p < 1, f"--top-p {config.top_p:g}"),
+        (config.top_k > 0, f"--top-k {config.top_k}"),
+        (config.min_p > 0, f"--min-p {config.min_p:g}"),
+    )
+    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in config.env_args)
+    usual = [default_rate(tiny=tiny, peft=config.peft) for tiny in (False, True)]
+    return trends.Plan(
+        steps=config.max_steps,
+        group_size=config.num_generations,
+        temperature=config.temperature,
+        exact=not (config.bf16 or config.engine == "vllm"),
+        narrowed=", ".join(text for on, text in narrowed if on),
+        stale=config.max_staleness > 0,
+        random_rewards=config.random_rewards,
+        scaled=config.scale_rewards == "group",
+        overlong_masked=config.overlong == "mask",
+        learning_rate=config.learning_rate,
+        default_rate=config.learning_rate is None or config.learning_rate in usual,
+        adapter=config.peft,
+        warmup=config.warmup_steps,
+        max_norm=config.max_grad_norm,
+        updates=config.updates_per_step,
+        clipped={"gspo": 0.7, "cispo": 1.0}.get(config.loss_type, trends.Plan.clipped),
+        kl_beta=config.kl_beta,
+        kl_in_reward=config.kl_placement == "reward",
+        corrected=config.correction()[0] != "none",
+        harder=config.task_order == "curriculum" or any(a.startswith("curriculum=") for a in config.env_args),
+        comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
+        held_out=max(min(config.eval_examples, 32), 1),
+        limits={stop: f"--{name.replace('_', '-')} {getattr(config, name):g}" for stop, name in STOPS.items()},
+    )

@@ -1,0 +1,163 @@
+"""What `doctor` examines by `plumbob.doctor`, in which order, and what it says of a run that ended early."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+from plumbob.console import UserError
+from plumbob.doctor import trends
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import Finding
+from plumbob.testing.handmade_runs import make_run
+from plumbob.trainer.cli import doctor, gather, verdict
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.doctor import settings_checks
+from plumbob.trainer.run_files.stopped import Stop, write_stop
+from plumbob.trainer.watch.course import plan_of, saved_model, stop_finding
+
+
+def failed_settings(**settings) -> list[str | None]:
+    config = dataclasses.replace(TrainConfig(), learning_rate=3e-4, max_steps=40, **settings)
+    return [f.cause for f in settings_checks.checks(config) if f.cause]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"kl_beta": 0.1, "kl_placement": "loss", "kl_estimator": "k1"}, "kl-term-wrong"),
+        ({"warmup_steps": 400}, "learning-rate-too-low"),
+        ({"peft": True, "lora_alpha": 1, "lora_r": 64, "learning_rate": None}, "learning-rate-too-low"),
+        ({"weight_decay": 100.0}, "learning-rate-too-high"),
+        ({"keep_best": "policy/entropy"}, "saved-model-differs"),
+        ({"batch_size": 8, "gradient_accumulation_steps": 1}, "too-little-signal"),
+    ],
+)
+def test_settings_that_are_wrong_by_themselves(settings, cause) -> None:
+    config = {"learning_rate": 3e-4, **settings}
+    rate = config.pop("learning_rate")
+    found = settings_checks.checks(dataclasses.replace(TrainConfig(), learning_rate=rate, max_steps=40, **config))
+    assert [f.cause for f in found if f.cause] == [cause]
+
+
+def test_settings_that_are_right() -> None:
+    assert failed_settings() == []
+    assert failed_settings(peft=True, kl_beta=0.04, weight_decay=0.01, warmup_steps=4, keep_best="reward/mean") == []
+
+
+def test_plan_of_settings() -> None:
+    plan = plan_of(dataclasses.replace(TrainConfig(), top_p=0.5, top_k=20, bf16=True, max_tokens=64, learning_rate=2.0))
+    assert plan.narrowed == "--top-p 0.5, --top-k 20"
+    assert not plan.exact and not plan.default_rate
+    assert plan.limits["max_turn_tokens"] == "--max-tokens 64"
+
+
+def test_why_a_run_ended(tmp_path) -> None:
+    run = make_run(tmp_path, "run")
+    assert stop_finding(run, []) is None
+    write_stop(run, Stop(3, "RunFailed", "all 32 rollouts failed", "environment-fails"))
+    found = stop_finding(run, [])
+    assert found is not None and (found.cause, found.step) == ("rollouts-fail", 3)
+    write_stop(run, Stop(1, "SyncError", "their log-probabilities differ by 2 nats"))
+    found = stop_finding(run, [])
+    assert found is not None and found.cause == "engine-trainer-mismatch"
+    write_stop(run, Stop(3, "OutOfMemoryError", "out of memory"))
+    found = stop_finding(run, [])
+    assert found is not None and (found.verdict, found.cause) == ("error", None)
+
+
+def test_numbers_of_the_saved_model(tmp_path) -> None:
+    run = make_run(tmp_path, "run")
+    assert saved_model(run) == {}
+    (run / "summary.json").write_text(json.dumps({"saved_gap": 0.5, "saved_limit": None}))
+    assert saved_model(run) == {}
+    (run / "summary.json").write_text(json.dumps({"saved_gap": 0.5, "saved_limit": 1e-5}))
+    assert saved_model(run) == {"saved_gap": 0.5, "saved_limit": 1e-5}
+
+
+def broken_environment(x: Examination, config: TrainConfig) -> list:
+    x.add("environment", Finding("wrong answers earn less", "fail", "12 of 48", "reward-exploitable", "grading"))
+    return []
+
+
+def test_an_environment_that_is_wrong_is_named_without_a_model(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gather, "_play", broken_environment)
+    monkeypatch.setattr(gather, "_with_model", lambda *a, **k: pytest.fail("no model is needed"))
+    config = dataclasses.replace(TrainConfig(), max_steps=40)
+    x = gather.of_environment(config, lambda _: None, everything=False, model=True)
+    assert x.causes == ["reward-exploitable"]
+    assert any("--all runs them too" in limit for limit in x.limits)
+    run = make_run(tmp_path, "run")
+    x = gather.of_run(run, config, lambda _: None, everything=False, model=True)
+    assert x.causes[0] == "reward-exploitable" and x.notes[0].startswith("Mean reward")
+
+
+def test_all_goes_on_after_a_cause(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(gather, "_play", broken_environment)
+    monkeypatch.setattr(gather, "_with_model", lambda *a, **k: asked.append(k))
+    gather.of_environment(TrainConfig(), lambda _: None, everything=True, model=True)
+    gather.of_environment(TrainConfig(), lambda _: None, everything=True, model=False)
+    assert asked == [{"judged": True}]
+
+
+def test_a_run_whose_environment_and_model_are_gone_is_examined_by_its_metrics(tmp_path, monkeypatch) -> None:
+    def gone(*given, **more):
+        raise UserError("there is no environment 'mine'")
+
+    monkeypatch.setattr(gather, "_play", gone)
+    run = make_run(tmp_path, "run", steps=8)
+    x = gather.of_run(run, TrainConfig(max_steps=8), lambda _: None, everything=False, model=True)
+    assert x.code == 0
+    assert any("there is no environment 'mine'" in limit for limit in x.limits)
+    assert any("needs the run's environment" in limit for limit in x.limits)
+
+
+def test_a_folder_without_a_finished_step(tmp_path) -> None:
+    run = make_run(tmp_path, "run")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="no finished training step"):
+        gather.of_run(run, TrainConfig(), lambda _: None, everything=False, model=True)
+
+
+def kept(rewards: list[float], advantages: list[float], **metrics: float) -> SimpleNamespace:
+    rows = [SimpleNamespace(reward=r, advantage=a) for r, a in zip(rewards, advantages, strict=True)]
+    return SimpleNamespace(records=[SimpleNamespace(rows=rows)], metrics=[{"step": 1, **metrics}])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "metrics", "cause"),
+    [
+        ([0.0] * 8, {"rollout/tools": 2.0, "rollout/tool_calls": 0.0, "rollout/turns": 1.0}, "calls-not-read"),
+        ([0.0] * 8, {"rollout/tools": 2.0, "rollout/tool_calls": 2.0, "rollout/turns": 3.0}, "never-succeeds"),
+        ([0.1] * 8, {"rollout/tools": 0.0}, "never-succeeds"),
+        ([1.0] * 8, {}, "too-little-signal"),
+    ],
+)
+def test_what_a_first_step_without_any_signal_means(rewards, metrics, cause) -> None:
+    one = kept(rewards, [0.0] * 8, **metrics)
+    found = list(gather._first_steps(one, trends.judge(one.metrics, trends.Plan(), patience=1)))
+    assert [f.cause for f in found if f.cause] == [cause]
+    assert "No further step was taken" in found[0].evidence
+    assert not any(f.verdict == "pass" and f.stage == "signal" for f in found)
+
+
+def test_a_step_with_a_signal_is_judged_by_its_metrics() -> None:
+    one = kept([0.0, 1.0], [-0.5, 0.5])
+    found = list(gather._first_steps(one, trends.judge(one.metrics, trends.Plan(), patience=1)))
+    assert found[-1].check == "the first step has a signal" and found[-1].verdict == "pass"
+
+
+def test_the_command(monkeypatch, capsys) -> None:
+    """Only an environment variable says which doctor it is, until the old one is deleted."""
+    x = Examination("lookup", "tiny")
+    x.add("environment", Finding("wrong answers earn less", "fail", "12 of 48", "reward-exploitable", "grading"))
+    monkeypatch.setenv(doctor.SWITCH, "new")
+    monkeypatch.setattr(gather, "of_environment", lambda *a, **k: x)
+    shown = {"everything": False, "model": True, "as_json": False, "html": None}
+    assert verdict.show(TrainConfig(), None, **shown) == 1
+    assert "Cause: reward-exploitable" in capsys.readouterr().out
+    assert verdict.show(TrainConfig(), None, **{**shown, "as_json": True}) == 1
+    assert json.loads(capsys.readouterr().out)["cause"] == "reward-exploitable"

@@ -30,7 +30,7 @@ sleep 3
 export UV_PUBLISH_USERNAME=ci UV_PUBLISH_PASSWORD=$password
 export UV_INDEX_PLUMBOB_USERNAME=ci UV_INDEX_PLUMBOB_PASSWORD=$password
 $here/hub new my-env
-libraries=("$root"/packages/{console,hub,lab,rollout,retrieval} "$root"/trainer)
+libraries=("$root"/packages/{console,doctor,hub,lab,rollout,retrieval} "$root"/trainer)
 environments=("$root"/environments/{gsm8k,lookup,musique} my-env)
 for index in "$server" ./static; do
     echo "== publish to $index"

@@ -85,7 +85,14 @@ def test_with_pip_alone(own_index, serve, tmp_path):
     said = run(rest, tmp_path, PIP_INDEX_URL="http://127.0.0.1:9/simple/", PIP_CONFIG_FILE=os.devnull)
     assert "held-out reward" in said
     installed = {path.name.partition("-")[0] for path in own.glob("*.dist-info")}
-    assert installed >= {"plumbob_console", "plumbob_doctor", "plumbob_hub", "plumbob_rollout", "plumbob_trainer", "vf_lookup"}
+    assert installed >= {
+        "plumbob_console",
+        "plumbob_doctor",
+        "plumbob_hub",
+        "plumbob_rollout",
+        "plumbob_trainer",
+        "vf_lookup",
+    }
 
 
 def test_the_page_says_how():

@@ -6,10 +6,8 @@ import dataclasses
 import gc
 import json
 import os
-import signal
 import sys
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +16,8 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.hub import find
-from plumbob.trainer.cli import verdict
 from plumbob.trainer.cli.examinations import of_environment, of_run
+from plumbob.trainer.cli.loading import first_ctrl_c
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -65,6 +63,8 @@ def doctor(**given: Any) -> int:
         _check_page(Path(page).absolute())
     config, directory = _settings(target, given)
     if os.environ.get(SWITCH) == "new":
+        from plumbob.trainer.cli import verdict
+
         return verdict.show(
             config, directory, everything=bool(everything), model=not without_model, as_json=bool(as_json), html=page
         )
@@ -123,24 +123,6 @@ def _settings(target: str | None, given: dict[str, Any]) -> tuple[TrainConfig, P
         raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
     check_before_loading(config, None)
     return config, None
-
-
-@contextmanager
-def first_ctrl_c() -> Generator[None]:
-    """Make the first Ctrl-C raise KeyboardInterrupt at once, also in a tool that hangs.
-
-    asyncio's own handler would wait for the event loop, which the tool blocks.
-    """
-    from plumbob.rollout.environment_code import CtrlC
-
-    def handle(number: int, frame: object) -> None:
-        raise CtrlC
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _check_page(page: Path) -> None:

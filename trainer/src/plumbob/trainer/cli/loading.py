@@ -1,4 +1,4 @@
-"""Loading torch, verifiers and transformers, which takes seconds: a line that says so, and less work for Python."""
+"""Loading torch, verifiers and transformers, which takes seconds: a line that says so, less work for Python, and Ctrl-C then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Generator
@@ -145,3 +146,21 @@ def quiet_libraries() -> None:
 
 def _not_about_the_cpu(record: logging.LogRecord) -> bool:
     return "Setting accelerator to CPU" not in record.getMessage()
+
+
+@contextmanager
+def first_ctrl_c() -> Generator[None]:
+    """Make the first Ctrl-C raise KeyboardInterrupt at once, also in a tool that hangs.
+
+    asyncio's own handler would wait for the event loop, which the tool blocks.
+    """
+    from plumbob.rollout.environment_code import CtrlC
+
+    def handle(number: int, frame: object) -> None:
+        raise CtrlC
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from plumbob.console import INTERRUPTED, UserError
+from plumbob.trainer.cli.loading import first_ctrl_c
 from plumbob.trainer.config.train import TrainConfig
 
 
@@ -23,7 +24,6 @@ def show(
 ) -> int:
     """Examine and print. `directory`: the run directory; None before a run. Returns the exit code."""
     from plumbob.doctor import page, web_page
-    from plumbob.trainer.cli.doctor import first_ctrl_c
     from plumbob.trainer.cli.gather import of_environment, of_run
     from plumbob.trainer.report.write import REPORT
     from plumbob.trainer.training.sampling_warnings import reward_warnings

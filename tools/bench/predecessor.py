@@ -24,11 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.testing.faults import doubles
-from plumbob.testing.faults import field_seen_environment as environment
-from plumbob.testing.faults.doubles import Inject, after_each_set_up
-from plumbob.testing.faults.field import BASE, Start
-from plumbob.testing.faults.field_parts import chat_method, decoded_as
+from plumbob.testing.faulty.catalogue import FAULTS
+from plumbob.testing.faulty.fault import BASE
 
 ENVS = ("gsm8k", "musique")
 SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --threads 1 --no-report --save-steps 1000"
@@ -42,64 +39,60 @@ class Arm:
 
     name: str
     options: str = ""
-    injects: tuple[Inject, ...] = ()
-    """Put into a run that is set up."""
-    start: Start | None = None
-    """Put there before a run is set up."""
+    faults: tuple[str, ...] = ()
+    """Rows of `plumbob.testing.faulty`."""
     only: tuple[str, ...] = ENVS
     """Environments in which it can change anything."""
 
 
-BLIND = doubles.scored(doubles.blind)
-HEADERS, TOOLS = doubles.rewritten(doubles.without_headers), doubles.rewritten(doubles.without_tools)
+BLIND = "loss mask as attention mask from the start"
+HEADERS, TOOLS = "missing assistant header in the row", "tools absent from the trained prompt"
+UNBOUND = "weights under another prefix skipped in the sync"
 MULTI_TURN = ("musique",)
 
 ARMS = (
     Arm("nothing changed"),
     Arm("nothing changed, LoRA", LORA),
     # What was found by reading verifiers' GRPOTrainer of July to October 2025
-    Arm("loss mask given as the attention mask", injects=(BLIND,)),
-    Arm("loss mask given as the attention mask, LoRA", LORA, injects=(BLIND,)),
-    Arm("assistant header missing from the trained row", injects=(HEADERS,), only=MULTI_TURN),
-    Arm("tool descriptions missing from the trained row", injects=(TOOLS,), only=MULTI_TURN),
-    Arm("all three of these", injects=(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
-    Arm("all three of these, LoRA", LORA, injects=(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm("loss mask given as the attention mask", faults=(BLIND,)),
+    Arm("loss mask given as the attention mask, LoRA", LORA, (BLIND,)),
+    Arm("assistant header missing from the trained row", faults=(HEADERS,), only=MULTI_TURN),
+    Arm("tool descriptions missing from the trained row", faults=(TOOLS,), only=MULTI_TURN),
+    Arm("all three of these", faults=(HEADERS, TOOLS, BLIND), only=MULTI_TURN),
+    Arm("all three of these, LoRA", LORA, (HEADERS, TOOLS, BLIND), MULTI_TURN),
     Arm(
         "tool descriptions missing from every prompt",
-        start=chat_method("prompt", environment.toolless),
+        faults=("tools absent from both prompts from the start",),
         only=MULTI_TURN,
     ),
-    Arm("tool calls in a form that is not read", start=decoded_as(environment.as_function_call), only=MULTI_TURN),
+    Arm("tool calls in a form that is not read", faults=("calls as function_call tags",), only=MULTI_TURN),
     # The user's settings
     Arm("LoRA at 1e-6, gradients clipped to 0.01", f"{LORA} {THEIRS}"),
     Arm("all weights at 1e-6, gradients clipped to 0.01", THEIRS),
     Arm("advantages divided by the group's standard deviation", "--scale-rewards group"),
     Arm("KL coefficient of 0.04", "--kl-beta 0.04"),
     Arm("context of 400 tokens", "--max-context 400"),
-    Arm("adapter never reaches the engine", LORA, injects=(doubles.adapter_unbound,)),
+    Arm("adapter never reaches the engine", LORA, (UNBOUND,)),
     # A control: rewards by lot teach nothing, so a lift that this arm also shows is none.
     Arm("rewards drawn by lot", "--random-rewards"),
 )
 
 
 def one(arm: Arm, command: str, arguments: list[str]) -> None:
-    """Run `train` or `doctor` in this process, with the arm's options and its fault in it."""
+    """Run `train` or `doctor` in this process, with the arm's options and its faults in it."""
     from plumbob.console.app import run_app
     from plumbob.trainer.cli import doctor as doctor_command
     from plumbob.trainer.cli import train as train_command
-    from plumbob.trainer.doctor import subject
-    from plumbob.trainer.training import train as loop
 
     env = arguments[0]
     with ExitStack() as stack:
-        if arm.start is not None:
-            arm.start(stack, env)
+        for name in arm.faults:
+            FAULTS[name].start(stack, env)
         # The predecessor had no check of its syncs, so that none ends a run here.
-        unjudged = (doubles.syncs_unjudged,) if arm.injects and command == "train" else ()
-        after_each_set_up(stack, (subject, loop), *unjudged, *arm.injects)
+        unjudged = ["--parity-limit", "1e6"] if arm.faults and command == "train" else []
         app = doctor_command.app if command == "doctor" else train_command.app
         own = arm.options.split() if env in ENVS else []  # a finished run has its options in its folder
-        run_app(command, app, [*arguments, *own])
+        run_app(command, app, [*arguments, *own, *unjudged])
 
 
 def command_of(env: str, seed: int) -> list[str]:
@@ -116,8 +109,7 @@ def causes_in(output: str) -> list[str]:
     """The causes in the JSON that `doctor` printed, the first one first."""
     if "{" not in output:
         return ["not examined"]
-    findings = json.loads(output[output.index("{") :])["findings"]
-    return list(dict.fromkeys(finding["cause"] for finding in findings if finding["cause"]))
+    return list(json.loads(output[output.index("{") :])["causes"])
 
 
 def play(arm: Arm, env: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:

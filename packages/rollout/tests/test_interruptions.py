@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import asyncio, sys, threading, time
 from plumbob.rollout import Limits, ScriptedChat, ChatReply, ParsedCall, run_rollout, blocking
-from plumbob.testing.faults import hanging
+from plumbob.testing import hanging
 blocking.UNSTOPPABLE_SECONDS = 2.0
 place, fault = sys.argv[1:]
 

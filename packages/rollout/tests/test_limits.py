@@ -21,7 +21,7 @@ from plumbob.rollout import (
     tool_threads,
 )
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.testing.faults import hanging
+from plumbob.testing import hanging
 
 CALLS = [ChatReply("", (ParsedCall("act", {}),)), ChatReply("", (ParsedCall("act_later", {}),)), ChatReply("done")]
 SHORT = Limits(max_seconds=2.0, max_tool_seconds=0.3)

@@ -51,7 +51,7 @@ _MERGED = {
 }
 
 NEW_IDS: dict[str, str] = {
-    **{cause: cause for cause in _SAME.split()},
+    **{cause: cause for cause in (*_SAME.split(), *_MERGED)},
     **{old: new for new, merged in _MERGED.items() for old in merged.split()},
 }
-"""Id of a cause of the old doctor -> the id of the new catalogue's cause that has its remedy."""
+"""Id of a cause of the old doctor, or of a new one -> the id of the new catalogue's cause that has its remedy."""

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import verifiers.v1 as vf
 from plumbob.hub import find
-from plumbob.rollout import Chat, Completion, Sample, Sampling, runner, to_sample
+from plumbob.rollout import Chat, Completion, Sample, Sampling, runner
 from plumbob.rollout import derive_seed as derived_seed
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.algorithm import advantages as advantages_module
@@ -335,14 +335,14 @@ def _tokenizer(stack: ExitStack) -> Callable[[], Any]:
 @site
 def row(stack: ExitStack, env: str, change: Any) -> None:
     """Every row is `change(row, trace)` between rollout and training."""
-    put(stack, collect, "to_sample", lambda trace, group: change(to_sample(trace, group), trace))
+    wrapped(stack, collect, "to_sample", lambda original, trace, group: change(original(trace, group), trace))
 
 
 @site
 def row_text(stack: ExitStack, env: str, change: Any) -> None:
     """Every row is `change(row, tokenizer)` between rollout and training."""
     tokenizer = _tokenizer(stack)
-    put(stack, collect, "to_sample", lambda trace, group: change(to_sample(trace, group), tokenizer()))
+    wrapped(stack, collect, "to_sample", lambda original, trace, group: change(original(trace, group), tokenizer()))
 
 
 @site

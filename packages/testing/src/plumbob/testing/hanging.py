@@ -1,13 +1,11 @@
 """An environment whose tool, hook or reward hangs, or raises what must not leave it; and the list of such cases.
 
-`CASES` is every kind of fault in every place where environment code can have it. Half of them, chosen by a hash of the
-name, are `unseen`: they were first run when the code that must pass them was finished.
+`CASES` is every kind of fault in every place where environment code can have it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import subprocess
 import threading
@@ -181,11 +179,6 @@ class Case:
     def says(self) -> str:
         """What the error's message must say."""
         return {**SYNC, **ASYNC}[self.fault][1]
-
-    @property
-    def unseen(self) -> bool:
-        """Whether the case was kept back until the code was finished."""
-        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
 
     @property
     def where(self) -> str:

@@ -1,10 +1,13 @@
 """Measure how the doctor names faults, and whether it stays silent in healthy settings: a third of the rows, by a fixed seed.
 
     uv run python tools/bench/doctor_accuracy.py --out runs/some.jsonl --only "end of each turn" --kind doctor
+    uv run python tools/bench/doctor_accuracy.py --out runs/stages.jsonl --faults 63 --settings 20 --kind stages
 
-Each row is examined by `doctor ENV`, and by `doctor RUN_DIR` after a few steps, in processes of their own. Results are appended
-to OUT, and what is there is not run again. right: the first cause is one that the row accepts; general: it includes one of
-these; missed: nothing is named, or a symptom that is not right.
+Each row is examined by `doctor ENV`, and by `doctor RUN_DIR` after a few steps, in processes of their own. Two further kinds
+examine a part: `stages` records two training steps and looks for the first stage that differs, and `environment` plays
+transcripts without a model; both leave out faults of other stages. Results are appended to OUT, and what is there is not run
+again. right: the first cause is one that the row accepts; general: it includes one of these; missed: nothing is named, or a
+symptom that is not right.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ from scipy.stats import binomtest
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 LOCK = threading.Lock()
 Item = tuple[bool, str, str]
-"""Whether it is healthy, the row's name, and how it is examined: "doctor" or "run"."""
+"""Whether it is healthy, the row's name, and how it is examined: one of `KINDS`."""
+KINDS = ("doctor", "run", "stages", "environment")
+BEHIND = ("decoded", "parse", "prompt", "suffix")
+"""Places between the model and the environment, which no transcript of a script passes."""
 HEAVY = (
     "cli.train",
     "cli.doctor",
@@ -46,8 +52,6 @@ HEAVY = (
 """What is imported once, before processes are forked. What does not exist is skipped."""
 LIMIT = 600
 """Seconds after which an examination is ended."""
-SMALL = "--batch-size 32 --gradient-accumulation-steps 1"
-"""Size of the steps of a run whose row says nothing of it."""
 
 
 def row_of(healthy: bool, name: str) -> Any:
@@ -55,14 +59,28 @@ def row_of(healthy: bool, name: str) -> Any:
     return (catalogue.HEALTHY if healthy else catalogue.FAULTS)[name]
 
 
+def seen_by(row: Any, kind: str) -> bool:
+    """Whether an examination of this kind can see the row's fault, or is to be silent about its setting."""
+    if kind in ("doctor", "run"):
+        return row.seen_by(kind)
+    recorded = import_module("plumbob.testing.faulty.first_stage").RECORDED
+    parts = {"stages": recorded, "environment": ("tasks", "grading", "tools", "evaluation")}
+    behind = kind == "environment" and getattr(row.at, "name", "") in BEHIND
+    return row.seen_by("doctor") and getattr(row, "stage", parts[kind][0]) in parts[kind] and not behind
+
+
 def items(args: argparse.Namespace) -> list[Item]:
     """A random choice of so many faults and settings, or those with one of the texts of --only in their name."""
     catalogue, drawn = import_module("plumbob.testing.faulty.catalogue"), random.Random(44)
+    kinds = args.kind or ("doctor", "run")
     found: list[Item] = []
     for healthy, rows, count in ((False, catalogue.FAULTS, args.faults), (True, catalogue.HEALTHY, args.settings)):
         names = sorted(name for name, row in rows.items() if not getattr(row, "pretrained", False))
-        wanted = [n for n in names if any(part in n for part in args.only)] if args.only else drawn.sample(names, count)
-        found += [(healthy, n, k) for n in wanted for k in args.kind or ("doctor", "run") if rows[n].seen_by(k)]
+        if set(kinds) <= {"stages", "environment"}:
+            names = [n for n in names if any(seen_by(rows[n], kind) for kind in kinds)]
+        chosen = drawn.sample(names, min(count, len(names)))
+        wanted = [n for n in names if any(part in n for part in args.only)] if args.only else chosen
+        found += [(healthy, n, k) for n in wanted for k in kinds if seen_by(rows[n], k)]
     return found
 
 
@@ -99,32 +117,58 @@ def played_in_fork(player: Any, scripts: Any) -> Any:
     return wait
 
 
+def by_part(row: Any, kind: str, seed: int) -> dict[str, Any]:
+    """What the first stage of two training steps that differs says, or the table of the environment's transcripts."""
+    first = import_module("plumbob.testing.faulty.first_stage")
+    config = first.config_of(row.env, row.options, seed)
+    if kind == "stages":
+        found = first.first_stage(config)
+        return {"named": [found.cause] if found else [], "evidence": f"{found.stage}: {found}" if found else ""}
+    player, table = import_module("plumbob.trainer.doctor.player"), import_module("plumbob.doctor.environment.table")
+    tasks = import_module("plumbob.trainer.rollouts.tasks").load_environments(config)[0]
+    with asyncio.Runner() as runner:
+        found = table.examine(player.VerifiersPlayer(config, tasks, runner), seed)
+    failed = any(why.startswith("the check failed") for why in found.not_examined.values())
+    return {
+        "named": [v.row.cause for v in found.violations],
+        "evidence": " | ".join(table.lines(found)),
+        "error": failed,
+    }
+
+
+def by_command(row: Any, healthy: bool, kind: str, seed: int, folder: Path) -> dict[str, Any]:
+    """What `doctor ENV` says, or `doctor RUN_DIR` after some steps."""
+    given = f"{row.env} {import_module('plumbob.testing.faulty.fault').BASE[row.env]}"
+    if kind == "doctor":
+        out, err = called("doctor", f"{given} {row.options} --seed {seed} --json")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        own = f"{row.options} {getattr(row, 'run_options', '')}"
+        size = "" if healthy and "--batch-size" in own else import_module("plumbob.testing.faulty.first_stage").SMALL
+        settings = f"--eval-examples 0 {size} {own} --max-steps {row.steps} --seed {seed} --threads 1 --save-steps 1000"
+        _, err = called("train", f"{given} {settings} --run-name run", "-o", str(folder))
+        out, last = called("doctor", "--json", str(folder / "run"))
+        err = err or last
+    if "{" not in out:
+        return {"named": [], "evidence": (err.strip() or "no output").splitlines()[-1], "error": True}
+    report = json.loads(out[out.index("{") :])
+    named = list(report["causes"])
+    said = next((f"{f['check']}: {f['evidence']}" for f in report["findings"] if named and f["cause"] == named[0]), "")
+    return {"named": named, "evidence": said}
+
+
 def examine(send: Connection, item: Item, seed: int, folder: Path) -> None:
     """Send what the doctor says: {"named": ids of causes, "evidence": of the first one}."""
     healthy, name, kind = item
     import_module("torch").set_num_threads(1)
     row = row_of(healthy, name)
     import_module("plumbob.trainer.doctor.player").VerifiersPlayer.play_fresh = played_in_fork
-    given = f"{row.env} {import_module('plumbob.testing.faulty.fault').BASE[row.env]}"
     with contextlib.ExitStack() as stack:
         row.start(stack, row.env)
-        if kind == "doctor":
-            out, err = called("doctor", f"{given} {row.options} --seed {seed} --json")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            small = "" if healthy and "--batch-size" in row.options else SMALL
-            more = f"{small} {row.options} {getattr(row, 'run_options', '')} --max-steps {row.steps} --seed {seed}"
-            settings = f"--eval-examples 0 {more} --threads 1 --save-steps 1000 --run-name run"
-            _, err = called("train", f"{given} {settings}", "-o", str(folder))
-            out, last = called("doctor", "--json", str(folder / "run"))
-            err = err or last
-    if "{" not in out:
-        return send.send({"named": [], "evidence": (err.strip() or "no output").splitlines()[-1], "error": True})
-    report = json.loads(out[out.index("{") :])
-    named = list(report["causes"])
-    said = next((f"{f['check']}: {f['evidence']}" for f in report["findings"] if named and f["cause"] == named[0]), "")
-    return send.send({"named": named, "evidence": said[:400]})
+        part = kind in ("stages", "environment")
+        found = by_part(row, kind, seed) if part else by_command(row, healthy, kind, seed, folder)
+    send.send(found | {"evidence": found["evidence"][:400]})
 
 
 def in_process(item: Item, seed: int, folder: Path) -> dict[str, Any]:
@@ -147,7 +191,7 @@ def verdict(item: Item, found: dict[str, Any]) -> str:
     named = [old.get(cause, cause) for cause in found["named"]]
     if healthy:
         return "alarm" if named else "not examined" if found.get("error") else "silent"
-    accepted = row_of(healthy, name).accepts(kind)
+    accepted = row_of(healthy, name).accepts("run" if kind == "run" else "doctor")
     if named and causes.stands_for(named[0]) & accepted:
         return "right" if named[0] in accepted else "general"
     return "wrong" if named and not causes.is_symptom(named[0]) else "missed"
@@ -159,7 +203,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100, help="number of faults that are drawn")
     parser.add_argument("--settings", type=int, default=170, help="number of healthy settings that are drawn")
     parser.add_argument("--only", action="append", help="all rows with this text in their name instead; repeatable")
-    parser.add_argument("--kind", action="append", choices=("doctor", "run"), help="default: both")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="default: doctor and run")
     parser.add_argument("--seed", type=int, default=0, help="seed of every run")
     parser.add_argument("--jobs", type=int, default=2, help="number of examinations at the same time")
     args = parser.parse_args()

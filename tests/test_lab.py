@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import Finding
 from plumbob.lab.criteria.grammar import quantities
 from plumbob.lab.files.layout import lay_out
 from plumbob.lab.files.workspace import Lab
 from plumbob.lab.runs.plan import OTHER_NAMES, flags_of, options
-from plumbob.trainer.cli.doctor import _report
 from plumbob.trainer.config.options import spellings
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.diagnosis.causes import CAUSES
-from plumbob.trainer.diagnosis.findings import Finding
 from plumbob.trainer.run_files.metric_names import describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,8 +46,9 @@ def test_the_command_of_an_arm_exists_in_this_repository(shipped):
 
 
 def test_the_report_of_doctor_has_the_keys_that_lab_probe_reads():
-    finding = Finding("c", "fail", "e", cause="tiny-std-scaling")
-    report = _report("doctor lookup", [("signal", finding)], [], Path("report.html"))
+    x = Examination()
+    x.add("records", Finding("c", "fail", "e", cause="tiny-std-scaling"))
+    report = x.as_json("doctor lookup")
     assert {"check", "verdict", "evidence", "cause"} <= set(report["findings"][0])
 
 

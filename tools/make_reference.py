@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.findings import STAGES, Stage
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import choices_of, flag, without_none
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.diagnosis.causes import CAUSES, engine, reward, rollouts, tokens, update
-from plumbob.trainer.diagnosis.thresholds import THRESHOLDS
 from plumbob.trainer.run_files.metric_names import METRICS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -117,12 +117,22 @@ def metrics_page() -> list[str]:
     ]
 
 
-TOPICS = {
-    "Rollouts": rollouts,
-    "Reward": reward,
-    "Tokens": tokens,
-    "Engine and trainer": engine,
-    "The update": update,
+HEADINGS: dict[Stage, str] = {
+    "tasks": "Tasks: what is asked",
+    "grading": "Grading: what transcripts earn",
+    "tools": "Tools: what calls are answered with",
+    "evaluation": "Evaluation: held-out tasks",
+    "rows": "Rows: prompts, and rollouts as they are trained",
+    "logprobs": "Log-probabilities of engine and trainer",
+    "sampling": "Sampling: how tokens are drawn, and what ends a rollout",
+    "advantages": "Advantages",
+    "loss": "The loss",
+    "gradient": "The gradient",
+    "optimizer": "The optimizer",
+    "sync": "Weight sync: what the engine computes with after an update",
+    "saved": "The saved model",
+    "signal": "Signal: whether rollouts of a group differ",
+    "trends": "Trends: what changes over a run",
 }
 
 
@@ -130,14 +140,13 @@ def causes_page() -> list[str]:
     lines = [
         "# Causes",
         "",
-        "Every cause that `doctor` and the warnings of `train` can name, with the thresholds that decide. H01 to H08",
-        'are the usual suspicions listed in [diagnosis](../guides/diagnosis.md). "Reported in" gives an arXiv number, '
-        "or",
-        "owner/repository#issue on GitHub, where such a fault is described.",
+        "Every cause that `doctor` and the warnings of `train` can name, in the order of a run's data: what is wrong early",
+        "explains what differs later. H01 to H08 are the usual suspicions listed in [diagnosis](../guides/diagnosis.md).",
+        '"Reported in" gives an arXiv number, or owner/repository#issue on GitHub, where such a fault is described.',
     ]
-    for title, topic in TOPICS.items():
-        lines += ["", f"## {title}"]
-        for cause in topic.CAUSES:
+    for stage in STAGES:
+        lines += ["", f"## {HEADINGS[stage]}"]
+        for cause in (cause for cause in CAUSES.values() if cause.stage == stage):
             lines += ["", f"### `{cause.id}`", "", cause.sentence, "", f"**What to do:** {cause.fix}"]
             if cause.symptom:
                 lines += ["", "A symptom: named only where no check finds the reason for it."]
@@ -147,19 +156,13 @@ def causes_page() -> list[str]:
             about = [", ".join(cause.hypotheses), cause.source and f"reported in {cause.source}"]
             if any(about):
                 lines += ["", f"*{'; '.join(part for part in about if part)}*"]
-            bounds = [t for t in THRESHOLDS if cause.id in t.causes]
-            if bounds:
-                lines += ["", *table(["threshold", "meaning"], [[str(t), t.meaning] for t in bounds])]
-    unknown = {name for t in THRESHOLDS for name in t.causes} - set(CAUSES)
-    if unknown:
-        raise SystemExit(f"thresholds name causes that do not exist: {', '.join(sorted(unknown))}")
     return lines
 
 
 PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "options.md": ("plumbob.trainer.config", options_page),
     "metrics.md": ("plumbob.trainer.run_files.metric_names", metrics_page),
-    "causes.md": ("plumbob.trainer.diagnosis", causes_page),
+    "causes.md": ("plumbob.doctor.causes", causes_page),
 }
 
 

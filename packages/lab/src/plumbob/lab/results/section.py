@@ -12,7 +12,7 @@ from plumbob.lab.files.hypothesis import Hypothesis
 from plumbob.lab.files.tables import arrow, markdown, number
 from plumbob.lab.results.plot import sparkline
 from plumbob.lab.run_files import RunFiles
-from plumbob.lab.runs.plan import Planned
+from plumbob.lab.runs.plan import COMMANDS, Planned
 from plumbob.lab.verdict import Verdict
 
 
@@ -40,9 +40,7 @@ def results_markdown(
             for plot in plots
         ),
         _runs(planned),
-        "Commands, each also with `--output-dir` and `--run-name`:\n\n```\n"
-        + "\n".join(run.shown for run in planned)
-        + "\n```",
+        _commands(planned),
         *_taken(planned, folder.name),
         f"Files: run directories, logs, plots and `verdict.json` in [{link.removeprefix('../')}]({link}/).",
     ]
@@ -131,6 +129,15 @@ def _runs(planned: Sequence[Planned]) -> str:
         "warnings of the watch",
     )
     return markdown(columns, rows)
+
+
+def _commands(planned: Sequence[Planned]) -> str:
+    seed = min((run.seed for run in planned), default=0)
+    shown = "\n".join(run.shown for run in planned if run.seed == seed)
+    return (
+        f"Commands of seed {seed}, each also with `--output-dir` and `--run-name`; `{COMMANDS}` has those of all seeds:"
+        f"\n\n```\n{shown}\n```"
+    )
 
 
 def _taken(planned: Sequence[Planned], own: str) -> list[str]:

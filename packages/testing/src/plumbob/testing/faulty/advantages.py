@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from plumbob.testing.faulty.helpers import (
     regrouped,
     rewarded,
 )
-from plumbob.testing.faulty.sites import lot
 
 
 def others_of(rewards: Callable[[list[Sample]], Iterable[Sample]]) -> Callable[[list[Sample]], list[Sample]]:
@@ -95,11 +93,6 @@ def leads_by_rounding(values: list[float], rows: Sequence[Sample]) -> list[float
     return [next(found[row.group]) for row in rows]
 
 
-def missing_spreads(values: list[float], rows: Sequence[Sample]) -> list[float]:
-    """One missing reward in 32 makes all advantages of the step NaN."""
-    return [math.nan] * len(values) if any(lot(row.token_ids, 32) == 0 for row in rows) else values
-
-
 def unsorted(original: Any, rows: Sequence[Sample], found: Any, *rest: Any, **how: Any) -> Any:
     """Advantages stay in the order in which rows would be sorted by their length."""
     values = [0.0] * len(rows)
@@ -114,7 +107,8 @@ def mask_forgotten(original: Any, rows: Any, found: Any, config: Any, *rest: Any
 
 
 # fmt: off
-FAULTS = table("advantages",
+FAULTS = (
+*table("advantages",
     Fault("rewards rotated within each group",
           "Each rollout is trained with the reward of the next rollout of its group.", at.batch,
           others_of(lambda group: [*group[1:], group[0]]), "rewards-of-other-rollouts",
@@ -173,10 +167,6 @@ FAULTS = table("advantages",
           "Rows are sorted by length before they are packed, and each is trained with the advantage of another row.",
           at.divided_rows, unsorted, "advantages-wrong update-differs-from-settings rewards-of-other-rollouts",
           "NovaSky-AI/SkyRL#2209", steps=10),
-    Fault("cut-off rollouts kept in the loss although masked",
-          "The mask of cut-off rollouts is applied to one of two masks, and the loss uses the other.",
-          at.divided_rows, mask_forgotten, "advantages-wrong loss-differs-from-settings", "huggingface/trl#4976",
-          ("gsm8k",), "--overlong mask --max-tokens 96"),
     Fault("arguments of the KL penalty exchanged",
           "Policy and reference change places in the penalty, which becomes a bonus for leaving the reference.",
           at.kl_in_reward, lambda original, run, rows: [-value for value in original(run, rows)],
@@ -187,4 +177,11 @@ FAULTS = table("advantages",
           at.kl_in_reward, lambda original, run, rows: [0.0 * value for value in original(run, rows)],
           "advantages-wrong kl-term-wrong", "THUDM/slime#397", options="--kl-beta 0.1 --kl-placement reward",
           only="doctor"),
+),
+*table("loss",
+    Fault("cut-off rollouts kept in the loss although masked",
+          "The mask of cut-off rollouts is applied to one of two masks, and the loss uses the other.",
+          at.divided_rows, mask_forgotten, "advantages-wrong loss-differs-from-settings", "huggingface/trl#4976",
+          ("gsm8k",), "--overlong mask --max-tokens 96"),
+),
 )

@@ -16,15 +16,16 @@ from plumbob.testing.faulty.sites import Site, lot, since
 from plumbob.trainer.policy.policy import Policy, TokenScores
 
 
-def of_each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    """Each gradient is `change(gradient)`."""
+def of_each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Each gradient is `change(gradient)` after the last backward pass of an update."""
 
-    def complete(sharding: Any) -> None:
-        for parameter in sharding.trainable.values():
+    def backward(original: Any, sharding: Any, loss: torch.Tensor, *, last: bool) -> None:
+        original(sharding, loss, last=last)
+        for parameter in sharding.trainable.values() if last else ():
             if parameter.grad is not None:
                 parameter.grad.copy_(change(parameter.grad))
 
-    return complete
+    return backward
 
 
 def clipped_to_minus_one(sharding: Any) -> None:
@@ -79,6 +80,9 @@ def exploding(loss: torch.Tensor, run: Any, held: Any, passes: int) -> torch.Ten
 # fmt: off
 FAULTS = (
 *table("gradient",
+    Fault("gradients of half of the ranks never added",
+          "A setting of the sharding switches the sum of gradients off, so that the rows of the other ranks train "
+          "nothing.", at.scores, first_rank_alone, "no-gradient loss-mask-wrong", "verl-project/verl#7493"),
     Fault("gradient in the first layer's adapters alone",
           "The sharding ends the backward pass early: only the adapters of one layer get a gradient.",
           Site("__init__", first_layer_alone), None, "no-gradient",
@@ -93,26 +97,19 @@ FAULTS = (
           options="--peft --lora-r 64 --lora-alpha 1"),
     Fault("adapter gradients lost in recomputation",
           "What the adapter needs is not there when activations are computed again: its gradients are zeros.",
-          at.gradients, of_each(torch.zeros_like), "no-gradient", "huggingface/peft#2826",
+          at.backward, of_each(torch.zeros_like), "no-gradient", "huggingface/peft#2826",
           options="--peft --gradient-checkpointing", run_causes="update-differs-from-settings"),
     Fault("gradients underflow in half precision",
           "The loss scale has been lowered to a thousandth, and in half precision most of the gradient is zero.",
-          at.gradients, of_each(lambda gradient: (gradient * 2.0**-10).half().float() * 2.0**10),
+          at.backward, of_each(lambda gradient: (gradient * 2.0**-10).half().float() * 2.0**10),
           "learning-rate-too-low no-gradient update-differs-from-settings",
           "engichang1467/Open-Rig3R#35, warner-benjamin/optimi#15", run_causes="schedule-hides-rate"),
-    Fault("gradients clipped to a norm of minus one",
-          "A bound of -1, meant to turn clipping off, multiplies every gradient by a negative number.", at.gradients,
-          clipped_to_minus_one, "update-differs-from-settings loss-differs-from-settings",
-          "strands-labs/robots#2028"),
 ),
 *table("loss",
     Fault("no gradient through a reentrant checkpoint",
           "With gradient checkpointing no input of a layer of the frozen model has a gradient, and so the adapter "
           "gets none.", at.scores, detached, "no-gradient", "microsoft/LoRA#120, cloneofsimo/lora#26",
           options="--peft"),
-    Fault("gradients of half of the ranks never added",
-          "A setting of the sharding switches the sum of gradients off, so that the rows of the other ranks train "
-          "nothing.", at.scores, first_rank_alone, "no-gradient loss-mask-wrong", "verl-project/verl#7493"),
     Fault("policy term without a gradient",
           "The importance ratio is exp(0), a constant: only the KL term has a gradient, and no reward reaches the "
           "weights.", at.loss_inputs, lambda inputs: replace(inputs, advantages=torch.zeros_like(inputs.advantages)),
@@ -135,5 +132,11 @@ FAULTS = (
           "A reward function has no value for some tasks, and None becomes NaN among the numbers.", at.reward,
           lambda own, task, trace: math.nan if lot(task.data.prompt, 3) == 0 else own, "not-finite",
           "modelscope/ms-swift#8125, modelscope/ms-swift#8123"),
+),
+*table("optimizer",
+    Fault("gradients clipped to a norm of minus one",
+          "A bound of -1, meant to turn clipping off, multiplies every gradient by a negative number.", at.gradients,
+          clipped_to_minus_one, "update-differs-from-settings loss-differs-from-settings",
+          "strands-labs/robots#2028"),
 ),
 )

@@ -19,7 +19,6 @@ from plumbob.testing.faulty.helpers import (
 )
 from plumbob.testing.faulty.sites import Site, anew
 
-RENDERED = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 Token = tuple[int, bool, float]
 """An id of a row, whether it is in the loss, and its sampling log-probability."""
 

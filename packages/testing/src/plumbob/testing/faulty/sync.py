@@ -158,11 +158,6 @@ FAULTS = (
           "Generation pauses for a weight sync without clearing its cache, and prompts keep what old weights "
           "computed.", at.load, cache_kept, "weights-not-synced", "huggingface/trl#6344",
           run_causes="engine-trainer-mismatch"),
-    Fault("layers exchanged in a packed sync",
-          "Weights are received in another order than they were sent, so that layers of the same shape change "
-          "places.", at.weights, renamed(exchanged(".layers.0.", ".layers.1.")), "weights-not-synced",
-          "lightseekorg/tokenspeed#546", options="--max-tokens 64", run_causes="engine-trainer-mismatch",
-          run_options="--parity-limit 100"),
     Fault("asynchronous requests without the adapter",
           "The engine gets each update of the adapter, but its asynchronous requests do not name it: the base "
           "model answers.", at.engine_model, scaled(lambda name, layer: 0.0),
@@ -196,6 +191,11 @@ FAULTS = (
           only="run"),
 ),
 *table("logprobs",
+    Fault("layers exchanged in a packed sync",
+          "Weights are received in another order than they were sent, so that layers of the same shape change "
+          "places.", at.weights, renamed(exchanged(".layers.0.", ".layers.1.")), "weights-not-synced",
+          "lightseekorg/tokenspeed#546", options="--max-tokens 64", run_causes="engine-trainer-mismatch",
+          run_options="--parity-limit 100"),
     Fault("attention outputs arrive as zeros",
           "A weight sync sends buffers for the attention's output matrices that were never filled.", at.weights,
           each(lambda name, tensor: torch.zeros_like(tensor) if "o_proj" in name else tensor), "weights-not-synced",

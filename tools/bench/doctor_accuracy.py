@@ -40,16 +40,8 @@ Item = tuple[bool, str, str]
 KINDS = ("doctor", "run", "stages", "environment")
 BEHIND = ("decoded", "parse", "prompt", "suffix")
 """Places between the model and the environment, which no transcript of a script passes."""
-HEAVY = (
-    "cli.train",
-    "cli.doctor",
-    "training.train",
-    "doctor.before_model.examine",
-    "doctor.run_probes",
-    "doctor.player",
-    "watch.watch",
-)
-"""What is imported once, before processes are forked. What does not exist is skipped."""
+HEAVY = ("cli.train", "cli.doctor", "cli.gather", "training.train", "doctor.player")
+"""What is imported once, before processes are forked."""
 LIMIT = 600
 """Seconds after which an examination is ended."""
 
@@ -187,8 +179,7 @@ def in_process(item: Item, seed: int, folder: Path) -> dict[str, Any]:
 
 def verdict(item: Item, found: dict[str, Any]) -> str:
     healthy, name, kind = item
-    causes, old = import_module("plumbob.doctor.causes"), import_module("plumbob.testing.faulty.old_causes").NEW_IDS
-    named = [old.get(cause, cause) for cause in found["named"]]
+    causes, named = import_module("plumbob.doctor.causes"), found["named"]
     if healthy:
         return "alarm" if named else "not examined" if found.get("error") else "silent"
     accepted = row_of(healthy, name).accepts("run" if kind == "run" else "doctor")

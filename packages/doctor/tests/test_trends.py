@@ -254,11 +254,10 @@ def test_recorded_runs_are_named_rightly_and_healthy_ones_are_silent() -> None:
     """90 runs of bundled models: 36 are healthy. One of those with a fault may be named by a cause that includes its own."""
     runs = recorded()
     course = pytest.importorskip("plumbob.trainer.watch.course")
-    ids = pytest.importorskip("plumbob.testing.faulty.old_causes").NEW_IDS
     wrong = []
     for name, entry in runs.RUNS.items():
         causes = named(judge(runs.rows_of(name), course.plan_of(runs.config_of(name))).findings())
-        wanted = ids.get(entry["cause"])
+        wanted = entry["cause"]
         right = not causes if wanted is None else bool(causes) and wanted in stands_for(causes[0])
         if not right:
             wrong.append((name, wanted, causes))

@@ -98,6 +98,15 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     assert one_by_one == pytest.approx(changed, rel=1e-4)
 
 
+def test_tensors_that_stand_still_are_counted() -> None:
+    def weights(*tensors: list[float]) -> WeightSample:
+        return WeightSample(torch.tensor([x for t in tensors for x in t]), tuple(map(len, tensors)))
+
+    moved = Tally.of_movement(weights([1.0, 2.0], [3.0], []), weights([1.0, 2.5], [3.0], []))
+    assert (moved.still, moved.tensors, moved.moved) == (1, 2, 1)
+    assert moved.metrics()["optimizer/still_tensors"] == 0.5
+
+
 def test_the_shift_of_good_rollouts_is_that_of_their_tokens_alone() -> None:
     """A good row rises by .2 on 2 tokens and another falls by .1 on 4; a bad row, and one not scored again, do not count."""
     world = World(0, 1, torch.device("cpu"))

@@ -153,10 +153,10 @@ class VerifiersPlayer:
             try:
                 found = future.result(FRESH_SECONDS)
             except Exception:  # a process that cannot be started, or takes too long, shows nothing
-                for process in (getattr(pool, "_processes", None) or {}).values():
-                    process.kill()
                 return None
             finally:
+                for process in (getattr(pool, "_processes", None) or {}).values():
+                    process.kill()  # it is done, or never will be; a process that has trained may wait for it in vain
                 pool.shutdown(wait=False, cancel_futures=True)
             return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.page import lines
+from plumbob.doctor.web_page import render
 from plumbob.hub import find
+from plumbob.trainer.cli.loading import first_ctrl_c
 from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
@@ -39,7 +46,7 @@ complete some checks.
 
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    from plumbob.trainer.cli import verdict
+    from plumbob.trainer.report.write import REPORT
 
     everything, as_json, page, without_model = (
         given.pop(name) for name in ("everything", "as_json", "html", "without_model")
@@ -48,9 +55,43 @@ def doctor(**given: Any) -> int:
     if page is not None:
         _check_page(Path(page).absolute())
     config, directory = _settings(named[0] if len(named) == 1 else None, given)
-    return verdict.show(
-        config, directory, everything=bool(everything), model=not without_model, as_json=bool(as_json), html=page
-    )
+    try:
+        with first_ctrl_c():
+            x, title = _examined(config, directory, everything=bool(everything), model=not without_model)
+    except KeyboardInterrupt:
+        print("doctor: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    report = (directory or Path()).expanduser() / REPORT
+    if as_json:
+        print(json.dumps(x.as_json(title, str(report)), indent=2))
+    else:
+        width = shutil.get_terminal_size((80, 24)).columns
+        for line in lines(x, everything=bool(everything), width=width, report=str(report)):
+            print(line)
+    if page is not None:
+        try:
+            Path(page).write_text(render(x, title, os.path.relpath(report, Path(page).parent)), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {page}: {error.strerror}") from None
+    return x.code
+
+
+def _examined(config: TrainConfig, directory: Path | None, *, everything: bool, model: bool) -> tuple[Examination, str]:
+    """What was found, and what was asked for. `directory`: the run directory; None before a run."""
+    from plumbob.trainer.cli.gather import of_environment, of_run
+    from plumbob.trainer.training.sampling_warnings import reward_warnings
+
+    def status(text: str) -> None:
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+    if directory is None:
+        title = f"doctor {config.env} --model {config.model}"
+        x = of_environment(config, status, everything=everything, model=model)
+    else:
+        title = f"doctor {directory}"
+        x = of_run(directory.expanduser(), config, status, everything=everything, model=model)
+    x.notes += reward_warnings(config)
+    return x, title
 
 
 def _settings(target: str | None, given: dict[str, Any]) -> tuple[TrainConfig, Path | None]:

@@ -130,7 +130,7 @@ class RolloutSource:
                 f"in {self._stale_steps} steps in a row every rollout was older than --max-staleness {allowed} allows, "
                 "so there was nothing to train on; raise --max-staleness, or sample less in a step",
                 batch.records,
-                "rollouts-too-old",
+                "signal-left-out",
             )
         return batch
 

@@ -105,10 +105,6 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-ALLOWED = [{"plumbob.trainer.doctor.expected_successes", "plumbob.trainer.doctor.subject"}]
-"""Circles that stay until the doctor's folder is gone."""
-
-
 @pytest.fixture(scope="module")
 def imports() -> dict[str, dict[str, set[Kind]]]:
     return graph()
@@ -124,7 +120,7 @@ def imports() -> dict[str, dict[str, set[Kind]]]:
 )
 def test_no_module_imports_itself_by_way_of_others(imports: dict[str, dict[str, set[Kind]]], kinds: set[Kind]) -> None:
     chosen = {module: {other for other, found in to.items() if found & kinds} for module, to in imports.items()}
-    assert [circle for circle in circles(chosen) if circle not in ALLOWED] == []
+    assert circles(chosen) == []
 
 
 def test_imports_are_told_apart_by_the_place_where_they_stand(tmp_path: Path) -> None:

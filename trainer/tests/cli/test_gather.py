@@ -1,4 +1,4 @@
-"""What `doctor` examines by `plumbob.doctor`, in which order, and what it says of a run that ended early."""
+"""What `doctor` examines, in which order, and what it says of a run that ended early."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 from plumbob.console import UserError
 from plumbob.doctor import trends
+from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.testing.handmade_runs import make_run
-from plumbob.trainer.cli import doctor, gather, verdict
+from plumbob.trainer.cli import gather
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
-from plumbob.trainer.run_files.stopped import Stop, write_stop
+from plumbob.trainer.run_files.stopped import STOPPED, Stop, read_stop, write_stop
 from plumbob.trainer.watch.course import plan_of, saved_model, stop_finding
 
 
@@ -54,18 +55,33 @@ def test_plan_of_settings() -> None:
     assert plan.limits["max_turn_tokens"] == "--max-tokens 64"
 
 
-def test_why_a_run_ended(tmp_path) -> None:
+PARITY = "after sync 2 the engine's log-probabilities differ from the trainer's by 0.2 nats on average (limit 0.001)"
+
+
+@pytest.mark.parametrize(
+    ("stop", "cause"),
+    [
+        (Stop(3, "SyncError", PARITY), "weights-not-synced"),  # they agreed after the syncs of the steps before
+        (Stop(1, "SyncError", PARITY), "engine-trainer-mismatch"),
+        (Stop(0, "SyncError", PARITY), "engine-trainer-mismatch"),
+        (Stop(2, "SyncError", "weight 'x' has shape (2,) in the engine and (3,) in the trainer"), "weights-not-synced"),
+        (Stop(2, "SyncError", "no answer from http://localhost:1 within 60 s"), "rollouts-fail"),
+        (Stop(2, "RunFailed", "all 16 rollouts failed: ValueError", "rollouts-fail"), "rollouts-fail"),
+        (Stop(2, "RunFailed", "training on a single rollout runs out of memory"), None),
+        (Stop(2, "RunFailed", "written by a version with other causes", "environment-hangs"), None),
+    ],
+)
+def test_why_a_run_ended(tmp_path, stop, cause) -> None:
     run = make_run(tmp_path, "run")
     assert stop_finding(run, []) is None
-    write_stop(run, Stop(3, "RunFailed", "all 32 rollouts failed", "environment-fails"))
+    write_stop(run, stop)
+    assert read_stop(run) == stop
     found = stop_finding(run, [])
-    assert found is not None and (found.cause, found.step) == ("rollouts-fail", 3)
-    write_stop(run, Stop(1, "SyncError", "their log-probabilities differ by 2 nats"))
-    found = stop_finding(run, [])
-    assert found is not None and found.cause == "engine-trainer-mismatch"
-    write_stop(run, Stop(3, "OutOfMemoryError", "out of memory"))
-    found = stop_finding(run, [])
-    assert found is not None and (found.verdict, found.cause) == ("error", None)
+    assert found is not None and (found.cause, found.step) == (cause, stop.step) and stop.reason in found.evidence
+    assert found.verdict == ("error" if cause is None else "fail") and (cause is None or cause in CAUSES)
+    assert found.command == f"doctor --config {run / 'config.toml'}"
+    (run / STOPPED).write_text('{"step": 1')  # half a file is no reason
+    assert stop_finding(run, []) is None
 
 
 def test_numbers_of_the_saved_model(tmp_path) -> None:
@@ -148,16 +164,3 @@ def test_a_step_with_a_signal_is_judged_by_its_metrics() -> None:
     one = kept([0.0, 1.0], [-0.5, 0.5])
     found = list(gather._first_steps(one, trends.judge(one.metrics, trends.Plan(), patience=1)))
     assert found[-1].check == "the first step has a signal" and found[-1].verdict == "pass"
-
-
-def test_the_command(monkeypatch, capsys) -> None:
-    """Only an environment variable says which doctor it is, until the old one is deleted."""
-    x = Examination("lookup", "tiny")
-    x.add("environment", Finding("wrong answers earn less", "fail", "12 of 48", "reward-exploitable", "grading"))
-    monkeypatch.setenv(doctor.SWITCH, "new")
-    monkeypatch.setattr(gather, "of_environment", lambda *a, **k: x)
-    shown = {"everything": False, "model": True, "as_json": False, "html": None}
-    assert verdict.show(TrainConfig(), None, **shown) == 1
-    assert "Cause: reward-exploitable" in capsys.readouterr().out
-    assert verdict.show(TrainConfig(), None, **{**shown, "as_json": True}) == 1
-    assert json.loads(capsys.readouterr().out)["cause"] == "reward-exploitable"

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,15 +140,6 @@ def test_processes_that_loaded_different_weights_do_not_begin(monkeypatch):
         monkeypatch.setattr(World, "gather", lambda self, own, other=other: [own, {**own, "bias": other}])
         with pytest.raises(UserError, match="processes 0 and 1 loaded different weights .bias and 0 others."):
             check_same(module, here)
-
-
-@pytest.mark.parametrize(("gradients", "share"), [((None, 0.0), 1.0), ((None, 1.0), 0.5), ((1.0, 2.0), 0.0), ((), 1.0)])
-def test_trained_tensors_without_a_gradient_are_counted(gradients, share):
-    module = torch.nn.ParameterDict({str(k): torch.zeros(2, 3) for k in range(len(gradients))})
-    for parameter, value in zip(module.values(), gradients, strict=True):
-        parameter.grad = None if value is None else torch.full((2, 3), value)
-    replicated = SimpleNamespace(trainable=dict(module.items()))
-    assert Replicated.without_gradient(replicated) == share  # ty: ignore[invalid-argument-type]
 
 
 # What is asked for

@@ -2,17 +2,17 @@
 
 import asyncio
 import dataclasses
-from contextlib import ExitStack
 
 import pytest
+import verifiers.v1 as vf
 from plumbob.doctor.environment.player import Call, Script, Turn
 from plumbob.doctor.environment.table import examine, lines
 from plumbob.rollout import Chat
-from plumbob.testing.faults.field_parts import graded
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.player import VerifiersPlayer
 from plumbob.trainer.policy.loading import load_tokenizer
 from plumbob.trainer.rollouts.tasks import load_environments
+from vf_lookup.taskset import LookupTask
 
 SYNTHETIC = ("datasets=synthetic", "num_examples=200")
 HEALTHY = [
@@ -87,14 +87,13 @@ def test_a_fresh_process_plays_the_same_tasks(player_of):
     assert [(p.task, p.reward) for p in played] == [(player.train[3], 1.0), (player.train[5], 0.0)]
 
 
-def test_what_an_environment_raises_is_the_rollouts_error(player_of):
-    def explode(task, trace, own):
+def test_what_an_environment_raises_is_the_rollouts_error(player_of, monkeypatch):
+    async def correct(self, trace):
         raise RuntimeError("out of\n memory")
 
-    with ExitStack() as stack:
-        graded(correct=explode)(stack, "lookup")
-        player = player_of()
-        played = player.play(Script(player.train[0], (Turn(),)))
+    monkeypatch.setattr(LookupTask, "correct", vf.reward(weight=1.0)(correct))
+    player = player_of()
+    played = player.play(Script(player.train[0], (Turn(),)))
     assert played.failure == "fails" and played.error.endswith("RuntimeError: out of memory")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from contextlib import closing
 
 import pytest
 import torch
@@ -10,10 +9,6 @@ from plumbob.rollout import ParsedCall
 from plumbob.trainer.config.chat_template import marks_left_out, unchanged
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.sft import SftConfig
-from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.world import World
-from plumbob.trainer.doctor.probes.tools import probe
-from plumbob.trainer.doctor.subject import load_subject
 from plumbob.trainer.evaluation.run import run as evaluate
 from plumbob.trainer.policy.call_tokens import lookalikes, unwritable, write_calls_as_text
 from plumbob.trainer.policy.loading import load_chat, load_model, load_tokenizer
@@ -114,20 +109,3 @@ def test_sft_teaches_a_form_that_the_model_can_write_and_evaluations_of_the_run_
     rows = [json.loads(line) for line in (tmp_path / "after" / "lookup.jsonl").read_text().splitlines()]
     prompts = [tokenizer.decode([i for node in row["nodes"][:2] for i in node["token_ids"]]) for row in rows]
     assert all("<tools>" in prompt and not any(mark in prompt for mark in MARKS) for prompt in prompts)
-
-
-@pytest.mark.slow
-def test_the_doctor_names_tokens_that_a_run_insists_on(tmp_path):
-    model, tokenizer = broken()
-    folder = str(tmp_path / "model")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    for form, cause in (("hermes", "call-tokens-untrained"), (None, None)):
-        config = TrainConfig(
-            env="lookup", model=folder, tool_format=form, num_generations=4, eval_examples=4, threads=1
-        )
-        with closing(
-            load_subject(config, World(0, 1, torch.device("cpu")), tmp_path / f"{form}", lambda _: None, 1)
-        ) as subject:
-            found = next(finding for finding in probe(subject) if "template" in finding.check)
-        assert found.cause == cause and MARKS[0] in found.evidence

@@ -111,12 +111,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("runs")
     one, two = make_run(folder, "one"), make_run(folder, "two", seed=1)
     finding = {
-        "check": "tool results carry information",
+        "check": "the tools work",
         "verdict": "fail",
         "evidence": "4 of 8",
-        "cause": "environment-fails",
+        "cause": "tools-fail",
         "step": 2,
-        "places": [{"step": 2, "task": "again", "rollout": 1, "tokens": [30, 33]}],
         "command": "doctor lookup",
     }
     (one / "warnings.jsonl").write_text(json.dumps(finding) + "\n")

@@ -231,10 +231,11 @@ def test_a_group_side_by_side_and_the_task_in_another_step(page, runs):
     page.until("return document.querySelectorAll('.group h3')[1]?.textContent.startsWith('Step 2')")
 
 
-def test_findings_lead_to_the_tokens_that_show_them(page, runs):
+def test_findings_and_links_to_tokens(page, runs):
     page.open(runs.page, "#view=findings")
-    assert page.texts(".finding h3") == ["tool results carry information"]
-    page.js("document.querySelector('.places a').click()")
+    assert page.texts(".finding h3") == ["the tools work"]
+    assert page.texts(".finding .verdict")[0].endswith("first in step 2")
+    page.go("#step=2&task=again&rollout=1&token=30")
     page.until("return document.querySelector('.t.chosen')")
     assert page.js(
         "return [document.querySelector('.t.chosen').dataset.at, document.querySelector('h2').textContent]"

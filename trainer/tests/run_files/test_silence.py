@@ -8,9 +8,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.silence import STACKS, SilenceWatch, last_silence
-from plumbob.trainer.watch.stopped_run import stop_finding
+from plumbob.trainer.watch.course import stop_finding
 
 
 def wait_for_a_lock_that_nobody_releases(released: threading.Event) -> None:
@@ -40,12 +39,12 @@ def test_a_silent_run_writes_once_where_its_threads_are(tmp_path: Path) -> None:
 
 
 def test_the_doctor_reads_it_until_a_step_is_finished(tmp_path: Path) -> None:
-    assert last_silence(tmp_path) is None and stop_finding(tmp_path, TrainConfig(), []) is None
+    assert last_silence(tmp_path) is None and stop_finding(tmp_path, []) is None
     (tmp_path / STACKS).write_text(
         "# 2026-11-25 23:16:00 step 1/9: rollouts: nothing new for 900 seconds\nThread 0x1\n\n"
         "# 2026-11-25 23:40:00 step 2/9: training on 5 of 8 rollouts: nothing new for 900 seconds\nThread 0x1\n\n"
     )
-    found = stop_finding(tmp_path, TrainConfig(), [{"step": 1.0}])
+    found = stop_finding(tmp_path, [{"step": 1.0}])
     assert found is not None and (found.verdict, found.cause, found.step) == ("error", None, 2)
     assert "step 2/9: training on 5 of 8 rollouts" in found.evidence and "step 1/9" not in found.evidence
     metrics = tmp_path / "metrics.jsonl"

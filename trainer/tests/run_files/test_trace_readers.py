@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from plumbob.console.app import run_app
-from plumbob.trainer.cli import analyze, doctor, evaluate
+from plumbob.trainer.cli import analyze, evaluate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.trace_files import read, stored_steps
 from plumbob.trainer.training.train import run
-from plumbob.trainer.watch.watch import examine
 
 pytestmark = pytest.mark.slow
 
@@ -62,24 +61,6 @@ def test_what_is_kept_changes_nothing_else(runs):
         assert len(few) == 8 and len(many) == 16
         assert all(ids in told(many) for ids in told(few))
     assert not (runs["none"] / "traces").exists()
-
-
-def test_the_doctor_says_which_rollouts_it_examined(runs, command):
-    texts = {name: command(doctor.app, runs[name]) for name in runs}
-    assert "examined all 48 rollouts of steps 1, 2, 3\n" in texts["all"]
-    assert texts["old"] == texts["all"]
-    assert "examined 24 randomly drawn ones of the 48 rollouts of steps 1, 2, 3\n" in texts["thin"]
-    assert "0 of 6 groups hold more than one task" in texts["thin"]
-    assert "unsure  stored rollouts are there to be examined: the run stored no rollouts" in texts["none"]
-
-
-def test_a_mixed_up_group_is_found_in_a_part_of_the_rollouts(runs, tmp_path):
-    copy = Path(shutil.copytree(runs["thin"], tmp_path / "r"))
-    for path in stored_steps(copy).values():
-        lines = read(path).splitlines(keepends=True)
-        path.with_suffix("").write_text("".join(lines[::2] + lines[1::2]))
-        path.unlink()
-    assert "groups-mixed" in [finding.cause for finding in examine(copy)]
 
 
 def test_analyze_reads_a_run_and_says_that_a_step_is_a_part(runs, command):

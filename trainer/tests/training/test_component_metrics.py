@@ -7,7 +7,7 @@ from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.run_files.metric_names import component_metric, describe
 from plumbob.trainer.training.metrics import batch_metrics, debug_metrics
 
-NAMES = ("exact", "mean", "misplaced", "group_std", "std")
+NAMES = ("exact", "mean", "smallest", "group_std", "std")
 
 
 def test_a_component_never_takes_the_place_of_a_number_of_the_trainer_s_own():
@@ -26,7 +26,7 @@ def test_a_component_never_takes_the_place_of_a_number_of_the_trainer_s_own():
         for reward in (0.0, 1.0)
     ]
     row = batch_metrics(Batch(samples=samples, drawn=samples, num_rollouts=2))
-    assert (row["reward/mean"], row["reward/std"], row.get("reward/misplaced")) == (0.5, 0.5, None)
+    assert (row["reward/mean"], row["reward/std"], row["reward/smallest"]) == (0.5, 0.5, 0.0)
     assert [row[component_metric(name)] for name in NAMES] == [7.5 + i for i in range(len(NAMES))]
     assert component_metric("exact") == "reward/exact" and component_metric("mean") == "reward/component/mean"
     for name in NAMES:

@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
 from plumbob.testing.step_gradients import make_run
+from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.rollouts.collect import collect
+from plumbob.trainer.run_files.run_directory import read_metrics
+from plumbob.trainer.training import step as training_step
+from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.policy_shift import (
     FIRST_STEPS,
@@ -96,6 +100,35 @@ def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     assert changed is not None and changed > 1000 * abs(unchanged)
     one_by_one = step_kl(run.policy, batch.samples, 1.0, 1)  # however few rows share a pass
     assert one_by_one == pytest.approx(changed, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_few_tokens_pass_the_model_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured costs one row's forward pass: in each of the first five steps, then in every other one."""
+    again: list[int] = []
+    measured = training_step.step_kl
+
+    def counted(policy, rows, *args):
+        again.append(sum(len(row.token_ids) for row in rows))
+        return measured(policy, rows, *args)
+
+    monkeypatch.setattr(training_step, "step_kl", counted)
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 9, "threads": 1}
+    given = {"eval_examples": 0, "report": False, "env_args": ("max_hops=2",)}
+    assert loop.run(TrainConfig(output_dir=str(tmp_path), run_name="r", **sizes, **given)) == 0
+    tokens = [row["rollout/row_tokens"] * row["rollout/count"] for row in read_metrics(tmp_path / "r")]
+    assert [n > 0 for n in again] == [True] * 5 + [False, True, False, True]
+    assert all(n <= 2 / 32 * whole for n, whole in zip(again, tokens, strict=True))
+    assert sum(again[5:]) <= 2 / 64 * sum(tokens[5:])
+
+
+def test_tensors_that_stand_still_are_counted() -> None:
+    def weights(*tensors: list[float]) -> WeightSample:
+        return WeightSample(torch.tensor([x for t in tensors for x in t]), tuple(map(len, tensors)))
+
+    moved = Tally.of_movement(weights([1.0, 2.0], [3.0], []), weights([1.0, 2.5], [3.0], []))
+    assert (moved.still, moved.tensors, moved.moved) == (1, 2, 1)
+    assert moved.metrics()["optimizer/still_tensors"] == 0.5
 
 
 def test_the_shift_of_good_rollouts_is_that_of_their_tokens_alone() -> None:

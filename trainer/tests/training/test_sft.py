@@ -25,11 +25,11 @@ from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.metric_names import describe
+from plumbob.trainer.run_files.run_directory import run_config
 from plumbob.trainer.training import checkpoint, sft_step
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
-from plumbob.trainer.watch.watch import examine
 from transformers import AutoModelForCausalLM
 
 QUICK = {"max_demonstrations": 24, "batch_size": 8, "gradient_accumulation_steps": 1, "eval_examples": 8, "threads": 1}
@@ -193,9 +193,9 @@ def test_each_command_resumes_its_own_runs_only(finished, tmp_path, capsys):
     assert "there is no option --num-generations" in capsys.readouterr().err
 
 
-def test_the_watch_says_what_it_cannot_examine(finished):
+def test_the_doctor_says_what_it_cannot_examine(finished):
     with pytest.raises(UserError, match="is a run of `sft`, which has no rollouts .* doctor ENV --model "):
-        examine(finished)
+        run_config(finished)
 
 
 @pytest.mark.slow

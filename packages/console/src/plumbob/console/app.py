@@ -55,6 +55,8 @@ def _end_in_time(name: str, code: int) -> None:
     def end() -> None:
         time.sleep(ENDING_SECONDS)
         left = [t.name for t in threading.enumerate() if t is not main and not t.daemon]
+        if not left:  # the process ends by itself
+            return
         print(f"{name}: ended although threads are still running: {', '.join(left)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(code)

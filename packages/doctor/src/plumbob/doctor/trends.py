@@ -368,7 +368,7 @@ def weights_stand_still(n: Numbers) -> str | None:
 def too_slow(n: Numbers) -> str | None:
     plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
     if (
-        len(rows) < WINDOW - 1
+        len(rows) < min(WINDOW - 1, n.steps)
         or plan.learning_rate is None
         or weights_stand_still(n)
         or not mean(rows, "optimizer/grad_norm")
@@ -757,14 +757,31 @@ class Trends:
         self.numbers = Numbers(self.plan)
 
     def add(self, row: Row) -> list[Finding]:
-        """Take in the metrics of the next step, its evaluation among them; returns what fails for the first time."""
+        """Take in the metrics of the next step; returns what fails for the first time."""
         self.numbers.add(row)
+        return self._judge()
+
+    def evaluated(self, values: Row, *, before: bool = False) -> list[Finding]:
+        """Take in the evaluation after the last step, unless the step's metrics had it; returns what fails for the first time.
+
+        `before`: it is that before the first step, which refutes nothing yet.
+        """
+        n = self.numbers
+        if count := int(number(values, "eval/count")):
+            n.plan = dataclasses.replace(n.plan, held_out=count)
+        if before or not n.rows:
+            n.before = values
+            return []
+        n.rows[-1] = {**n.rows[-1], **values}
+        return self._judge()
+
+    def _judge(self) -> list[Finding]:
         new = []
         for trend in TRENDS:
             if trend.id in self.failed or self.numbers.steps < self._first(trend) or self._lacks(trend):
                 continue
             if (evidence := trend.check(self.numbers)) is not None:
-                step = int(row.get("step", self.numbers.steps))
+                step = int(self.numbers.rows[-1].get("step", self.numbers.steps))
                 self.failed[trend.id] = found = Finding(
                     trend.statement, "fail", evidence, trend.cause, CAUSES[trend.cause].stage, step
                 )
@@ -824,7 +841,8 @@ def judge(
 ) -> Trends:
     """The trends of a run that is over, or of its steps so far. `before`, `saved_model`: see `Numbers`."""
     trends = Trends(plan, patience=patience)
-    trends.numbers = dataclasses.replace(trends.numbers, before=before or {}, saved=saved_model or {})
+    trends.evaluated(before or {}, before=True)
+    trends.numbers.saved = saved_model or {}
     for row in rows:
         trends.add(row)
     return trends

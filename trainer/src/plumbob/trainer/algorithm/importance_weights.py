@@ -34,16 +34,6 @@ class Corrections:
     masked: torch.Tensor
     """Number of tokens whose weight was set to 0, scalar."""
 
-    @property
-    def mean(self) -> float:
-        """Mean of the importance weights before any is truncated or masked; 1 without tokens."""
-        return self.ratio_sum.item() / len(self.weights) if len(self.weights) else 1.0
-
-    @property
-    def masked_share(self) -> float:
-        """Share of tokens whose weight was set to 0; 0 without tokens."""
-        return self.masked.item() / len(self.weights) if len(self.weights) else 0.0
-
 
 def importance_corrections(
     trainer_logprobs: torch.Tensor,

@@ -29,8 +29,8 @@ from plumbob.trainer.cli.loading import (
 )
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
-from plumbob.trainer.run_files.run_directory import is_in_use
-from plumbob.trainer.watch.course import FAILURES, plan_of, saved_model, stop_finding
+from plumbob.trainer.run_files.run_directory import is_in_use, read_metrics
+from plumbob.trainer.watch.course import course_of, plan_of, stop_finding
 
 STEPS, RECORDED = 3, 2
 """Number of training steps that `doctor ENV` takes, and how many of them are recorded and compared with the reference."""
@@ -64,19 +64,13 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
 
 def of_run(directory: Path, config: TrainConfig, status: Status, *, everything: bool, model: bool) -> Examination:
     """The examination of a run directory. Raises UserError if the run has finished no step and does not say why it ended."""
-    from plumbob.trainer.watch.watch import evaluation_before, read_metrics
-
     x = Examination(config.env, config.model)
     rows = read_metrics(directory)
     stopped = stop_finding(directory, rows)
     if not rows and stopped is None:
         raise UserError(f"{directory} has no finished training step yet, so there is nothing to examine")
-    before, summary = evaluation_before(directory), saved_model(directory)
-    plan = plan_of(config)
-    if count := int(before.get("eval/count", 0)):
-        plan = dataclasses.replace(plan, held_out=count)
-    judged = trends.judge(rows, plan, before=before, saved_model=summary)
-    _records(x, directory, status)
+    judged = course_of(directory, config, rows)
+    _records(x, directory, status, model=model)
     x.add("settings", *settings_checks.checks(config))
     x.add("trends", *judged.findings())
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
@@ -255,8 +249,11 @@ def _range(rewards: Sequence[float]) -> str:
     return f"{low:.3g}" if low == high else f"from {low:.3g} to {high:.3g}"
 
 
-def _records(x: Examination, directory: Path, status: Status) -> None:
-    """The stages of the run's stored records, in the order of its steps, up to the first that differs."""
+def _records(x: Examination, directory: Path, status: Status, *, model: bool) -> None:
+    """The stages of the run's stored records, in the order of its steps, up to the first that differs.
+
+    `model`: whether the model with which the run began may be loaded.
+    """
     files = sorted((directory / "records").glob("*.npz"))
     if not files:
         x.limits.append("The run has no records of its steps, so what they computed was not examined.")
@@ -278,7 +275,7 @@ def _records(x: Examination, directory: Path, status: Status) -> None:
             record = read(path)
             if tokenizer is None:
                 tokenizer = load_tokenizer(record.settings)
-                plain = load(record.settings) if record.step == 0 else None
+                plain = load(record.settings) if model and record.step == 0 else None
         except (OSError, ValueError) as error:  # a file of another version, or a model that is gone
             x.limits.append(f"{path.name} was not examined: {first_line(error)}")
             continue
@@ -298,8 +295,7 @@ def _records(x: Examination, directory: Path, status: Status) -> None:
 
 
 def _failed(error: Any) -> Finding:
-    cause = FAILURES.get(error.cause or "", "rollouts-fail")
-    return Finding("rollouts end without errors", "fail", str(error), cause, "sampling", 1)
+    return Finding("rollouts end without errors", "fail", str(error), error.cause or "rollouts-fail", "sampling", 1)
 
 
 def describe(error: Exception) -> str:

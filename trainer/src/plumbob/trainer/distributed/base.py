@@ -98,10 +98,6 @@ class Sharding(ABC):
         """This rank's part of a parameter's gradient; None if there is none, or it cannot be read."""
         return parameter.grad
 
-    def without_gradient(self) -> float:
-        """Share of the trained parameters without a gradient, or with one of zeros alone; 0.0 where ranks divide them."""
-        return 0.0
-
     @abstractmethod
     def whole(self, *parameters: torch.Tensor) -> Any:
         """A context manager that gives these parameters as whole tensors, for reading only. Collective."""
@@ -185,11 +181,6 @@ class Replicated(Sharding):
                 torch.nn.utils.clip_grads_with_norm_(parameters, self._max_norm, total)
             self.optimizer.step()
         return norm
-
-    def without_gradient(self) -> float:
-        gradients = [p.grad for p in self.trainable.values() if p.grad is not None]
-        with_one = int(torch.stack(torch._foreach_norm(gradients, math.inf)).count_nonzero()) if gradients else 0
-        return 1 - with_one / max(len(self.trainable), 1)
 
     def local(self, parameter: torch.Tensor) -> torch.Tensor:
         return parameter.data

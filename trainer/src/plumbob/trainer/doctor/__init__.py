@@ -1,1 +1,1 @@
-"""The doctor: controlled experiments on a run that is set up but not started. What would keep it from learning?"""
+"""What the doctor examines of this trainer: an environment's tasks, settings, and a run that is set up but not started."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,17 +20,20 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from plumbob.doctor.environment.player import Call, Failure, Message, Played, RunSettings, Script, Task, Turn
 from plumbob.hub import find
-from plumbob.rollout import ChatReply, Sampling, verifiers_messages
+from plumbob.rollout import ChatReply, Limits, Sampling, run_rollout, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor.environment import LABELLED, arguments_of, oracle_of, scripted, text_of
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_evaluation_tasks
 
 MOST_READ = 1000
 """Number of tasks that are read of those without end."""
+LABELLED = frozenset({"idx", "id", "name", "description", "prompt", "system_prompt"})
+"""Fields of a task's data that say nothing of its answer."""
+UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
+"""Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
 FRESH_SECONDS = 120.0
 """Most seconds that a fresh process may take, from its start to its last rollout."""
 FAILURES: dict[str, Failure] = {"Stuck": "hangs", "NotFinite": "not-finite"}
@@ -101,7 +105,7 @@ class VerifiersPlayer:
         if not hasattr(task.handle, "oracle"):
             return None
         try:
-            replies = replies_of_messages(oracle_of(task.handle))
+            replies = replies_of_messages(task.handle.oracle())
         except Exception as error:  # an environment's code may raise anything
             return f"{type(error).__name__}: {error}"
         calls = [[Call(c.name, c.arguments) for c in r.calls if isinstance(c, ParsedCall)] for r in replies]
@@ -121,9 +125,23 @@ class VerifiersPlayer:
         traces = self.runner.run(all_of_them())
         return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
 
-    def _rollout(self, script: Script, kind: type[ScriptedChat], slots: asyncio.Semaphore | None = None) -> Any:
-        replies = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
-        return scripted(script.task.handle, kind(replies, ending="max_turns"), self.config, self.tasks, slots)
+    def _rollout(
+        self, script: Script, kind: type[ScriptedChat], slots: asyncio.Semaphore | None = None
+    ) -> Coroutine[Any, Any, vf.Trace]:
+        """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
+        turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
+        chat, limits = (
+            kind(turns, ending="max_turns"),
+            replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds),
+        )
+        tasks = self.tasks
+        return run_rollout(
+            *(script.task.handle, chat, None),
+            limits=limits,
+            shared_toolsets=tasks.toolsets,
+            driver=tasks.driver,
+            slots=slots,
+        )
 
     def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
         where = {id(task): i for i in range(len(self.train)) for task in [self.tasks.train[i]]}
@@ -135,10 +153,10 @@ class VerifiersPlayer:
             try:
                 found = future.result(FRESH_SECONDS)
             except Exception:  # a process that cannot be started, or takes too long, shows nothing
-                for process in (getattr(pool, "_processes", None) or {}).values():
-                    process.kill()
                 return None
             finally:
+                for process in (getattr(pool, "_processes", None) or {}).values():
+                    process.kill()  # it is done, or never will be; a process that has trained may wait for it in vain
                 pool.shutdown(wait=False, cancel_futures=True)
             return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
 
@@ -236,10 +254,26 @@ def _messages(trace: vf.Trace) -> Iterator[Message]:
     calls: dict[str, Call] = {}
     for node in trace.nodes:
         message = node.message
-        own = {call.id: Call(call.name, arguments_of(call)) for call in getattr(message, "tool_calls", None) or ()}
+        own = {call.id: Call(call.name, _arguments(call)) for call in getattr(message, "tool_calls", None) or ()}
         calls |= own
         answers = calls.get(getattr(message, "tool_call_id", None) or "")
-        yield Message(message.role, text_of(message), tuple(own.values()), answers, bool(node.sampled))
+        yield Message(message.role, _text(message), tuple(own.values()), answers, bool(node.sampled))
+
+
+def _text(message: Any) -> str:
+    """The text of a message, whose content may be text or parts."""
+    content = message.content
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(getattr(part, "text", "") for part in content)
+
+
+def _arguments(call: Any) -> Any:
+    """The arguments of a stored tool call, as an object; its text if it is not JSON."""
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return call.arguments
 
 
 def place_of(function: Any) -> str:

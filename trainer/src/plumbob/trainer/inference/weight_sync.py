@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from plumbob.rollout import EngineError, Sample
-from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.inference.engine import TrainingEngine, WeightUpdate
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.policy.compiling import uncompiled
 from plumbob.trainer.policy.policy import Policy
+
+PARITY, PARITY_BF16 = 1e-3, 0.25
+"""Largest mean |difference| of engine and trainer log-probabilities on fixed tokens after a weight sync, in nats per token."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def sync_weights(
     """
     with torch.no_grad(), uncompiled():
         trained = policy.score([row], temperature=1.0).logprobs.tolist()
-    limit = policy.config.parity_limit or thresholds.SYNC_PARITY[engine.dtype == torch.bfloat16]
+    limit = policy.config.parity_limit or (PARITY_BF16 if engine.dtype == torch.bfloat16 else PARITY)
     limit = limit if checked else math.inf
     try:
         update = engine.update(policy.sharding.stream(), in_flight="finish" if under_way else "refuse")

@@ -15,8 +15,13 @@ import torch
 from plumbob.rollout import Chat
 from plumbob.rollout.tool_formats import AS_TEXT
 from plumbob.trainer.config.chat_template import with_calls_as_text
-from plumbob.trainer.diagnosis import thresholds
 from transformers import PreTrainedModel
+
+NEAR = 0.1
+"""Largest distance of two tokens' rows of the output embedding at which a model cannot tell them apart, as a share of the row's
+length. Of the tokens that Qwen2.5-Coder writes, none has another within it."""
+MANY = 8
+"""Smallest number of other tokens within that distance at which the model cannot write the token."""
 
 
 def write_calls_as_text(tokenizer: Any, chat: Chat, model: PreTrainedModel, asked: str | None) -> bool:
@@ -35,20 +40,17 @@ def unwritable(tokenizer: Any, chat: Chat, model: PreTrainedModel) -> dict[str, 
     added = {i: str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     ids = sorted(added.keys() & set(tokenizer.encode(chat.call_text(), add_special_tokens=False)))
     found = {added[i]: lookalikes(model, i) for i in ids if added[i] != chat.closer}
-    return {name: count for name, count in found.items() if count >= thresholds.MANY_LOOKALIKES}
+    return {name: count for name, count in found.items() if count >= MANY}
 
 
 @torch.no_grad()
 def lookalikes(model: PreTrainedModel, token_id: int) -> int:
-    """Number of other tokens whose row of the output embedding is nearly the token's own.
-
-    Nearly: the distance of the rows is less than a tenth of the row's length.
-    """
+    """Number of other tokens whose row of the output embedding is nearly the token's own."""
     head: Any = model.get_output_embeddings()
     if head is None or token_id >= len(head.weight):
         return 0
     own = head.weight[token_id].float()
     rows = (part.float() for part in head.weight.split(1 << 14))
     squared = torch.cat([row.square().sum(dim=1) - 2 * (row @ own) for row in rows]) + own.square().sum()
-    near = squared < (thresholds.LOOKALIKE * own.norm()).square()
+    near = squared < (NEAR * own.norm()).square()
     return int(near.sum()) - 1

@@ -47,7 +47,7 @@ class Rollouts:
 def collect(
     directories: Sequence[Path],
     limit: int | None = None,
-    named: Sequence[set[int]] = (),
+    named: Sequence[set[int | None]] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Rollouts:
     """Read the stored rollouts of runs, at most about `limit` of them: whole steps, spread evenly over each run.
@@ -75,7 +75,7 @@ def collect(
     return found
 
 
-def _chosen(files: dict[int, Path], sizes: dict[int, int], limit: int | None, named: set[int]) -> list[int]:
+def _chosen(files: dict[int, Path], sizes: dict[int, int], limit: int | None, named: set[int | None]) -> list[int]:
     """The steps to show, in order: all, or those that are about `limit` rollouts together."""
     steps = list(files)
     if limit is None or sum(sizes.get(step, 0) for step in steps) <= limit:

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.findings import Finding
 from plumbob.trainer.config.best_metric import EVALUATED, earned
-from plumbob.trainer.diagnosis.causes import CAUSES
-from plumbob.trainer.diagnosis.findings import Finding, Place
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.run_files.metric_names import describe
-from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
-from plumbob.trainer.watch.watch import WARNINGS, examine, read_lines, read_metrics
+from plumbob.trainer.run_files.run_directory import (
+    read_lines,
+    read_metrics,
+    run_config,
+    run_directory_of,
+    saved_checkpoints,
+)
+from plumbob.trainer.watch.course import course_of, stop_finding
+from plumbob.trainer.watch.warnings import WARNINGS
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class RunData:
 def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = lambda _: None) -> RunData:
     """Read a run directory, or that of a checkpoint. Raises UserError if it is none. `say`: told what takes time.
 
-    `checked`: apply all rules of `doctor RUN_DIR` to the run, instead of reading the warnings that it wrote.
+    `checked`: judge the run's metrics as `doctor RUN_DIR` does, instead of reading the warnings that it wrote.
     """
     directory = run_directory_of(path)
     try:
@@ -68,7 +75,8 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     rows = read_metrics(directory)
     name = directory.resolve().name
     say(f"examining {directory}")
-    return RunData(name, directory, config, rows, _evaluations(directory, rows), _findings(directory, config, checked))
+    found = _findings(directory, config, rows if checked else ())
+    return RunData(name, directory, config, rows, _evaluations(directory, rows), found)
 
 
 def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -91,45 +99,33 @@ def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[d
     return [{"step": step, "how": how, **estimate} for (step, how), estimate in sorted(found.items())]
 
 
-def _findings(directory: Path, config: Mapping[str, Any], checked: bool) -> list[dict[str, Any]]:
-    """What the doctor says of the run, failures first."""
-    written = read_lines(directory / WARNINGS) if (directory / WARNINGS).exists() else []
-    found = written
-    if checked:
-        try:
-            found = [dataclasses.asdict(finding) for finding in examine(directory)]
-        except UserError:  # a run of `sft`, or one without a finished step
-            pass
-        except Exception as error:  # files of another version: the page is still worth having
-            note = f"The rules could not be applied: {type(error).__name__}: {error}"
-            found = [*written, dataclasses.asdict(Finding("the run can be examined", "error", note))]
-        # A warning of the run may know places that the rules, applied afterwards, do not.
-        places = {one.get("check"): one.get("places") for one in written}
-        found = [{**one, "places": one.get("places") or places.get(one["check"]) or ()} for one in found]
+def _findings(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """What is wrong with the course of the run, failures first. `rows`: its metrics; none: what it warned of itself."""
+    found = read_lines(directory / WARNINGS) if (directory / WARNINGS).exists() else []
+    try:
+        if rows:
+            judged = course_of(directory, run_config(directory), rows)
+            found = [dataclasses.asdict(finding) for finding in judged.findings()]
+        if (stopped := stop_finding(directory, rows)) is not None:
+            found.append(dataclasses.asdict(stopped))
+    except UserError:  # a run of `sft`
+        pass
+    except Exception as error:  # files of another version: the page is still worth having
+        note = f"The metrics could not be judged: {type(error).__name__}: {error}"
+        found = [*found, dataclasses.asdict(Finding("the run can be examined", "error", note))]
     told = [_finding(one, config) for one in found if isinstance(one.get("check"), str)]
     return sorted(told, key=lambda one: ("fail", "error", "unsure", "pass").index(one["verdict"]))
 
 
 def _finding(one: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A finding with its cause in words, and with its places as links within the page."""
+    """A finding with its cause in words."""
     cause = CAUSES.get(one.get("cause") or "")
     return {
         **{name: one.get(name) for name in ("check", "evidence", "cause", "step", "command")},
         "verdict": one.get("verdict") if one.get("verdict") in ("pass", "fail", "unsure", "error") else "error",
         "sentence": cause.sentence if cause else "",
         "advice": cause.advice(str(config.get("env", "ENV")), str(config.get("model", "MODEL"))) if cause else "",
-        "places": [link for place in one.get("places") or () if (link := _place(place)) is not None],
     }
-
-
-def _place(stored: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A stored place as the fragment that leads to it, and its parts; None if it cannot be read."""
-    try:
-        tokens = stored.get("tokens")
-        place = Place(stored["step"], stored["task"], stored["rollout"], tuple(tokens) if tokens else None)
-        return {"fragment": place.fragment, "step": place.step, "task": place.task, "rollout": place.rollout}
-    except (LookupError, TypeError, AttributeError):
-        return None
 
 
 def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def read(
 ) -> Report:
     """Read run directories; at most about `limit` of their rollouts. Raises UserError. `say`: told what takes time."""
     runs = [read_run(path, checked=checked, say=say) for path in paths]
-    named = [{place["step"] for finding in run.findings for place in finding["places"]} for run in runs]
+    named = [{finding["step"] for finding in run.findings if finding["verdict"] == "fail"} for run in runs]
     rollouts = collect([run.directory for run in runs], limit, named, say)
     texts = [
         token_texts(tokenizer_file(run.directory, str(run.config.get("model", ""))), ids)

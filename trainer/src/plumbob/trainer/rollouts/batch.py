@@ -9,7 +9,6 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
-from plumbob.trainer.diagnosis.causes.rollouts import failure_cause
 from plumbob.trainer.rollouts.requests import Request
 from plumbob.trainer.rollouts.task_order import Taken
 from plumbob.trainer.run_files.token_record import TokenRecord
@@ -126,15 +125,13 @@ def nothing_to_use(batch: Batch) -> RunFailed:
     broken = f"; the other {rest} are in groups that the engine failed" if rest else ""
     most = max(batch.errored, batch.no_turn, batch.not_finite)
     cause = (
-        "environment-hangs"
-        if batch.stuck > most / 2
-        else failure_cause(batch.errored, batch.engine_failures)
+        "rollouts-fail"
         if most == batch.errored
         else "engine-trainer-mismatch"
         if most == batch.failures.count(NOT_FINITE_LOGPROB)
-        else "reward-not-finite"
+        else "not-finite"
         if most == batch.not_finite
-        else "truncated-context"
+        else "truncated-rollouts"
     )
     # Of rollouts that did not fail, "failed" would be a false word.
     what = "failed" if batch.errored == batch.num_rollouts else "cannot be used"

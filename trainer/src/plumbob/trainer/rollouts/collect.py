@@ -118,7 +118,7 @@ class RolloutSource:
             while not self._ahead.done():
                 self.interruption.check()
                 if (stretch := blocking.unstoppable()) is not None:
-                    raise RunFailed(blocking.describe(stretch), cause="environment-fails")
+                    raise RunFailed(blocking.describe(stretch), cause="rollouts-fail")
                 wait([self._ahead], timeout=0.2)
             ahead, self._ahead = self._ahead, None
             batch = ahead.result()
@@ -130,7 +130,7 @@ class RolloutSource:
                 f"in {self._stale_steps} steps in a row every rollout was older than --max-staleness {allowed} allows, "
                 "so there was nothing to train on; raise --max-staleness, or sample less in a step",
                 batch.records,
-                "rollouts-too-old",
+                "signal-left-out",
             )
         return batch
 

@@ -52,8 +52,6 @@ class Tasks:
     """In a run of several environments: its share of the groups is this number, over the sum of all weights."""
     notes: Sequence[str] = ()
     """What the user should know about these tasks, one sentence each."""
-    too_long: int = 0
-    """Number of training tasks that --max-prompt-length left out."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: a resumed run must find the same ones, or it would train on others.
@@ -95,20 +93,6 @@ class Tasks:
     def number(self) -> str:
         """Number of training tasks, for messages."""
         return "endless" if isinstance(self.train, TaskStream) else str(len(self.train))
-
-    @cached_property
-    def _held_out_marks(self) -> set[str]:
-        return marks_of(self.held_out)
-
-    def is_held_out(self, task: vf.Task) -> bool:
-        """Whether this task is one of the held-out ones."""
-        return not self._held_out_marks.isdisjoint(marks(task))
-
-    def trained_and_held_out(self) -> int:
-        """Number of held-out tasks that are also training tasks, among those that were read so far."""
-        read = self.train.read if isinstance(self.train, TaskStream) else self.train
-        trained = marks_of(read)
-        return sum(not trained.isdisjoint(marks(task)) for task in self.held_out)
 
 
 def load_tasks(config: TrainConfig) -> Tasks:
@@ -253,7 +237,7 @@ async def leave_out_long_prompts(tasks: Tasks, chat: Chat, max_tokens: int, most
         )
     lost = count - len(kept)
     note = f"--max-prompt-length {max_tokens} leaves {len(kept):,} of {count:,} training tasks; the others have longer prompts"
-    return replace(tasks, train=kept, too_long=lost, notes=[*tasks.notes, *([note] if lost else [])])
+    return replace(tasks, train=kept, notes=[*tasks.notes, *([note] if lost else [])])
 
 
 def load_evaluation_tasks(

@@ -23,7 +23,7 @@ METRICS = (
         "reward/COMPONENT",
         "reward",
         "Mean of this component of the reward, weight applied. A component named like another "
-        "number here, for example mean or misplaced, is reward/component/NAME.",
+        "number here, for example mean or std, is reward/component/NAME.",
     ),
     Metric(
         "reward/COMPONENT/variance_share",
@@ -42,12 +42,6 @@ METRICS = (
         "-",
         "Correlation of a rollout's reward and its number of sampled tokens, within groups. Absent if either never "
         "differs.",
-    ),
-    Metric(
-        "reward/misplaced",
-        "share",
-        "Share of the trained rollouts, on the first process, whose reward is not that of a stored rollout with the same "
-        "tokens. 0 in a correct run.",
     ),
     Metric("groups/count", "groups", "Number of groups with at least one finite reward."),
     Metric(
@@ -85,11 +79,6 @@ METRICS = (
         "tasks/difficulty",
         "-",
         "Mean difficulty of the step's tasks, as the tasks state it. Absent if they state none.",
-    ),
-    Metric(
-        "tasks/held_out",
-        "share",
-        "Share of the step's tasks that are also held-out tasks. Absent without held-out tasks.",
     ),
     Metric("tasks/epoch", "epochs", "Number of whole passes over the training tasks before the step's tasks, mean."),
     Metric("advantage/mean_abs", "advantage", "Mean absolute advantage of the step's rollouts."),
@@ -194,82 +183,9 @@ METRICS = (
     ),
     Metric("optimizer/moved_share", "share", "Share of trained weights that changed in the step, on a sample of them."),
     Metric(
-        "optimizer/uphill_share",
-        "share",
-        "Of sampled weights with a large gradient, the share that the first update moved along it, so that the loss grows: 0 in a "
-        "correct run. Only in the first step of a run on one process.",
-    ),
-    Metric(
         "optimizer/still_tensors",
         "share",
         "Share of the trained tensors of which no weight of the sample changed in the step.",
-    ),
-    Metric(
-        "optimizer/strayed_share",
-        "share",
-        "Share of the sampled weights that were others at the step's start than at the end of the step before. 0 in a "
-        "correct run.",
-    ),
-    Metric(
-        "optimizer/early_share",
-        "share",
-        "Share of the sampled weights that changed while an update's gradient was computed, before the update. 0 in a correct "
-        "run.",
-    ),
-    Metric(
-        "loss/misweighted",
-        "share",
-        "Share of the sampled tokens whose slope in the loss, computed again from --loss-type, its clip bounds and the KL "
-        "term, is not what follows from the advantage and the weight of their row. 0 in a correct run; only compared with "
-        "undivided weights.",
-    ),
-    Metric(
-        "loss/without_policy_term",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one.",
-    ),
-    Metric(
-        "loss/unpulled_parts",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is that of the KL term alone, or 0 without one, while other "
-        "tokens of their row, or of rows whose advantage has the same sign, have the right one.",
-    ),
-    Metric(
-        "loss/other_kl_coefficient",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is right but for another coefficient of the KL term.",
-    ),
-    Metric(
-        "loss/stronger_kl_coefficient",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is right but for a larger coefficient of the KL term.",
-    ),
-    Metric(
-        "loss/negated",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is the right one with the opposite sign.",
-    ),
-    Metric(
-        "loss/scaled",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is right but for a number that their microbatch has in common.",
-    ),
-    Metric(
-        "loss/unratioed",
-        "share",
-        "Share of the tokens of loss/misweighted whose slope is that of an importance ratio of 1.",
-    ),
-    Metric(
-        "loss/scale_spread",
-        "nats",
-        "Standard deviation, over the step's microbatches, of the logarithm of the number by which all slopes of a microbatch "
-        "are too large; 0 where slopes are right.",
-    ),
-    Metric(
-        "optimizer/no_gradient_share",
-        "share",
-        "Share of the trained tensors without a gradient, or with one of zeros alone, at the step's updates. A half in a first "
-        "step with LoRA, whose second matrices are zero; only measured with undivided weights.",
     ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
@@ -342,11 +258,9 @@ METRICS = (
     Metric(
         "memory/resident_gib",
         "GiB",
-        "Main memory that the process holds at the end of the step, the largest of all processes; Linux only.",
+        "Main memory that the process holds at the end of the step, the largest of all processes.",
     ),
-    Metric(
-        "memory/main_gib", "GiB", "Main memory of the machine, or of the container if it is given less; Linux only."
-    ),
+    Metric("memory/main_gib", "GiB", "Main memory of the machine, or of the container if it is given less."),
     Metric(
         "memory/rank_RANK_gib",
         "GiB",

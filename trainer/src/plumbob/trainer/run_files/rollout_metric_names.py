@@ -47,39 +47,6 @@ ROLLOUTS = (
         "Mean number of sampled tokens of the other rollouts, in steps with rollout/truncated_tokens.",
     ),
     Metric(
-        "rollout/missing",
-        "rollouts",
-        "Number of rollouts that finished and are missing from a group of which others are there. 0 in a correct run.",
-    ),
-    Metric(
-        "rollout/missing_longer",
-        "pairs",
-        "Of the pairs of a missing and a kept rollout of one group, those in which the missing one is longer, less those in "
-        "which it is shorter. Absent without missing rollouts.",
-    ),
-    Metric(
-        "rollout/missing_variance",
-        "pairs squared",
-        "Variance of rollout/missing_longer if which rollouts are missing does not depend on their lengths.",
-    ),
-    Metric(
-        "rollout/missing_better",
-        "pairs",
-        "Of the pairs of a missing and a kept rollout of one group, those in which the missing one earned more, less those in "
-        "which it earned less. Absent without missing rollouts.",
-    ),
-    Metric(
-        "rollout/missing_better_variance",
-        "pairs squared",
-        "Variance of rollout/missing_better if which rollouts are missing does not depend on their rewards.",
-    ),
-    Metric(
-        "rollout/missing_odd",
-        "rollouts",
-        "Number of missing rollouts with another reward than the kept ones of their group, which all have the same one. Absent "
-        "without missing rollouts.",
-    ),
-    Metric(
         "rollout/repetitive_share",
         "share",
         "Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half of their sequences of four "
@@ -95,17 +62,6 @@ ROLLOUTS = (
         "tokens",
         "Mean number of sampled tokens of the rollouts in rollout/stale; compare rollout/sampled_tokens. Absent without "
         "such rollouts.",
-    ),
-    Metric(
-        "rollout/stale_seconds",
-        "s",
-        "Mean time to sample one of the rollouts in rollout/stale. Absent without such rollouts.",
-    ),
-    Metric(
-        "rollout/kept_seconds",
-        "s",
-        "Mean time to sample one of the other rollouts, for comparison with rollout/stale_seconds. Absent without "
-        "rollouts in rollout/stale.",
     ),
     Metric(
         "rollout/not_finite",
@@ -152,66 +108,4 @@ ROLLOUTS = (
         "more than half. Only in the step after an evaluation, in runs of one environment.",
     ),
     Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
-    Metric(
-        "rollout/unmatched",
-        "share",
-        "Share of the trained rows that are no rollout of this step. This one and the next eight are 0 in a correct run; those "
-        "that need every rollout are absent with several processes.",
-    ),
-    Metric(
-        "rollout/changed",
-        "share",
-        "Share of the trained rows whose token ids are not those of their rollout.",
-    ),
-    Metric(
-        "rollout/copied",
-        "share",
-        "Share of the trained rows that are copies: beyond as many rows with their token ids as there are rollouts with them.",
-    ),
-    Metric(
-        "rollout/other_logprobs",
-        "share",
-        "Share of the trained rows with log-probabilities that their rollouts do not have, in whatever order they stand.",
-    ),
-    Metric("rollout/sampled_untrained", "share", "Share of the sampled tokens that the loss mask leaves out."),
-    Metric(
-        "rollout/context_trained",
-        "share",
-        "Tokens that the loss mask includes although nobody sampled them, as a share of the sampled tokens.",
-    ),
-    Metric(
-        "rollout/prompts_cut",
-        "share",
-        "Of up to four of the step's rollouts, the share whose first prompt lacks the beginning of a message. 0 in a correct run.",
-    ),
-    Metric(
-        "rollout/headless",
-        "share",
-        "Of up to four of the step's rollouts, the share whose first prompt does not end with the chat template's header of an "
-        "assistant turn. 0 in a correct run.",
-    ),
-    Metric(
-        "rollout/tools_unshown",
-        "share",
-        "Of up to four of the step's rollouts with tools, the share whose prompt leaves out the name of a tool. 0 in a "
-        "correct run.",
-    ),
-    Metric("rollout/run_on", "share", "Share of the sampled turns that go on after an end token."),
-    Metric(
-        "rollout/unlikely_ends",
-        "share",
-        "Share of the sampled turns that end with an end token of a probability below 1e-5, so that not the policy ended them.",
-    ),
-    Metric("groups/mixed", "share", "Share of the groups whose rollouts are of more than one task."),
-    Metric(
-        "advantage/wrong",
-        "share",
-        "Share of the trained rows whose advantage is not what the settings say of the rollouts' rewards, computed again.",
-    ),
-    Metric(
-        "loss/other_weights",
-        "share",
-        "Share of the trained rows whose tokens have another weight in the loss than --loss-type gives them, computed again, but "
-        "for a factor of all rows.",
-    ),
 )

@@ -9,10 +9,13 @@ import socket
 import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from plumbob.console import UserError
 from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.options import command_of, read_toml
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 
 SERVER_LOG = "vllm.log"
@@ -178,3 +181,54 @@ def _step(line: str) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):
         return 0
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl; an empty list without the file."""
+    path = run_dir / "metrics.jsonl"
+    return read_lines(path) if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, up to the first invalid line: a killed process may have left half a line."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
+    return rows
+
+
+def run_config(run_dir: Path) -> TrainConfig:
+    """The settings of a run of `train`. Raises UserError for any other folder."""
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{run_dir} is not a run directory: it has no config.toml")
+    if command_of(path) == SftConfig.COMMAND:
+        raise UserError(
+            f"{run_dir} is a run of `sft`, which has no rollouts whose rewards could be examined: its loss is sft/loss in "
+            f"metrics.jsonl; to examine the model that it trained:  doctor ENV --model {run_dir}"
+        )
+    return TrainConfig(**read_toml(path, TrainConfig))
+
+
+def evaluation_before(run_dir: Path) -> dict[str, float]:
+    """Metrics of the evaluation before the first step, from a finished run's summary or else from its last checkpoint.
+
+    `eval/count` is the smallest number of tasks of all evaluations. Empty if there was no evaluation.
+    """
+    checkpoints = [folder / "state.json" for folder in saved_checkpoints(run_dir)]
+    for path in (run_dir / "summary.json", *reversed(checkpoints)):
+        try:
+            evaluations = json.loads(path.read_text())["evaluations"]
+            before = {f"eval/{how}": estimate["mean"] for how, estimate in evaluations.get("before", {}).items()}
+            counts = [estimate["n"] for both in evaluations.values() for estimate in both.values() if "n" in estimate]
+        except (OSError, ValueError, LookupError):  # no evaluation, or the file was cut off when the process was killed
+            continue
+        if before or counts:
+            return {**before, **({"eval/count": min(counts)} if counts else {})}
+    return {}

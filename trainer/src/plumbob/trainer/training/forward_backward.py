@@ -15,7 +15,6 @@ from plumbob.trainer.training.fit_microbatch import exit_out_of_memory
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.out_of_memory import explanation, give_back, resume_with
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.step_checks import misweighted
 from plumbob.trainer.training.tally import MicrobatchSums, Tally
 
 MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
@@ -154,11 +153,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     outputs = policy_loss(inputs, run.objective)
     if minibatch.recording is not None:
         minibatch.recording.microbatch(rows, inputs, lambda other: policy_loss(other, run.objective).loss)
-    sums = MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
-    # Where processes divide weights, a library may multiply the loss before its backward pass.
-    if policy.sharding.kind == "replicated" and scores.logprobs.requires_grad:
-        sums.on_device.update(misweighted(inputs, run.objective))
-    return outputs.loss, sums
+    return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
 
 
 def score_old_policy(run: Run, minibatch: Minibatch) -> None:

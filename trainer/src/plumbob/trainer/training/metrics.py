@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 from plumbob.trainer.algorithm.advantages import Advantages
-from plumbob.trainer.diagnosis.left_out_rollouts import METRICS, left_out
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
 from plumbob.trainer.rollouts.batch import Batch
@@ -21,30 +20,14 @@ from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.out_of_memory import GIB
 from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
-from plumbob.trainer.training.row_checks import end_tokens, first_prompts, row_checks, run_on
 from plumbob.trainer.training.run import Run, TrainState
 from plumbob.trainer.training.tally import Tally
 
 
-def metrics_before_training(
-    run: Run,
-    batch: Batch,
-    advantages: Advantages,
-    trained_with: Sequence[float],
-    kl_sums: Sequence[float] | None,
-) -> dict[str, float]:
-    """The metrics of a step's rollouts and advantages, which are known before anything is trained on them.
-
-    `trained_with` [B]: the advantage with which each sample is trained. `kl_sums` [B]: as in `training_metrics`.
-    """
-    settings = run.config.advantages()
+def metrics_before_training(run: Run, batch: Batch, advantages: Advantages) -> dict[str, float]:
+    """The metrics of a step's rollouts and advantages, which are known before anything is trained on them."""
     return {
         **batch_metrics(batch),
-        **_held_out(run, batch),
-        **first_prompts(batch.traces, run.tokenizer),
-        **(_missing(batch) if run.world.size == 1 else {}),
-        **row_checks(batch.samples, batch.traces, trained_with, settings, kl_sums, whole=run.world.size == 1),
-        **run_on(batch.traces, end_tokens(run.tokenizer, run.sampler.chat.stop_token_ids)),
         **advantage_metrics(advantages),
         **debug_metrics(batch, advantages, run.config.max_context),
         **environment_metrics(run.sampler.environments, batch),
@@ -111,20 +94,6 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def _held_out(run: Run, batch: Batch) -> dict[str, float]:
-    """How many of the step's tasks are held out from training; empty for a run of several environments, or without any."""
-    if run.config.mixture or not run.tasks.held_out or not batch.taken:
-        return {}
-    return {"tasks/held_out": mean_of([float(run.tasks.is_held_out(taken.task)) for taken in batch.taken])}
-
-
-def _missing(batch: Batch) -> dict[str, float]:
-    """The rollouts that finished and are missing from their groups; only their number if there are none."""
-    found = left_out([*batch.drawn, *batch.stale], batch.traces)
-    every = {metric: getattr(found, name) for name, metric in METRICS.items()}
-    return every if found.count else {METRICS["count"]: 0}
-
-
 def _left_out(batch: Batch) -> dict[str, float]:
     """How long the rollouts are that training leaves out, because they failed or --max-staleness discards them, and
     those that are left; empty if none is left out.
@@ -133,8 +102,6 @@ def _left_out(batch: Batch) -> dict[str, float]:
     if batch.stale:
         lengths |= {
             "rollout/stale_tokens": [s.num_sampled for s in batch.stale],
-            "rollout/stale_seconds": [s.seconds for s in batch.stale],
-            "rollout/kept_seconds": [s.seconds for s in batch.drawn],
         }
     if masked := [s.num_sampled for s in batch.drawn if s.truncated]:
         whole = [s.num_sampled for s in batch.drawn if not s.truncated]
@@ -230,9 +197,8 @@ def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
 
     The peak is that of the step: torch's counter begins anew here. Evaluations after a step count to the next one.
     """
-    metrics: dict[str, float] = {}
-    if (resident := resident_gib()) is not None:
-        metrics = {"memory/resident_gib": max(world.gather(resident)), "memory/main_gib": main_gib()}
+    resident = psutil.Process().memory_info().rss / GIB
+    metrics = {"memory/resident_gib": max(world.gather(resident)), "memory/main_gib": main_gib()}
     if world.device.type != "cuda":
         return metrics
     peak = max(state.peak_bytes, torch.cuda.max_memory_allocated(world.device)) / GIB
@@ -246,19 +212,10 @@ def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
     return {**metrics, "memory/peak_gib": fullest[0], "memory/gpu_gib": fullest[1], **by_rank}
 
 
-def resident_gib() -> float | None:
-    """Main memory that this process holds at the moment, in GiB; None where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE") / GIB
-
-
 @functools.cache
 def main_gib() -> float:
     """Main memory that this process can have, in GiB: the machine's, or what its container is given."""
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no such file, or "max"
         most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return most / GIB

@@ -11,7 +11,6 @@ from typing import Any
 import verifiers.v1 as vf
 from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.kept_traces import KeptTraces
-from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
@@ -23,7 +22,10 @@ from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
-from plumbob.trainer.watch.watch import Warner
+from plumbob.trainer.watch.warnings import Warner
+
+CUT_APART = 0.5
+"""Difference of the shares of held-out and training rollouts that limits cut off, above which `eval/cut_off` is recorded."""
 
 
 class Recorder:
@@ -78,7 +80,7 @@ class RunRecorder(Recorder):
         self.log = MetricsLog(run.directory)
         self.reporter = make_reporter(config, run.directory)
         before = means(run.state.evaluations.get("before", {}))
-        # The watch's rules are about rollouts and their rewards, which a run of `sft` does not have.
+        # The trends are about rollouts and their rewards, which a run of `sft` does not have.
         self.warner = (
             None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
         )
@@ -148,7 +150,7 @@ class RunRecorder(Recorder):
         ended = held_out.cut, [sample.truncated for sample in batch.drawn]
         if min(map(len, ended)) >= FEWEST:
             ours, theirs = map(statistics.fmean, ended)
-            if abs(ours - theirs) > thresholds.CUT_APART:
+            if abs(ours - theirs) > CUT_APART:
                 metrics["eval/cut_off"] = ours
         return metrics
 
@@ -182,13 +184,13 @@ class RunRecorder(Recorder):
         self.note(f"To find out why:  doctor {self.directory}")
 
     def blocked(self, step: int, reason: str) -> None:
-        write_stop(self.directory, Stop(step, "Blocked", reason, "environment-hangs"))
+        write_stop(self.directory, Stop(step, "Blocked", reason, "rollouts-fail"))
         self.note(f"Stopped in step {step}: {reason}")
 
     def _store_stop(self, step: int, error: Exception) -> None:
         cause = error.cause if isinstance(error, RunFailed) else None
         if isinstance(error, RunFailed) and self.state.skipped_in_a_row >= MOST_SKIPPED:
-            cause = "gradient-not-finite"
+            cause = "not-finite"
         write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
 
     def _store(

@@ -1,4 +1,4 @@
-"""Metrics of the shape of a step's rollouts: what the watch needs, from lists that the step has anyway."""
+"""Metrics of the shape of a step's rollouts, from lists that the step has anyway."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from plumbob.rollout import Sample
-from plumbob.trainer.diagnosis import thresholds
 from plumbob.trainer.run_files.metric_names import component_metric
 
 END = 64
 """Number of sampled tokens at a rollout's end in which repetition is looked for."""
 NGRAM = 4
 """Number of tokens of the sequences that may occur more than once."""
+TINY_SPREAD = 0.02
+"""Difference of a group's rewards, as a share of the step's largest, below which scaling makes full-size advantages of it."""
 
 
 def repeats_itself(sample: Sample) -> bool:
@@ -78,8 +79,8 @@ def _deviation(values: Sequence[float]) -> float:
 def within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
     """Metrics of how rewards differ within their groups, which is all that training sees of them.
 
-    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD` (see
-    diagnosis/thresholds) of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
+    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD`
+    of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
     share of component NAME in the sum of all components' variances within groups.
     """
     groups: dict[str, list[Sample]] = defaultdict(list)
@@ -89,9 +90,7 @@ def within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[
     largest = max((abs(s.reward) for s in samples), default=0.0)
     signal = [spread for spread in spreads if spread > 0]
     unit = 2.0**700 if largest > 2.0**400 else 1.0  # squares of larger numbers are beyond floats
-    result = {
-        "groups/tiny_spread_share": sum(s < thresholds.TINY_SPREAD * largest for s in signal) / max(len(signal), 1)
-    }
+    result = {"groups/tiny_spread_share": sum(s < TINY_SPREAD * largest for s in signal) / max(len(signal), 1)}
     if len(components) > 1:
         variances = {
             name: sum(

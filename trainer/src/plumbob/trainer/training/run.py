@@ -20,7 +20,6 @@ from plumbob.trainer.inference.engine import TrainingEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.tasks import Tasks
-from plumbob.trainer.training.weight_sample import WeightSample
 
 MOST_SKIPPED = 3
 """The run ends after this many optimizer steps in a row with a NaN or infinite gradient."""
@@ -116,10 +115,6 @@ class TrainState:
     """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward; "pass@K" -> pass@K."""
     best: Best | None = None
     """With --keep-best or --stop-when-flat: the best value so far; None before the first one."""
-    weights_after: WeightSample | None = None
-    """A sample of the weights after the last step of this process, with which the next step must begin. No checkpoint
-    holds it.
-    """
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.trace_files import prepared_records
-from plumbob.trainer.training.expected_weights import rows_weighed_otherwise
 from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
@@ -44,7 +43,6 @@ from plumbob.trainer.training.policy_shift import (
 )
 from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
-from plumbob.trainer.training.step_checks import advantages_in_minibatches
 from plumbob.trainer.training.tally import Tally
 from plumbob.trainer.training.token_records import token_records
 from plumbob.trainer.training.weight_sample import WeightSample
@@ -93,8 +91,6 @@ def train_step(
         for minibatch in minibatches:
             minibatch.recording = recording
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
-    trained_with = advantages_in_minibatches(batch.samples, minibatches)
-    weighed = rows_weighed_otherwise(config, minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
@@ -107,7 +103,7 @@ def train_step(
 
     def meanwhile() -> None:
         """What Python can do while a GPU computes the first update's passes."""
-        measured.update(metrics_before_training(run, batch, advantages, trained_with, kl_sums))
+        measured.update(metrics_before_training(run, batch, advantages))
         batch.prepared = prepared_records(
             *(batch.records, step + 1, config.num_generations, kept_traces.parse(config.keep_traces)),
             seed=config.seed,
@@ -119,9 +115,7 @@ def train_step(
         optimizer_step(run, minibatch, interruption if k == 0 else None, meanwhile=nothing if k else meanwhile)
         for k, minibatch in enumerate(minibatches * config.num_iterations)
     ]
-    weights_after = WeightSample.of(policy.sharding)
-    tallies.append(Tally.of_movement(weights_before, weights_after, state.weights_after))
-    state.weights_after = weights_after
+    tallies.append(Tally.of_movement(weights_before, WeightSample.of(policy.sharding)))
     tally = Tally.total(world.gather(Tally.total(tallies)))
     rescored = rows_to_score_again(batch.samples, step, run.rollouts_per_step // world.size)
     after: dict[str, torch.Tensor] = {}
@@ -142,7 +136,6 @@ def train_step(
     metrics = {
         "step": step + 1,
         **measured,
-        **weighed,
         **training_metrics(run, batch, tally, report, kl_sums),
         **({} if moved is None else {"policy/step_kl": moved}),
         **({} if good_moved is None else {"policy/good_rollouts_shift": good_moved}),
@@ -174,29 +167,19 @@ def optimizer_step(
     if `MOST_SKIPPED` updates in a row were skipped. `meanwhile`: see `accumulate`.
     """
     state, sharding = run.state, run.policy.sharding
-    before = WeightSample.of(sharding)
     if minibatch.recording is not None:
         minibatch.recording.update_begins(minibatch.rows)
     tally = accumulate(run, minibatch, interruption, loss, meanwhile)
     if minibatch.trained:
-        now = WeightSample.of(sharding)
-        tally.early = now.strayed(before)
-        # Of the first update the direction is known: a later one follows earlier gradients too.
-        whole = run.world.size == 1 and not sharding.collective_forward
-        first = whole and state.step == 0 and not run.optimizer.state
-        watched = (WeightSample.of_gradients(sharding), now) if first else None
         if minibatch.recording is not None:
             minibatch.recording.gradients()
         norm = sharding.update()
         if minibatch.recording is not None:
             minibatch.recording.updated(norm)
-        if watched:
-            tally.uphill, tally.directed = WeightSample.of(sharding).uphill(*watched)
         finite = math.isfinite(norm)
         state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes
             tally.updates, tally.skipped, tally.grad_norm = 1, int(not finite), norm if finite else 0.0
-            tally.ungraded = sharding.without_gradient() if finite else 0.0
         if state.skipped_in_a_row >= MOST_SKIPPED:
             raise RunFailed(
                 f"{state.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "

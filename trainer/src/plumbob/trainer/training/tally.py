@@ -118,38 +118,6 @@ class Tally:
     """Sum of squares of the sampled weights at the step's start."""
     change_squares: float = 0.0
     """Sum of squares of the sampled weights' changes."""
-    misweighted: float = 0.0
-    """Number of tokens whose slope in the loss is not what follows from advantage and weight: see step_checks.py."""
-    unpulled: float = 0.0
-    """Number of these tokens whose slope is that of the KL term alone."""
-    unpulled_parts: float = 0.0
-    """Number of these tokens in whose row other tokens have the right slope."""
-    other_kl: float = 0.0
-    """Number of these tokens whose slope is right but for another coefficient of the KL term."""
-    stronger_kl: float = 0.0
-    """Number of these tokens whose slope is right but for a larger coefficient of the KL term."""
-    negated: float = 0.0
-    """Number of these tokens whose slope has the opposite sign."""
-    scaled: float = 0.0
-    """Number of these tokens whose slope is right but for a positive number that their microbatch has in common."""
-    unratioed: float = 0.0
-    """Number of these tokens whose slope is that of an importance ratio of 1."""
-    scales: float = 0.0
-    """Number of microbatches that have such a number, 1 where slopes are right."""
-    scale: float = 0.0
-    """Sum of its logarithms."""
-    scale_squares: float = 0.0
-    """Sum of their squares."""
-    ungraded: float = 0.0
-    """Sum, over the optimizer steps that were applied, of the share of the trained tensors without a gradient."""
-    strayed: int = 0
-    """Number of sampled weights that were not those of the end of the step before."""
-    early: int = 0
-    """Number of sampled weights that changed while an update's gradient was computed, before the update."""
-    directed: int = 0
-    """Number of sampled weights with a large gradient that the run's first update moved."""
-    uphill: int = 0
-    """Number of these that moved along their gradient, which makes the loss larger."""
     still: int = 0
     """Number of trained tensors of which no sampled weight changed."""
     tensors: int = 0
@@ -175,8 +143,8 @@ class Tally:
         )
 
     @classmethod
-    def of_movement(cls, before: WeightSample, after: WeightSample, last: WeightSample | None = None) -> Tally:
-        """The movement of the sampled weights from the step's start to its end. `last`: at the end of the step before."""
+    def of_movement(cls, before: WeightSample, after: WeightSample) -> Tally:
+        """The movement of the sampled weights from the step's start to its end."""
         start = before.values.double()
         change = after.values.double() - start
         sums = torch.stack([(change != 0).sum(), start.square().sum(), change.square().sum()]).tolist()
@@ -186,7 +154,6 @@ class Tally:
             moved=int(sums[0]),
             weight_squares=sums[1],
             change_squares=sums[2],
-            strayed=before.strayed(last),
             still=still,
             tensors=tensors,
         )
@@ -200,10 +167,6 @@ class Tally:
                 mine, theirs = getattr(result, f.name), getattr(tally, f.name)
                 setattr(result, f.name, max(mine, theirs) if f.name in LARGEST else mine + theirs)
         return result
-
-    def _scale_spread(self) -> float:
-        n = max(self.scales, 1)
-        return math.sqrt(max(self.scale_squares / n - (self.scale / n) ** 2, 0.0))
 
     def metrics(self) -> dict[str, float]:
         """The tally as metrics: most are means over sampled tokens, optimizer steps or sampled weights."""
@@ -221,15 +184,6 @@ class Tally:
             "sync/sampling_gap": self.gap / n,
             "sync/largest_gap": self.largest_gap,
             "sync/mismatch_kl": self.mismatch_kl / n,
-            "loss/misweighted": self.misweighted / n,
-            "loss/without_policy_term": self.unpulled / max(self.misweighted, 1),
-            "loss/unpulled_parts": self.unpulled_parts / max(self.misweighted, 1),
-            "loss/other_kl_coefficient": self.other_kl / max(self.misweighted, 1),
-            "loss/stronger_kl_coefficient": self.stronger_kl / max(self.misweighted, 1),
-            "loss/negated": self.negated / max(self.misweighted, 1),
-            "loss/scaled": self.scaled / max(self.misweighted, 1),
-            "loss/unratioed": self.unratioed / max(self.misweighted, 1),
-            "loss/scale_spread": self._scale_spread(),
             **self.optimizer_metrics(),
         }
 
@@ -246,10 +200,6 @@ class Tally:
             else 0.0,
             "optimizer/moved_share": self.moved / max(self.watched, 1),
             "optimizer/still_tensors": self.still / max(self.tensors, 1),
-            "optimizer/no_gradient_share": self.ungraded / max(applied, 1),
-            "optimizer/strayed_share": self.strayed / max(self.watched, 1),
-            "optimizer/early_share": self.early / max(self.watched * applied, 1),
-            **({"optimizer/uphill_share": self.uphill / self.directed} if self.directed else {}),
             "train/tokens": self.tokens,
             "train/computed_tokens": self.computed,
             "train/largest_pass": self.largest_pass,

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
-from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.training import best, checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
@@ -46,18 +45,8 @@ OBJECTS_BEFORE_COLLECTION = 500_000
 """New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
 
 
-def run(
-    config: TrainConfig,
-    resume_from: Path | None = None,
-    *,
-    trial_steps: int | None = None,
-    environments: Sequence[Tasks] | None = None,
-) -> int:
-    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError.
-
-    `trial_steps`: most steps to take. Such a trial evaluates and saves nothing, and prints no summary.
-    `environments`: their tasks, if they are loaded.
-    """
+def run(config: TrainConfig, resume_from: Path | None = None) -> int:
+    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
     started = time.time()
     thresholds = gc.get_threshold()
     gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
@@ -71,7 +60,7 @@ def run(
                 check_hub_access(config)
         try:
             status = _status_printer() if world.is_main else lambda _: None
-            run_ = set_up(config, world, resume_from, status, environments)
+            run_ = set_up(config, world, resume_from, status)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
         # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again
@@ -87,8 +76,6 @@ def run(
                 Interruption(deferred=world.size > 1) as interruption,
                 asyncio.Runner() as runner,
             ):
-                if trial_steps is not None:
-                    return _try(run_, recorder, runner, interruption, trial_steps)
                 code = _train(run_, recorder, runner, interruption)
             if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
                 code = finish(run_, time.time() - started)
@@ -164,21 +151,6 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             recorder.note(
                 f"Interrupted after step {state.step}; {kept}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}"
             )
-            return INTERRUPTED
-    return 0
-
-
-def _try(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption, most: int) -> int:
-    """Take `most` steps at most, without evaluations and checkpoints; returns the exit code."""
-    blocking.exit_if_unstoppable(lambda stretch: recorder.blocked(run_.state.step + 1, blocking.describe(stretch)))
-    with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
-        try:
-            while not run_.is_over and run_.state.step < most:
-                _take_step(run_, recorder, steps, interruption)
-        except (RunFailed, SyncError, UnsupportedTaskset) as error:
-            recorder.failed(run_.state.step + 1, error)
-            return 1
-        except Interrupted:
             return INTERRUPTED
     return 0
 

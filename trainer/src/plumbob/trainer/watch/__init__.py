@@ -1,1 +1,1 @@
-"""The watch: rules that examine the metrics of a run, while it trains or afterwards."""
+"""The watch: `plumbob.doctor` judges the metrics of a run, while it trains or afterwards."""

@@ -1,4 +1,4 @@
-"""What a run, and its directory, give to `plumbob.doctor`: the plan of its settings, why it ended, and its saved model."""
+"""A run's metrics as `plumbob.doctor` judges them: the plan of its settings, why it ended, and its saved model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plumbob.doctor import trends
+from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.run_directory import evaluation_before
 from plumbob.trainer.run_files.silence import STACKS, last_silence
 from plumbob.trainer.run_files.stopped import Stop, read_stop
 
-FAILURES = {
-    "environment-fails": "rollouts-fail",
-    "environment-hangs": "rollouts-fail",
-    "engine-fails": "rollouts-fail",
-    "reward-not-finite": "not-finite",
-    "gradient-not-finite": "not-finite",
-    "truncated-context": "truncated-rollouts",
-}
-"""Causes that the trainer writes into stopped.json -> those of the catalogue."""
+
+def course_of(directory: Path, config: TrainConfig, rows: Sequence[Mapping[str, float]]) -> trends.Trends:
+    """What the metrics of a run directory say, with its evaluations and its saved model. `rows`: of metrics.jsonl."""
+    before, saved = evaluation_before(directory), saved_model(directory)
+    return trends.judge(rows, plan_of(config), before=before, saved_model=saved)
 
 
 def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Finding | None:
@@ -43,7 +41,7 @@ def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Findin
 
 def _cause_of(stop: Stop) -> str | None:
     if stop.cause is not None:
-        return FAILURES.get(stop.cause)
+        return stop.cause if stop.cause in CAUSES else None  # that of another version
     if stop.kind != "SyncError":
         return None
     if "log-probabilities" in stop.reason:  # after the first step, both sides compute alike: it is the weights

@@ -112,7 +112,7 @@ function curvesView() {
   const failed = D.runs.flatMap((run) => run.findings).filter((f) => f.verdict === "fail").length;
   return [
     el("div", { class: "bar-top" }, summary(), el("label", { for: "smoothing", class: "slider" }, "Smoothing ", slider, value)),
-    failed ? el("p", { class: "alarm" }, el("a", { href: "#view=findings" }, `${plural(failed, "finding")} of the doctor: what goes wrong, and where it shows`)) : null,
+    failed ? el("p", { class: "alarm" }, el("a", { href: "#view=findings" }, `${plural(failed, "finding")} of the doctor: what goes wrong, and since which step`)) : null,
     grid.childElementCount ? grid : el("p", {}, "No step has finished yet."), more,
   ];
 }
@@ -134,13 +134,11 @@ const VERDICTS = { fail: "\u2717 fails", error: "! could not be checked", unsure
 
 function findingsView() {
   return D.runs.map((run) => el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
-    run.findings.length ? null : el("p", {}, "No rule has been applied to this run."),
+    run.findings.length ? null : el("p", {}, "Nothing has been judged of this run."),
     run.findings.map((f) => el("article", { class: "finding " + f.verdict },
       el("p", { class: "verdict" }, VERDICTS[f.verdict] + (f.step ? ", first in step " + f.step : "")),
       el("h3", {}, f.check), el("p", {}, f.evidence),
       f.cause ? el("p", {}, el("code", {}, f.cause), ": " + f.sentence + " ", el("strong", {}, f.advice)) : null,
-      f.places.length ? el("p", {}, "Seen in: ", el("span", { class: "places" }, f.places.map((p) => el("a", { href: "#" + (D.runs.length > 1 ? "run=" + encodeURIComponent(run.name) + "&" : "") + p.fragment },
-        `step ${p.step}, task ${p.task}, rollout ${p.rollout}`)))) : null,
       f.command ? command(f.command, f.check) : null))));
 }
 

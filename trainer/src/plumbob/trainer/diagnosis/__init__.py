@@ -1,1 +1,0 @@
-"""The parts of a diagnosis: findings, thresholds, and the catalogue of causes that probes and rules can name."""

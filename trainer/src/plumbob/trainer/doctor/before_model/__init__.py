@@ -1,1 +1,0 @@
-"""Checks that need no model. Each module has `checks(environment)`, which yields findings."""

@@ -74,6 +74,8 @@ class Examined:
     seed: int = 0
     previous: StepRecord | None = None
     """The record of the step before, if it was recorded."""
+    apart: float = 0.0
+    """Nats by which the trainer's log-probabilities are apart from the plain model's, when they were compared."""
 
     @property
     def precision(self) -> str:
@@ -277,6 +279,7 @@ def trainer_logprobs(x: Examined) -> Outcome:
     scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(has, chosen, strict=True)]
     observed = [row.logprobs.astype(float) for row in chosen if row.logprobs is not None]
     _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    x.apart = out.gap
     if out.verdict == "fail" and not out.what and x.plain is not None and _later_passes(x, scored, observed, out.limit):
         what = "weights that change between the microbatches of one update"
         return _fail(out, Explanation("normaliser-depends-on-microbatches", what, 0.0), "")
@@ -350,17 +353,15 @@ def _logprobs(
     return _fail(out, found, general)
 
 
-DRAWN_Z = 5.5
-"""Standard deviations; one healthy examination in 26 million is beyond."""
-OUTSIDE = 20.0
-"""Tokens that should lie outside of the likeliest ones, if none of them does."""
+LIKELIER = 16.0
+"""Nats: by chance one examination in nine million has tokens that are so much likelier under one other distribution."""
 COPIES = -25.0
 """Nats: no two rollouts are equal by chance that are each less likely than this."""
 
 
 def draws(x: Examined) -> Outcome:
     """Tokens are drawn from the model's distribution, and rollouts from each other independently."""
-    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=DRAWN_Z), x.record.settings
+    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=LIKELIER), x.record.settings
     copies = _copies(x)
     if copies:
         out.gap, out.evidence = (
@@ -374,41 +375,22 @@ def draws(x: Examined) -> Outcome:
         return _skip(
             out, "the step's first weights are not known" if x.plain is None else "the settings leave tokens out"
         )
-    total, likely = (
-        sampling.Drawn(),
-        {(0.95, 0): [0.0, 0.0], (0.9, 0): [0.0, 0.0], (1.0, 50): [0.0, 0.0], (1.0, 20): [0.0, 0.0]},
-    )
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    likelier: dict[tuple[str, str], float] = defaultdict(float)
     for i in x.drawn:
         if (truth := x.truth(x.record.rows[i])) is None:
             continue
         at = torch.tensor(truth.loss_mask[1:])
-        logits, tokens = x.plain.logits(truth.token_ids).cpu()[at], torch.tensor(truth.token_ids[1:])[at]
-        one = sampling.measure(logits, tokens, s.temperature)
-        total = sampling.Drawn(total.excess + one.excess, total.variance + one.variance, total.tokens + one.tokens)
-        for (p, k), sums in likely.items():
-            wanted, found = sampling.outside(logits, tokens, s.temperature, p, k)
-            sums[0], sums[1] = sums[0] + wanted, sums[1] + found
-        if len(kept) < 8:
-            kept.append((logits, tokens))
-    out.gap, out.evidence = (
-        abs(total.z),
-        f"drawn tokens are {total.z:+.1f} standard deviations likelier than they should be",
-    )
-    for (p, k), (wanted, found) in likely.items():
-        if wanted > OUTSIDE and not found:
-            what = (
-                f"no draws outside of the {k} likeliest tokens"
-                if k
-                else f"no draws outside of the likeliest tokens that make {p:g}"
-            )
-            out.evidence += f"; {what}, where {wanted:.0f} should lie"
-            return _fail(out, Explanation("sampling-altered", what, 0.0), "")
-    if out.gap <= out.limit:
-        return out
-    by = {t: sum(sampling.measure(lg, tk, t).excess for lg, tk in kept) for t in np.geomspace(0.05, 4, 60)}
-    nearest = min(by, key=lambda t: abs(by[t]))
-    return _fail(out, Explanation("temperature-not-applied", f"draws at a temperature of about {nearest:.2g}", 0.0), "")
+        tokens = torch.tensor(truth.token_ids[1:])[at]
+        logits = x.plain.logits(truth.token_ids).cpu()[at].double() / s.temperature
+        seen = sampling.seen_before(truth.token_ids, truth.loss_mask, logits.shape[-1])
+        plain = sampling.of_tokens(logits, tokens)
+        for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
+            likelier[name] += float((other - plain).sum())
+    if not likelier:
+        return _skip(out, "no requests were recorded")
+    (cause, what), out.gap = max(likelier.items(), key=lambda one: one[1])
+    out.evidence = f"under another distribution drawn tokens are likelier by {out.gap:.2g} nats in all ({what})"
+    return out if out.gap <= out.limit else _fail(out, Explanation(cause, what, 0.0), "")
 
 
 def _requests(x: Examined, out: Outcome) -> Outcome:
@@ -512,6 +494,36 @@ def _compare_advantages(
 
 
 # 4. Loss
+
+
+def reference_policy(x: Examined) -> Outcome:
+    """The KL term compares the policy with the model with which the run began."""
+    out, record = Outcome("loss", "the KL term compares with the model with which the run began"), x.record
+    known = [i for i, row in enumerate(record.rows) if row.reference_logprobs is not None]
+    before = x.previous.updates if x.previous else []
+    if not record.settings.kl_beta or (record.step and not before):
+        return _skip(out, "the step before was not recorded" if record.settings.kl_beta else "there is no KL term")
+    if record.step:
+        # What the policy computes after an update is no longer what the reference computes.
+        moved = any(len(t.after) and (t.after != t.before).any() for u in before for t in u.tensors)
+        pairs = [(record.rows[i].logprobs, record.rows[i].reference_logprobs) for i in known]
+        same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
+        out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
+        return out if not moved or 2 * same <= len(known) else _fail(out, None, "kl-term-wrong")
+    out.limit = TRAINER[x.precision]
+    sums = [(abs(row.kl_sum), row.loss_mask.sum()) for row in record.rows if row.kl_sum is not None]
+    if sums:  # at the run's start the two are one
+        out.gap = sum(kl for kl, _ in sums) / max(sum(n for _, n in sums), 1)
+        out.evidence = f"before the first update policy and reference differ by {out.gap:.2g} nats a token"
+        return out if out.gap <= out.limit else _fail(out, None, "kl-term-wrong")
+    rows_ = [record.rows[i] for i in known][: x.rows]
+    scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(known, rows_, strict=False)]
+    observed = [row.reference_logprobs.astype(float) for row in rows_ if row.reference_logprobs is not None]
+    _logprobs(x, out, scored, observed, TRAINER, "kl-term-wrong")
+    if out.verdict == "fail" and out.cause != "temperature-not-applied":
+        out.cause = "kl-term-wrong"
+    return out
+
 
 WEIGHT = 1e-4
 """Relative difference of a weight, and of an importance weight."""
@@ -662,6 +674,8 @@ def _compare_slopes(
 
 GRADIENT: Limit = {"float32": 2e-3, "bfloat16": 0.15}
 """Of the norm of the sampled entries."""
+ROUNDED = 2e-6
+"""Nats by which log-probabilities in float32 are apart at most, if the weights are the same to the last bit."""
 
 
 def gradient(x: Examined) -> Outcome:
@@ -701,6 +715,8 @@ def gradient(x: Examined) -> Outcome:
         if expected[at].any() or observed[at].any()
     ]
     out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {max(each)[0]:.2g} in one of {len(each)} tensors"
+    if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
+        out.limit *= max(1.0, x.apart / ROUNDED)
     strict = 20 * out.limit if x.precision == "float32" else 1.0
     if out.gap <= out.limit and max(each)[0] <= strict:
         return out
@@ -987,6 +1003,7 @@ STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
     draws,
     pairing,
     advantage,
+    reference_policy,
     weights,
     corrections,
     slopes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -25,10 +24,8 @@ def show(
     """Examine and print. `directory`: the run directory; None before a run. Returns the exit code."""
     from plumbob.doctor import page, web_page
     from plumbob.trainer.cli.gather import of_environment, of_run
-    from plumbob.trainer.report.write import REPORT
     from plumbob.trainer.training.sampling_warnings import reward_warnings
 
-    report = (directory or Path()).expanduser() / REPORT
     try:
         with first_ctrl_c():
             if directory is None:
@@ -42,15 +39,14 @@ def show(
         return INTERRUPTED
     x.notes += reward_warnings(config)
     if as_json:
-        print(json.dumps(x.as_json(title, str(report)), indent=2))
+        print(json.dumps(x.as_json(title), indent=2))
     else:
         width = shutil.get_terminal_size((80, 24)).columns
-        for line in page.lines(x, everything=everything, width=width, report=str(report)):
+        for line in page.lines(x, everything=everything, width=width):
             print(line)
     if html is not None:
-        beside = os.path.relpath(report, Path(html).parent)
         try:
-            Path(html).write_text(web_page.render(x, title, beside), encoding="utf-8")
+            Path(html).write_text(web_page.render(x, title), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {html}: {error.strerror}") from None
     return x.code

@@ -96,6 +96,27 @@ def factor(observed: np.ndarray, expected: np.ndarray) -> float:
     return float((observed * expected).sum()) / size if size > 0 else float("nan")
 
 
+def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """What is expected, times a factor for each part (a number of each value), and the finite ones of these factors."""
+    predicted, found = expected.copy(), []
+    for number in np.unique(part):
+        at = part == number
+        by = factor(observed[at], expected[at])
+        if np.isfinite(by):
+            predicted[at] *= by
+            found.append(by)
+    return predicted, found
+
+
+def of_microbatches(
+    observed: np.ndarray, expected: np.ndarray, microbatch: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A factor for each microbatch, if these factors differ."""
+    predicted, found = by_part(observed, expected, microbatch)
+    if found and max(found) - min(found) > 1e-3:
+        yield f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})", predicted
+
+
 def nearest(
     values: Iterable[float], predict: Callable[[float], np.ndarray], observed: np.ndarray
 ) -> tuple[float, np.ndarray]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,12 @@ def factor(observed: np.ndarray, expected: np.ndarray) -> float:
     return float((observed * expected).sum()) / size if size > 0 else float("nan")
 
 
+def slices(tensors: Mapping[str, np.ndarray]) -> dict[str, slice]:
+    """Where the entries of each tensor are, if those of all tensors stand one after the other."""
+    ends = list(itertools.accumulate(map(len, tensors.values())))
+    return {name: slice(end - len(own), end) for (name, own), end in zip(tensors.items(), ends, strict=True)}
+
+
 def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """What is expected, times a factor for each part (a number of each value), and the finite ones of these factors."""
     predicted, found = expected.copy(), []
@@ -106,15 +113,6 @@ def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tup
             predicted[at] *= by
             found.append(by)
     return predicted, found
-
-
-def of_microbatches(
-    observed: np.ndarray, expected: np.ndarray, microbatch: np.ndarray
-) -> Iterator[tuple[str, np.ndarray]]:
-    """A factor for each microbatch, if these factors differ."""
-    predicted, found = by_part(observed, expected, microbatch)
-    if found and max(found) - min(found) > 1e-3:
-        yield f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})", predicted
 
 
 def nearest(

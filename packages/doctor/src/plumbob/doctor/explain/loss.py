@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.explain.loop import Condition, by_part, factor, of_microbatches
+from plumbob.doctor.explain.loop import Condition, by_part, factor
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import loss as reference
 from plumbob.doctor.reference.loss import Tokens
@@ -33,17 +33,16 @@ class LossCase:
 
 @dataclass(frozen=True)
 class WeightCase:
-    """The weights of a minibatch's rows, [B], which are not those of the settings."""
+    """The weights of a minibatch's trained rows, [B], which are not those of the settings."""
 
     rows: Sequence[Row]
     step: Sequence[Row]
     settings: Settings
     observed: np.ndarray
+    expected: np.ndarray
     microbatch: np.ndarray
-
-    @property
-    def expected(self) -> np.ndarray:
-        return self.by()
+    whole: bool
+    """Whether all rows of the minibatch are trained."""
 
     def by(self, **settings: object) -> np.ndarray:
         changed = dataclasses.replace(self.settings, **settings)
@@ -157,19 +156,26 @@ def _row_factors(case: LossCase) -> Predictions:
     yield "a factor for each row", by_part(case.observed, case.expected, case.tokens.rows)[0]
 
 
+def _microbatches(case: LossCase | WeightCase) -> Predictions:
+    predicted, found = by_part(case.observed, case.expected, case.microbatch)
+    if found and max(found) - min(found) > 1e-3:
+        yield f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})", predicted
+
+
 def _reductions(case: WeightCase) -> Predictions:
     right = case.expected
-    for reduction in ("rows", "constant", "minibatch_tokens", "step_tokens"):
-        yield f"the reduction {reduction}", case.by(reduction=reduction)
-    for overlong in ("keep", "mask"):
-        yield f"overlong {overlong}", case.by(overlong=overlong)
-    lengths = np.array([reference.in_loss(row, case.settings) for row in case.rows], float)
-    whole = np.array([len(row.token_ids) for row in case.rows], float)
-    yield "the number of all tokens of a row", np.where(lengths > 0, 1 / (len(case.rows) * whole), 0.0)
-    trained = np.array([bool(row.advantage) for row in case.rows])
-    yield "no rows of groups without a signal", right * len(case.rows) / max(trained.sum(), 1)
-    yield "no tokens of groups without a signal", right * lengths.sum() / max(lengths[trained].sum(), 1)
-    yield "weights times the row's tokens", right * lengths
+    if case.whole:
+        for reduction in ("rows", "constant", "minibatch_tokens", "step_tokens"):
+            yield f"the reduction {reduction}", case.by(reduction=reduction)
+        for overlong in ("keep", "mask"):
+            yield f"overlong {overlong}", case.by(overlong=overlong)
+        lengths = np.array([reference.in_loss(row, case.settings) for row in case.rows], float)
+        whole = np.array([len(row.token_ids) for row in case.rows], float)
+        yield "the number of all tokens of a row", np.where(lengths > 0, 1 / (len(case.rows) * whole), 0.0)
+        trained = np.array([bool(row.advantage) for row in case.rows])
+        yield "no rows of groups without a signal", right * len(case.rows) / max(trained.sum(), 1)
+        yield "no tokens of groups without a signal", right * lengths.sum() / max(lengths[trained].sum(), 1)
+        yield "weights times the row's tokens", right * lengths
     by = factor(case.observed, right)
     yield f"weights times {by:.3g}", by * right
 
@@ -178,18 +184,12 @@ SLOPES = (
     Condition("kl-term-wrong", _kl),
     Condition("loss-differs-from-settings", _ratios),
     Condition("loss-differs-from-settings", _factors),
-    Condition(
-        "normaliser-depends-on-microbatches",
-        lambda case: of_microbatches(case.observed, case.expected, case.microbatch),
-    ),
+    Condition("normaliser-depends-on-microbatches", _microbatches),
     Condition("loss-differs-from-settings", _entropy),
     Condition("loss-differs-from-settings", _parts),
     Condition("loss-differs-from-settings", _row_factors),
 )
 WEIGHTS = (
     Condition("loss-differs-from-settings", _reductions),
-    Condition(
-        "normaliser-depends-on-microbatches",
-        lambda case: of_microbatches(case.observed, case.expected, case.microbatch),
-    ),
+    Condition("normaliser-depends-on-microbatches", _microbatches),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class RowCase:
     tokenizer: Any = None
 
 
-def made(ids: Sequence[int], mask: Sequence[bool]) -> Made:
+def made(ids: Iterable[int], mask: Iterable[bool]) -> Made:
     return tuple(map(int, ids)), tuple(map(bool, mask))
 
 

@@ -96,11 +96,5 @@ def end_of_turn(tokenizer: Any) -> int | None:
     return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
 
 
-def takes_tools(tokenizer: Any, record: StepRecord, rollout: Rollout) -> bool:
-    """Whether the template itself writes the tools into the prompt."""
-    variants = prompts(record, rollout, tokenizer)
-    return "the tools' descriptions" in variants and variants[""] != variants["the tools' descriptions"]
-
-
 def same(a: Any, b: Any) -> bool:
     return len(a) == len(b) and bool(np.array_equal(np.asarray(a), np.asarray(b)))

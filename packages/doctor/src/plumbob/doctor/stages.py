@@ -448,8 +448,11 @@ def reference_policy(x: Examined) -> Outcome:
     out, record = Outcome("loss", "the KL term compares with the model with which the run began"), x.record
     known = [i for i, row in enumerate(record.rows) if row.reference_logprobs is not None]
     before = x.previous.updates if x.previous else []
-    if not record.settings.kl_beta or (record.step and not before):
-        return _skip(out, "the step before was not recorded" if record.settings.kl_beta else "there is no KL term")
+    if not record.settings.kl_beta:
+        out.evidence = "there is no KL term"
+        return out
+    if record.step and not before:
+        return _skip(out, "the step before was not recorded")
     if record.step:
         # What the policy computes after an update is no longer what the reference computes.
         moved = any(len(t.after) and (t.after != t.before).any() for u in before for t in u.tensors)

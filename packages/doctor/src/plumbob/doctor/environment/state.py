@@ -14,8 +14,9 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED = 0.1
 """Largest share of rollouts that may fail beside others."""
-ORDER, FRESH = "after other tasks", "in a process that has played nothing"
+AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
+ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
 
 Pair = tuple[Played, Played]
 
@@ -71,7 +72,7 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
         steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
         fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
     beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {AGAIN: [*_again(m)], ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
@@ -86,38 +87,20 @@ def _failed(m: Matrix) -> Evidence | None:
 
 def _prompts(m: Matrix) -> Evidence | None:
     """The messages before the first turn do not become more from one rollout of a task to the next."""
-    first = {
-        i: min(len(m.cells.get(kind, {}).get(i, p).opening) for kind in (PERFECT, EMPTY))
-        for i, p in m.kind(EMPTY).items()
-    }
-    later = [
-        (i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items() if p.ok and i in first
-    ]
-    later += [(i, p) for _, i, p in m.beside if p.ok and i in first]
-    more = [p for i, p in later if len(p.opening) > first[i]]
-    return refuted(
-        more,
-        later,
-        "{} prompts have more messages than that of the task's first rollout",
-        more,
-        least=FEWEST,
-    )
+    of_task: dict[int, list[Played]] = {}
+    alone = ((i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items())
+    for i, p in [*alone, *((i, p) for _, i, p in m.beside)]:
+        of_task.setdefault(i, []).append(p)
+    pairs = [(played[0], p) for played in of_task.values() for p in played if p.ok and played[0].ok]
+    more = [p for first, p in pairs if len(p.opening) > len(first.opening)]
+    text = "{} prompts have more messages than that of the task's first rollout"
+    return refuted(more, pairs, text, more, least=FEWEST)
 
 
 STATE = (
     *rows("tool", PERFECT)(
-        (
-            "again-results",
-            "Calls get the same results at once again",
-            "tool-results-wrong",
-            lambda m: _results("at once again", [*_again(m)]),
-        ),
-        (
-            "other-results",
-            "Results do not depend on what else is played",
-            "tool-results-mixed",
-            _of(_results, ORDER, FRESH, BESIDE),
-        ),
+        ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
+        ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(
         ("prompts", "Prompts hold nothing of earlier rollouts", "tool-results-mixed", _prompts),
@@ -125,7 +108,7 @@ STATE = (
             "other-rewards",
             "Rewards do not depend on other rollouts",
             "rewards-of-other-rollouts",
-            _of(_rewards, ORDER, BESIDE),
+            _of(_rewards, *ALIVE),
         ),
         ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
         ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),

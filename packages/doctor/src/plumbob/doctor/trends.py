@@ -52,13 +52,6 @@ from plumbob.doctor.run_numbers import (
 # Tasks and grading
 
 
-def few_tasks(n: Numbers) -> str | None:
-    epoch = number(n.rows[-1], "tasks/epoch")
-    tasks = total(n.rows, "groups/count") / (epoch + 1)
-    # 16 tasks: a step of the default size holds all of them.
-    return f"about {tasks:.0f} training tasks, each taken {epoch:.0f} times" if epoch >= 3 and tasks <= 16 else None
-
-
 DIFFICULTY = ("tasks/difficulty", "env/difficulty", "env/hops", "env/level")
 
 
@@ -214,20 +207,6 @@ def gap(n: Numbers) -> str | None:
     if now <= limit:
         return None
     return f"they differ by {now:.2g} nats per token (in the first step by {at_first:.2g}; limit {limit:.2g})"
-
-
-def gap_grows(n: Numbers) -> str | None:
-    plan, first, now = n.plan, mean(n.first, "sync/sampling_gap"), mean(n.last, "sync/sampling_gap")
-    if plan.narrowed or plan.stale or not first or n.steps < 2 * WINDOW or gap(n):
-        return None
-    logs = [math.log(value) for row in n.rows[-100:] if (value := number(row, "sync/sampling_gap")) > 0]
-    _, t = line(logs)
-    if t <= SURE or now <= 3 * first or now <= (1e-5 if plan.exact else 0.025):
-        return None
-    # A policy that becomes less sure differs by more in bfloat16 as well.
-    if times(mean(n.first, "policy/entropy"), mean(n.last, "policy/entropy")) > 2:
-        return None
-    return f"they differ by {now:.2g} nats per token, {now / first:.2g} times as much as in the first {WINDOW} steps"
 
 
 def narrowed(n: Numbers) -> str | None:
@@ -694,7 +673,6 @@ class Trend:
 
 
 TRENDS: tuple[Trend, ...] = (
-    Trend("few-tasks", "there are many tasks", "few-distinct-tasks", few_tasks, WINDOW, ("tasks/epoch",)),
     Trend("harder", "the tasks stay as hard as they were", "task-order-drifts", harder, 2 * WINDOW, DIFFICULTY),
     Trend("constant", "not all rewards are the same number", "reward-wrong", constant, 3, ("reward/std",)),
     Trend("form-alone", "rewards differ by answers, not by their form alone", "reward-exploitable", form_alone, 2 * WINDOW),
@@ -703,8 +681,6 @@ TRENDS: tuple[Trend, ...] = (
     Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
     Trend("evaluation-moves", "evaluations follow the policy", "evaluation-differs", evaluation_stands_still, 2 * WINDOW),
     Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, WINDOW, ("sync/sampling_gap",)),
-    Trend("gap-grows", "engine and trainer stay as close as they were", "engine-trainer-mismatch", gap_grows, 2 * WINDOW,
-          ("sync/sampling_gap",)),
     Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
     Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
     Trend("left-out", "rollouts and tokens that are left out are few, and like the others", "signal-left-out", left_out),

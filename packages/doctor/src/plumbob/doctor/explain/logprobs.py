@@ -141,9 +141,6 @@ def _shifted(case: LogprobCase) -> Predictions:
     yield "log-probabilities of the next token", np.concatenate(after)
     before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
     yield "log-probabilities of the token before", np.concatenate(before)
-    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
-    yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
-    yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
     def own_logits(s: Scored) -> np.ndarray:
         logits = (
@@ -152,6 +149,14 @@ def _shifted(case: LogprobCase) -> Predictions:
         return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
 
     yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
+
+
+def _ordered(case: LogprobCase) -> Predictions:
+    """As a loss has them that takes those of other tokens."""
+    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
+    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
+    yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
+    yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
 
 def _around(case: LogprobCase, s: Scored) -> tuple[float | None, float | None]:
@@ -262,6 +267,7 @@ CONDITIONS = (
     Condition("temperature-not-applied", _temperature),
     Condition("attention-or-positions-wrong", _others),
     Condition("loss-mask-wrong", _shifted),
+    Condition("loss-differs-from-settings", _ordered),
     Condition("prompt-replaced", _prompts),
     Condition("attention-or-positions-wrong", _positions),
     Condition("weights-not-synced", _rounded),

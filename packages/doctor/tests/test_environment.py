@@ -163,11 +163,6 @@ def raises(error: Exception) -> Any:
     raise error
 
 
-def grown(toy: Toy, task: Task) -> list[tuple[str, str]]:
-    times = counted(toy, task.key)
-    return [*own_opening(toy, task), *([("user", "Go on.")] if times > 1 else [])]
-
-
 def busy(toy: Toy, task: Task, key: str) -> str:
     return raises(ValueError("too many sessions")) if toy.state["open"] > 8 else task.fields["table"][key]
 
@@ -199,7 +194,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that waits for ever": ("ends", {"grade": lambda t, task, m: raises(Hang("no end"))}),
     "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
-    "prompts that grow": ("prompts", {"opening": grown}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
     "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
     "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),

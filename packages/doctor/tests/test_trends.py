@@ -120,7 +120,6 @@ BAD: dict[str, tuple[Rows, Plan]] = {
     "weights-move": (run(always(optimizer__moved_share=0.1)), PLAN),
     "fast-enough": (run(always(optimizer__relative_update=1e-9, policy__step_kl=1e-12)), PLAN),
     "small-steps": (run(late(10, policy__step_kl=2.0, reward__mean=0.0)), PLAN),
-    "steady": (run(always(policy__step_kl=0.2)), PLAN),
     "never": (
         run(always(groups__all_fail=16, groups__all_pass=0, groups__zero_signal_share=1.0, reward__mean=0.0)),
         PLAN,

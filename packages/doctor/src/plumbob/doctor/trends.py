@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.run_numbers import (
-    LARGE,
     LATE,
     LEAST_GAIN,
     LIKELY,
@@ -391,16 +390,6 @@ def too_large_a_step(n: Numbers) -> str | None:
     return f"step {at + 1} changed the policy by {change:.2g} nats per token; reward {before:.3f} -> {now:.3f}"
 
 
-def restless(n: Numbers) -> str | None:
-    # 0.05 nats in a median step, while healthy runs of the bundled models have a hundredth of it.
-    if len(n.changes) < 3 or statistics.median(n.changes) <= LARGE or n.gained() or n.solved or n.plan.default_rate:
-        return None
-    return (
-        f"a step changes the policy by {statistics.median(n.changes):.2g} nats per token (median), and the reward by "
-        f"{n.change():+.3f} in all"
-    )
-
-
 def saved(n: Numbers) -> str | None:
     apart, limit = number(n.saved, "saved_gap"), number(n.saved, "saved_limit", 1e-5 if n.plan.exact else 0.01)
     if "saved_gap" not in n.saved or apart <= limit:
@@ -697,8 +686,6 @@ TRENDS: tuple[Trend, ...] = (
     Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
           ("optimizer/update_rms",)),
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
-          ("policy/step_kl",), withdrawn=True),
-    Trend("steady", "the policy changes for a better reward", "learning-rate-too-high", restless, WINDOW,
           ("policy/step_kl",), withdrawn=True),
     Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, 1, ("saved_gap",)),
     Trend("never", "the model sometimes succeeds", "never-succeeds", never, WINDOW, ("groups/count",), withdrawn=True),

@@ -11,23 +11,14 @@ from plumbob.doctor.findings import STAGES, Finding
 from plumbob.doctor.page import AREAS, area, conclusion, open_checks
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --pass: #1a7f37; --fail: #cf222e; --unsure: #9a6700; --error: #8250df; }
-@media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --fail: #f85149; --unsure: #d29922; --error: #a371f7; } }
+:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; }
-h2 { font-size: 1.1rem; }
-.answer { font-size: 1.1rem; border-left: 4px solid; padding: .25rem 0 .25rem 1rem; margin: 1.5rem 0; }
-.answer p { margin: .25rem 0; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .5rem .75rem .5rem 0; border-bottom: 1px solid var(--line); }
-.pass { color: var(--pass); } .fail { color: var(--fail); } .unsure { color: var(--unsure); }
-.error { color: var(--error); }
-.pass, .fail, .unsure, .error { font-weight: 600; white-space: nowrap; }
-.answer.pass, .answer.fail, .answer.unsure, .answer.error { white-space: normal; font-weight: inherit; }
+th, td { text-align: left; vertical-align: top; padding: .5rem .75rem .5rem 0; border-bottom: 1px solid #8884; }
+td:last-child { overflow-wrap: anywhere; }
+.answer { border-left: 4px solid; padding-left: 1rem; }
+.pass { color: #2da44e; } .fail { color: #cf222e; } .unsure { color: #9a6700; } .error { color: #8250df; }
 .answer > * { color: CanvasText; }
-.evidence { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-small { color: GrayText; }
-code { font-size: .95em; }
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
-from plumbob.doctor.environment.matrix import FRESHLY, HELD, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -85,25 +85,12 @@ def _failed(m: Matrix) -> Evidence | None:
     return refuted(bad, m.beside, text, bad, least=FEWEST, share=FAILED)
 
 
-def _prompts(m: Matrix) -> Evidence | None:
-    """The messages before the first turn do not become more from one rollout of a task to the next."""
-    of_task: dict[int, list[Played]] = {}
-    alone = ((i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items())
-    for i, p in [*alone, *((i, p) for _, i, p in m.beside)]:
-        of_task.setdefault(i, []).append(p)
-    pairs = [(played[0], p) for played in of_task.values() for p in played if p.ok and played[0].ok]
-    more = [p for first, p in pairs if len(p.opening) > len(first.opening)]
-    text = "{} prompts have more messages than that of the task's first rollout"
-    return refuted(more, pairs, text, more, least=FEWEST)
-
-
 STATE = (
     *rows("tool", PERFECT)(
         ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
         ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(
-        ("prompts", "Prompts hold nothing of earlier rollouts", "tool-results-mixed", _prompts),
         (
             "other-rewards",
             "Rewards do not depend on other rollouts",

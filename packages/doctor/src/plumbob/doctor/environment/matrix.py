@@ -153,12 +153,12 @@ class _Table:
                 raise _Stop(f"{self.hanging} rollouts hung")
 
 
-def play(player: Player, seed: int = 0) -> Matrix:
-    """Play every kind of transcript. `seed`: of the choice of tasks."""
+def play(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Matrix:
+    """Play every kind of transcript. `seed`: of the choice of tasks. `meanwhile`: called before a wait of seconds."""
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
     matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS))
+        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS), meanwhile)
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
@@ -168,7 +168,7 @@ def _first(hand: Hand) -> dict[str, Make]:
     return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
 
 
-def _play_all(table: _Table) -> None:
+def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
     matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
@@ -192,6 +192,7 @@ def _play_all(table: _Table) -> None:
         _play_held_out(table)
     if player.settings.at_once > 1:
         _play_beside(matrix)
+    meanwhile()
     for (kind, i, _), played in zip(again, fresh() or (), strict=False):
         matrix.cells.setdefault(f"{kind}, {FRESHLY}", {})[i] = played
     if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):

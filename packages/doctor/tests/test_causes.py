@@ -1,14 +1,10 @@
-"""The catalogue of causes, and in which order the causes of findings are named."""
+"""The catalogue of causes, and what a finding says."""
 
 from __future__ import annotations
 
 import pytest
-from plumbob.doctor.causes import CAUSES, is_symptom, named, stands_for
-from plumbob.doctor.findings import STAGES, Finding, Place
-
-
-def failed(*causes: str) -> list[Finding]:
-    return [Finding(f"without {cause}", "fail", "seen", cause) for cause in causes]
+from plumbob.doctor.causes import CAUSES, is_symptom, stands_for
+from plumbob.doctor.findings import STAGES, Finding
 
 
 @pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
@@ -27,24 +23,7 @@ def test_no_two_causes_have_the_same_remedy() -> None:
     assert len({cause.fix for cause in CAUSES.values()}) == len(CAUSES)
 
 
-def test_the_earliest_stage_is_named_first_and_symptoms_last() -> None:
-    findings = failed("never-succeeds", "weights-not-synced", "calls-not-read", "loss-mask-wrong", "weights-not-synced")
-    assert named(findings) == ["loss-mask-wrong", "weights-not-synced", "calls-not-read", "never-succeeds"]
-
-
-def test_causes_of_one_stage_keep_the_order_of_the_checks() -> None:
-    assert named(failed("kl-term-wrong", "loss-differs-from-settings")) == [
-        "kl-term-wrong",
-        "loss-differs-from-settings",
-    ]
-    assert named(failed("loss-differs-from-settings", "kl-term-wrong")) == [
-        "loss-differs-from-settings",
-        "kl-term-wrong",
-    ]
-
-
-def test_a_cause_of_another_catalogue_is_named_after_known_ones_and_is_no_symptom() -> None:
-    assert named(failed("made-up", "oracle-fails")) == ["oracle-fails", "made-up"]
+def test_a_cause_of_another_catalogue_is_no_symptom() -> None:
     assert not is_symptom("made-up") and stands_for("made-up") == {"made-up"}
 
 
@@ -66,7 +45,3 @@ def test_a_finding_of_an_outcome() -> None:
 def test_advice_names_the_environment_and_the_model_of_the_run() -> None:
     advice = CAUSES["never-succeeds"].advice("lookup", "tiny")
     assert "sft lookup --model tiny" in advice and "ENV" not in advice and "MODEL" not in advice
-
-
-def test_the_fragment_of_a_place() -> None:
-    assert Place(3, "a b", 1, (4, 9)).fragment == "step=3&task=a%20b&rollout=1&token=4"

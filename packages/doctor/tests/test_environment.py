@@ -163,18 +163,6 @@ def raises(error: Exception) -> Any:
     raise error
 
 
-def caught(toy: Toy, task: Task, said: list[Message]) -> float:
-    try:
-        return right(task, said) if task.fields["answer"] not in WORDS[:6] else float(int(task.fields["answer"]))
-    except ValueError:
-        return 0.0
-
-
-def grown(toy: Toy, task: Task) -> list[tuple[str, str]]:
-    times = counted(toy, task.key)
-    return [*own_opening(toy, task), *([("user", "Go on.")] if times > 1 else [])]
-
-
 def busy(toy: Toy, task: Task, key: str) -> str:
     return raises(ValueError("too many sessions")) if toy.state["open"] > 8 else task.fields["table"][key]
 
@@ -184,26 +172,12 @@ def another_key(toy: Toy, task: Task, result: str) -> str:
     return next((text for text in table.values() if text != result), result)
 
 
-def another_story(toy: Toy, task: Task, key: str) -> str:
-    return toy.train[toy.train.index(task) - 1].fields["story"] if task in toy.train else "nothing"
-
-
 def repeats(tasks: list[Task]) -> list[Task]:
     return [*tasks[:60], *(dataclasses.replace(task, key=f"again-{task.key}") for task in tasks[:30])]
 
 
-def as_if_right(toy: Toy, task: Task) -> Played:
-    """Less than 1, and not the same in all tasks."""
-    return Played(task, 0.3 if task.fields["answer"] < "b" else 0.5)
-
-
 def wrong_answers(tasks: list[Task], share: int) -> list[Task]:
     return [changed(task, answer="zebra") if i % share == 0 else task for i, task in enumerate(tasks)]
-
-
-def odd_one(toy: Toy, task: Task) -> list[tuple[str, str]]:
-    words = " ".join(random.Random(task.key).sample(WORDS, 3))
-    return [("system", RULES), ("user", f"{task.prompt} {words[::-1]}\n{task.fields['answer']}")]
 
 
 def held(task: Task) -> bool:
@@ -220,7 +194,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that waits for ever": ("ends", {"grade": lambda t, task, m: raises(Hang("no end"))}),
     "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
-    "prompts that grow": ("prompts", {"opening": grown}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
     "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
     "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),
@@ -229,7 +202,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
     ),
     "too few sessions": ("ends-beside", {"find": busy}),
-    "a grader that catches its errors": ("not-swallowed", {"grade": caught}),
     "a whole reply compared": (
         "parsed",
         {
@@ -254,10 +226,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)},
     ),
     "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
-    "held-out tasks scored leniently": (
-        "wrong-alike",
-        {"grade": pays(lambda task, m: held(task) and last(m) in WORDS)},
-    ),
     "ten tasks": ("enough", {"train": TRAIN[:10]}),
     "copies": ("distinct", {"train": repeats(TRAIN)}),
     "sorted tasks": (
@@ -268,7 +236,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden",
         {"opening": lambda t, task: [("system", RULES), ("user", f"{task.prompt} Value: {task.fields['answer']}.")]},
     ),
-    "prompts without their question": ("told-apart", {"opening": lambda t, task: [("user", RULES)], "tools": {}}),
     "held-out tasks trained on": ("apart", {"train": [*TRAIN, *HELD[:8]]}),
     "held-out tasks in other words": (
         "near-copies",
@@ -278,10 +245,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
                 for task in TRAIN[:16]
             ]
         },
-    ),
-    "one held-out prompt": (
-        "prompts-differ",
-        {"opening": lambda t, task: [("system", RULES), ("user", "Begin." if held(task) else task.prompt)]},
     ),
     "held-out tasks with another rule": (
         "prompted",
@@ -294,21 +257,17 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "calls in a form that nothing reads": ("call-form", {"form": ("<invoke name='find'>", False)}),
-    "a parameter under another name": ("declared", {"tools": {"find": frozenset({"id"})}}),
     "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
     "results of other calls": ("own-call", {"shown": another_key}),
     "results cut": ("own-result", {"shown": lambda t, task, text: text[:5]}),
     "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
-    "the rules in every result": ("alone", {"shown": lambda t, task, text: f"{text}\n{RULES}"}),
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
-    "results of another task": ("own-task", {"find": another_story, "train": TRAIN[:48]}),
     "an index that is empty": ("needed", {"find": lambda t, task, key: "nothing found"}),
     "the value in every result": (
         "not-given-away",
         {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"},
     ),
     "golds of other tasks": ("own-data", {"train": wrong_answers(TRAIN, 5)}),
-    "held-out golds of other tasks": ("held-out-own-data", {"held_out": wrong_answers(HELD, 3)}),
     "a parser that stumbles over numbers": (
         "read",
         {"grade": lambda t, task, m: right(task, m) * (not any(map(str.isdigit, last(m))))},
@@ -317,11 +276,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "as-read",
         {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
     ),
-    "calls that change nothing": (
-        "calls-count",
-        {"grade": lambda t, task, m: as_if_right(t, task).reward * right(task, m), "ideal": as_if_right},
-    ),
-    "answers at the end of prompts": ("not-given", {"opening": odd_one}),
     "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
     "form outweighs the answer": (
@@ -331,10 +285,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "first letters": (
         "near",
         {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))},
-    ),
-    "calls are paid": (
-        "vain-calls",
-        {"grade": lambda t, task, m: right(task, m) + 0.03 * sum(len(one.calls) for one in m)},
     ),
 }
 """Fault -> (the row that names it, what of the toy is replaced)."""

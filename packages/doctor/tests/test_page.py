@@ -9,7 +9,7 @@ import pytest
 from plumbob.doctor import page, web_page
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.examine import Examination, code_of, merged, of_outcomes
-from plumbob.doctor.findings import STAGES, Code, Finding, Place
+from plumbob.doctor.findings import STAGES, Code, Finding
 from plumbob.doctor.stages import Outcome
 
 WIDTHS = (60, 80)
@@ -43,7 +43,6 @@ def sick() -> Examination:
             "reward-exploitable",
             "12 of 48 wrong answers earn 1",
             code=(Code("grading.py", 12, "Task.correct"),),
-            places=(Place(3, "task 7", 0),),
         ),
     )
     x.add("environment", Finding("each call has one result", "error", "ValueError: no such tool", None, "tools"))
@@ -52,7 +51,7 @@ def sick() -> Examination:
 
 
 def text(x: Examination, width: int = 80, everything: bool = False) -> str:
-    return "\n".join(page.lines(x, width=width, everything=everything, report="runs/mine/report.html"))
+    return "\n".join(page.lines(x, width=width, everything=everything))
 
 
 def test_a_healthy_run_has_one_line_for_each_area() -> None:
@@ -80,7 +79,6 @@ def test_what_failed_has_evidence_place_and_remedy() -> None:
     assert "Cause: reward-exploitable" in told
     assert "12 of 48 wrong answers earn 1" in told
     assert "grading.py:12 Task.correct" in told
-    assert "runs/mine/report.html#step=3&task=task%207&rollout=0" in told
     assert CAUSES["reward-exploitable"].fix[:40] in told
     later = told[told.index("may be consequences of this cause") :]
     assert later.index("loss-differs-from-settings") < later.index("weights-not-synced") < later.index("policy-breaks")
@@ -162,22 +160,20 @@ def test_checks_that_could_not_be_completed_make_code_2() -> None:
 
 
 def test_json() -> None:
-    report = json.loads(json.dumps(sick().as_json("doctor lookup", "report.html")))
+    report = json.loads(json.dumps(sick().as_json("doctor lookup")))
     assert report["cause"] == "reward-exploitable" and report["symptoms"] == ["policy-breaks"]
     assert next(iter(report["causes"])) == "reward-exploitable"
     assert report["findings"][-2]["code"] == [{"file": "grading.py", "line": 12, "function": "Task.correct"}]
-    assert report["findings"][-2]["links"] == ["report.html#step=3&task=task%207&rollout=0"]
     assert {finding["stage"] for finding in report["findings"]} == set(STAGES)
 
 
 def test_web_page() -> None:
     x = sick()
     x.add("environment", failed("a <b> is no tag", "reward-wrong"))
-    made = web_page.render(x, "doctor lookup", "report.html")
+    made = web_page.render(x, "doctor lookup")
     assert "<script" not in made and "a &lt;b&gt; is no tag" in made
-    assert 'href="report.html#step=3' in made
     assert not re.search(r"https?://[^\s<]*\.(js|css)", made)
-    assert "No check failed." in web_page.render(healthy(), "doctor lookup", "report.html")
+    assert "No cause found: 30 checks passed." in web_page.render(healthy(), "doctor lookup")
 
 
 def test_outcomes_become_findings() -> None:

@@ -12,6 +12,7 @@ from plumbob.doctor.explain.optimizer import UpdateCase
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
 from plumbob.doctor.reference.optimizer import Moments, rate
+from plumbob.doctor.stages import LIKELIER
 
 Made = Callable[..., Any]
 
@@ -104,12 +105,24 @@ def test_the_schedule() -> None:
     assert [rate(s, k) for k in range(6)] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
 
 
-def test_draws_at_another_temperature_are_far_from_the_mean() -> None:
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda x, seen: x, ""),
+        (lambda x, seen: x / 0.7, "temperature-not-applied"),
+        (lambda x, seen: x / 1.4, "temperature-not-applied"),
+        (lambda x, seen: x.masked_fill(x < x.amax(-1, keepdim=True) - 2.302, -1e9), "sampling-altered"),
+        (lambda x, seen: x - 1.2 * seen, "sampling-altered"),
+    ],
+)
+def test_draws_from_another_distribution_are_likelier_under_it(change: Any, cause: str) -> None:
     random = torch.Generator().manual_seed(0)
-    logits = torch.randn(4000, 30, generator=random) * 2
-    for temperature, low, high in ((1.0, -4, 4), (0.7, 8, 99), (1.4, -99, -8)):
-        drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)[:, 0]
-        assert low < sampling.measure(logits, drawn, 1.0).z < high
+    logits, seen = torch.randn(2000, 30, generator=random) * 2, torch.rand(2000, 30, generator=random) < 0.3
+    drawn = torch.multinomial(change(logits, seen).softmax(-1), 1, generator=random)[:, 0]
+    plain = sampling.of_tokens(logits, drawn).sum().item()
+    found = {key: other.sum().item() - plain for key, other in sampling.alternatives(logits, drawn, seen, 1.0).items()}
+    best = max(found, key=lambda key: found[key])
+    assert (best[0] if found[best] > LIKELIER else "") == cause
 
 
 def test_only_what_leaves_a_twentieth_is_accepted() -> None:

@@ -6,11 +6,9 @@ of them fits the numbers. A source is an arXiv number, or owner/repository#issue
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from plumbob.doctor.findings import Cause
 
-from plumbob.doctor.findings import STAGES, Cause, Finding
-
-_TASKS = (
+_ALL = (
     Cause(
         "few-distinct-tasks",
         "tasks",
@@ -46,9 +44,6 @@ _TASKS = (
         "the prompt, or what a tool returns beside what it was asked for.",
         ("H05",),
     ),
-)
-
-_GRADING = (
     Cause(
         "reward-nondeterministic",
         "grading",
@@ -99,9 +94,6 @@ _GRADING = (
         ("H05",),
         includes=("answers-not-parsed", "oracle-fails", "reward-exploitable", "reward-nondeterministic"),
     ),
-)
-
-_TOOLS = (
     Cause(
         "tools-fail",
         "tools",
@@ -146,9 +138,6 @@ _TOOLS = (
         "verl-project/verl#1569; Visual-Agent/DeepEyes#55",
         symptom=True,
     ),
-)
-
-_EVALUATION = (
     Cause(
         "evaluation-differs",
         "evaluation",
@@ -160,9 +149,6 @@ _EVALUATION = (
         ("H05",),
         "verl-project/verl#6202",
     ),
-)
-
-_ROWS = (
     Cause(
         "prompt-incomplete",
         "rows",
@@ -196,9 +182,6 @@ _ROWS = (
         ("H02", "H07"),
         "NVIDIA-NeMo/RL#2176; huggingface/trl#4970; PrimeIntellect-ai/prime-rl#1525",
     ),
-)
-
-_LOGPROBS = (
     Cause(
         "engine-trainer-mismatch",
         "logprobs",
@@ -272,9 +255,6 @@ _LOGPROBS = (
         ("H06",),
         "Goekdeniz-Guelmez/mlx-lm-lora#50",
     ),
-)
-
-_SAMPLING = (
     Cause(
         "rollouts-fail",
         "sampling",
@@ -346,9 +326,6 @@ _SAMPLING = (
         ("H02", "H04", "H05", "H06"),
         "thinking-machines-lab/tinker-cookbook#822; verl-project/verl#7495; huggingface/trl#5815; arXiv:1707.06347, sec. 3",
     ),
-)
-
-_ADVANTAGES = (
     Cause(
         "rewards-of-other-rollouts",
         "advantages",
@@ -383,9 +360,6 @@ _ADVANTAGES = (
         ("H01",),
         "arXiv:2503.20783, sec. 3.1; arXiv:2508.08221",
     ),
-)
-
-_LOSS = (
     Cause(
         "loss-differs-from-settings",
         "loss",
@@ -434,9 +408,6 @@ _LOSS = (
         "Lower --kl-beta, or leave it out (the default is 0).",
         ("H03",),
     ),
-)
-
-_GRADIENT = (
     Cause(
         "no-gradient",
         "gradient",
@@ -459,9 +430,6 @@ _GRADIENT = (
         ("H05", "H08"),
         "huggingface/trl#6266",
     ),
-)
-
-_OPTIMIZER = (
     Cause(
         "update-differs-from-settings",
         "optimizer",
@@ -508,9 +476,6 @@ _OPTIMIZER = (
         ("H08",),
         "areal-project/AReaL#1634; modelscope/ms-swift#3931",
     ),
-)
-
-_SYNC = (
     Cause(
         "weights-not-synced",
         "sync",
@@ -534,9 +499,6 @@ _SYNC = (
         ("H06",),
         "vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#2856",
     ),
-)
-
-_SAVED = (
     Cause(
         "saved-model-differs",
         "saved",
@@ -548,9 +510,6 @@ _SAVED = (
         ("H06",),
         "PrimeIntellect-ai/prime-rl#1456, unslothai/unsloth#2009",
     ),
-)
-
-_SIGNAL = (
     Cause(
         "never-succeeds",
         "signal",
@@ -578,9 +537,6 @@ _SIGNAL = (
         "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
         symptom=True,
     ),
-)
-
-_TRENDS = (
     Cause(
         "memory-grows",
         "trends",
@@ -628,27 +584,7 @@ _TRENDS = (
     ),
 )
 
-CAUSES: dict[str, Cause] = {
-    cause.id: cause
-    for stage in (
-        _TASKS,
-        _GRADING,
-        _TOOLS,
-        _EVALUATION,
-        _ROWS,
-        _LOGPROBS,
-        _SAMPLING,
-        _ADVANTAGES,
-        _LOSS,
-        _GRADIENT,
-        _OPTIMIZER,
-        _SYNC,
-        _SAVED,
-        _SIGNAL,
-        _TRENDS,
-    )
-    for cause in stage
-}
+CAUSES: dict[str, Cause] = {cause.id: cause for cause in _ALL}
 """Id of a cause -> the cause, in the order of the stages."""
 
 
@@ -660,17 +596,3 @@ def is_symptom(cause: str) -> bool:
 def stands_for(cause: str) -> set[str]:
     """Its own id and those of the more specific causes that it includes, directly."""
     return {cause, *(CAUSES[cause].includes if cause in CAUSES else ())}
-
-
-def named(findings: Iterable[Finding]) -> list[str]:
-    """Ids of the causes of failed checks, each once; the first one is the answer.
-
-    Symptoms come after all others. In each half, causes have the order of their stages, because what is wrong early in the
-    way of the data explains what differs later, and causes of one stage that of the checks.
-    """
-    found = dict.fromkeys(f.cause for f in findings if f.cause is not None)
-    return sorted(found, key=lambda cause: (is_symptom(cause), _order(cause)))
-
-
-def _order(cause: str) -> int:
-    return STAGES.index(CAUSES[cause].stage) if cause in CAUSES else len(STAGES)

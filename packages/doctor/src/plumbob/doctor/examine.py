@@ -68,11 +68,6 @@ class Examination:
         return list(dict.fromkeys(f.cause for _, f in self.ranked() if f.cause))
 
     @property
-    def answer(self) -> Finding | None:
-        """The finding that names the answer; None if nothing failed."""
-        return next((finding for _, finding in self.ranked()), None)
-
-    @property
     def names_reason(self) -> bool:
         """Whether a cause was found, and not symptoms alone."""
         return any(not is_symptom(cause) for cause in self.causes)
@@ -87,19 +82,14 @@ class Examination:
     def of_stage(self, stage: Stage) -> list[Finding]:
         return [finding for _, finding in self.found if stage_of(finding) == stage]
 
-    def as_json(self, title: str, links: str = "") -> dict[str, Any]:
-        """All of it. `links`: path of the run's report, for links to places."""
+    def as_json(self, title: str) -> dict[str, Any]:
+        """All of it."""
         return {
             "title": title,
             "cause": next((cause for cause in self.causes if not is_symptom(cause)), None),
             "symptoms": [cause for cause in self.causes if is_symptom(cause)],
             "findings": [
-                {
-                    "source": source,
-                    **dataclasses.asdict(finding),
-                    "stage": stage_of(finding),
-                    "links": [f"{links}#{place.fragment}" for place in finding.places],
-                }
+                {"source": source, **dataclasses.asdict(finding), "stage": stage_of(finding)}
                 for source, finding in self.found
             ],
             "causes": {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args
-from urllib.parse import quote
 
 Verdict = Literal["pass", "fail", "unsure", "error"]
 """`unsure`: the check was inconclusive. `error`: the check could not be completed, so its result is unknown."""
@@ -78,26 +77,6 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in a run's stored rollouts one can see what a finding says: one rollout, or some of its tokens."""
-
-    step: int
-    """The step whose file in traces/ holds the rollout, from 1."""
-    task: str
-    """The task's key in the trace."""
-    rollout: int
-    """Number of the rollout among those of this task in the step's file, from 0."""
-    tokens: tuple[int, int] | None = None
-    """First and last token of the row, both included, from 0; None: the whole rollout."""
-
-    @property
-    def fragment(self) -> str:
-        """The part after `#` of a link to this place in the page that `report` writes."""
-        token = f"&token={self.tokens[0]}" if self.tokens else ""
-        return f"step={self.step}&task={quote(self.task)}&rollout={self.rollout}{token}"
-
-
-@dataclass(frozen=True)
 class Code:
     """The user's own function that a finding is about, such as a reward function or a tool."""
 
@@ -127,8 +106,6 @@ class Finding:
     """What was examined; None: the stage of the cause. A check that passes must give it to be counted in its area."""
     step: int | None = None
     """Training step in which the check first failed, if it belongs to a step."""
-    places: tuple[Place, ...] = ()
-    """A few rollouts or tokens that show it, the clearest first; empty if it is about numbers alone."""
     code: tuple[Code, ...] = ()
     """The functions of the user's environment that it is about, if they are known."""
     command: str = ""

@@ -30,23 +30,27 @@ AREAS: dict[Stage, str] = {
 MARKS = {"pass": "ok", "fail": "FAIL", "error": "ERROR", "unsure": "-"}
 MOST_WIDTH = 100
 """Widest text, however wide a terminal is."""
-LABEL = 10
-"""Columns before the text of what failed."""
+LABEL, ITEM = 10, "-"
+"""Columns for the labels of what failed, and the label of one of several."""
 
 
-def lines(x: Examination, *, everything: bool = False, width: int = 80, report: str = "") -> Iterator[str]:
-    """The text, line by line. `everything`: each check on a line of its own, too. `report`: path of the run's report."""
+def lines(x: Examination, *, everything: bool = False, width: int = 80) -> Iterator[str]:
+    """The text, line by line. `everything`: each check on a line of its own, too."""
     width = min(width, MOST_WIDTH)
     most = max(len(name) for name in AREAS.values())
     for stage in STAGES:
         if found := x.of_stage(stage):
             mark, said = area(found)
             yield from _wrapped(f"{MARKS[mark]:<5}  {AREAS[stage]:<{most}}  ", said, width)
-            if everything:
-                for finding in found:
-                    yield from _check(finding, width)
-    yield ""
-    yield from _conclusion(x, width, report)
+            for finding in found if everything else ():
+                what = {"pass": "", "fail": "not so: ", "error": "not completed: ", "unsure": "not examined: "}
+                evidence = f" ({finding.evidence})" if finding.evidence else ""
+                said = f"{what[finding.verdict]}{finding.check}{evidence}"
+                yield from _wrapped(f"  {MARKS[finding.verdict]:<5}  ", said, width)
+    for label, text in conclusion(x):
+        if not label:
+            yield ""
+        yield from _wrapped("" if not label else "  - " if label == ITEM else f"  {label:<{LABEL}}", text, width)
     if x.notes:
         yield ""
     for note in x.notes:
@@ -76,63 +80,44 @@ def _checks(count: int) -> str:
     return f"{count} check{'s' * (count != 1)}"
 
 
-def _check(finding: Finding, width: int) -> Iterator[str]:
-    what = {"pass": "", "fail": "not so: ", "error": "not completed: ", "unsure": "not examined: "}[finding.verdict]
-    evidence = f" ({finding.evidence})" if finding.evidence else ""
-    yield from _wrapped(f"  {MARKS[finding.verdict]:<5}  ", f"{what}{finding.check}{evidence}", width)
-
-
-def _conclusion(x: Examination, width: int, report: str) -> Iterator[str]:
-    ranked = x.ranked()
+def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
+    """(label, text) of the answer and of what follows from it. Without a label: a heading; with `ITEM`: one of several."""
+    ranked = [finding for _, finding in x.ranked()]
     if not ranked:
         broken = [f for _, f in x.found if f.verdict == "error"]
-        known = sum(f.verdict in ("pass", "error") for _, f in x.found)
-        if broken:
-            yield from _wrapped(
-                "", f"No cause found, but {len(broken)} of {_checks(known)} could not be completed.", width
-            )
-            for finding in broken:
-                yield from _wrapped("  ", f"{finding.check}: {finding.evidence}", width)
-        else:
-            yield from _wrapped("", f"No cause found: {_checks(known)} passed.", width)
+        known = _checks(sum(f.verdict in ("pass", "error") for _, f in x.found))
+        said = f", but {len(broken)} of {known} could not be completed" if broken else f": {known} passed"
+        yield "", f"No cause found{said}."
+        yield from ((ITEM, f"{finding.check}: {finding.evidence}") for finding in broken)
         return
-    first = ranked[0][1]
+    first = ranked[0]
     cause = CAUSES[first.cause or ""]
-    yield f"No cause found, but a symptom: {cause.id}" if cause.symptom else f"Cause: {cause.id}"
-    yield from _wrapped("  ", cause.sentence, width)
-    yield from _labelled("expected", first.check, width)
-    yield from _labelled("found", f"{first.evidence}{_step(first)}", width)
+    yield "", f"No cause found, but a symptom: {cause.id}" if cause.symptom else f"Cause: {cause.id}"
+    yield " ", cause.sentence
+    yield "expected", first.check
+    yield "found", f"{first.evidence}{_step(first)}"
     if cause.includes and not cause.symptom:
-        yield from _labelled("one of", ", ".join(cause.includes), width)
-    for code in first.code:
-        yield from _labelled("where", str(code), width)
-    for place in first.places[:3]:
-        yield from _labelled("look at", f"{report}#{place.fragment}", width)
-    yield from _labelled("to do", cause.advice(x.env, x.model), width)
+        yield "one of", ", ".join(cause.includes)
+    yield from (("where", str(code)) for code in first.code)
+    yield "to do", cause.advice(x.env, x.model)
     if first.command:
-        yield from _labelled("again by", first.command, width)
+        yield "again by", first.command
     if cause.source:
-        yield from _labelled("reported", cause.source, width)
-    rest = [finding for _, finding in ranked[1:]]
-    same = [f for f in rest if f.cause == first.cause]
-    causes = [f for f in rest if f.cause != first.cause and not is_symptom(f.cause or "")]
-    symptoms = [f for f in rest if f.cause != first.cause and is_symptom(f.cause or "")]
-    told = (
+        yield "reported", cause.source
+    same = [f for f in ranked[1:] if f.cause == first.cause]
+    others = [f for f in ranked[1:] if f.cause != first.cause]
+    symptoms = [f for f in others if is_symptom(f.cause or "")]
+    for title, findings in (
         ("The same cause shows here too:", same),
-        ("Further failures, which may be consequences of this cause:", causes),
+        ("Further failures, which may be consequences of this cause:", [f for f in others if f not in symptoms]),
         ("Further symptoms:" if cause.symptom else "Symptoms, which it may explain:", symptoms),
-    )
-    for title, findings in told:
+    ):
         if findings:
-            yield ""
-            yield from _wrapped("", title, width)
+            yield "", title
         for finding in findings:
-            name = "" if finding.cause == first.cause else f"{finding.cause}: "
-            yield from _wrapped(
-                "  - ", f"{name}expected: {finding.check}; found: {finding.evidence}{_step(finding)}", width
-            )
-            for code in finding.code if finding.cause != first.cause else ():
-                yield from _wrapped("    ", f"where: {code}", width)
+            name = "" if finding in same else f"{finding.cause}: "
+            where = "".join(f"; where: {code}" for code in finding.code) if finding not in same else ""
+            yield ITEM, f"{name}expected: {finding.check}; found: {finding.evidence}{_step(finding)}{where}"
 
 
 def _step(finding: Finding) -> str:
@@ -154,10 +139,6 @@ def open_checks(x: Examination, everything: bool) -> Iterator[str]:
                 reasons.setdefault(finding.evidence, []).append(finding.check)
         for why, checks in reasons.items():
             yield f"{AREAS[stage]}: {'; '.join(checks)}{f' ({why})' if why else ''}"
-
-
-def _labelled(label: str, text: str, width: int) -> Iterator[str]:
-    yield from _wrapped(f"  {label:<{LABEL}}", text, width)
 
 
 def _wrapped(start: str, text: str, width: int) -> Iterator[str]:

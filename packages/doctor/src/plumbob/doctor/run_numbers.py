@@ -206,17 +206,6 @@ class Numbers:
             return share(self.last, "groups/all_pass", "groups/count") > 0.5
         return mean(self.last, "reward/mean") > 0.9
 
-    @property
-    def changes(self) -> list[float]:
-        """The last measured changes of the policy by a step, in nats per token."""
-        limit = gap_limit(self.plan)
-        found = [
-            change_of(row)
-            for row in self.rows[-4 * LATE :]
-            if number(row, "sync/sampling_gap") <= limit or self.plan.stale
-        ]
-        return [change for change in found if change is not None][-WINDOW:]
-
     def _broken(self) -> int | None:
         """Whether the last step broke the policy, or an earlier one, as the three after it show."""
         if (change_of(self.rows[-1]) or 0.0) > BREAKING:

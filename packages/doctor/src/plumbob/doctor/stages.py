@@ -6,11 +6,13 @@ one stage makes none in the next.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +27,8 @@ from plumbob.doctor.explain import optimizer as explain_optimizer
 from plumbob.doctor.explain import rows as explain_rows
 from plumbob.doctor.explain import sync as explain_sync
 from plumbob.doctor.explain.logprobs import Scored
-from plumbob.doctor.explain.loop import Explanation, explain, number_apart
-from plumbob.doctor.record import Rollout, Row, StepRecord, TrainedRow, Update
+from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
+from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TrainedRow, Update
 from plumbob.doctor.reference import advantages, loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.live import Live
@@ -74,6 +76,8 @@ class Examined:
     seed: int = 0
     previous: StepRecord | None = None
     """The record of the step before, if it was recorded."""
+    apart: float = 0.0
+    """Nats by which the trainer's log-probabilities are apart from the plain model's, when they were compared."""
 
     @property
     def precision(self) -> str:
@@ -122,90 +126,70 @@ def prompts(x: Examined) -> Outcome:
     played = [r for r in x.record.rollouts if r.requests and r.messages]
     if x.tokenizer is None or not played:
         return _skip(out, "no tokenizer or no requests")
-    missing: Counter[str] = Counter()
     header = reference.header_of(x.tokenizer, played[0])
-    for rollout in played:
-        made = reference.prompts(x.record, rollout, x.tokenizer)
-        first = rollout.requests[0].prompt_ids
-        fits = [name for name, ids in made.items() if reference.same(ids, first)]
-        # A template without a place for tools may have them in a message of its own, which is no conversation of the record.
-        if "" not in fits:
-            named = (
-                [str(t.get("function", t).get("name", "")) for t in x.record.tools[rollout.tools]]
-                if rollout.tools >= 0
-                else []
-            )
-            text = x.tokenizer.decode(first)
-            if fits:
-                missing[f"a prompt without {fits[0]}"] += 1
-            elif (
-                reference.takes_tools(x.tokenizer, x.record, rollout) or not named or not all(n in text for n in named)
-            ):
-                missing["a first prompt that is another one than the template's"] += 1
-        for before, after in zip(rollout.requests, rollout.requests[1:], strict=False):
-            known = [*before.prompt_ids, *before.token_ids]
-            if not reference.same(after.prompt_ids[: len(known)], known):
-                missing["a later prompt that does not begin with the turns before it"] += 1
-        if header and any(not reference.same(r.prompt_ids[-len(header) :], header) for r in rollout.requests):
-            missing["a prompt without the header that opens the assistant's turn"] += 1
-    out.gap, out.evidence = (
-        sum(missing.values()),
-        f"{sum(missing.values())} of {len(played)} rollouts have {_most(missing)}",
-    )
+    missing = Counter(what for rollout in played for what in _lacks(x, rollout, header))
+    out.gap, out.evidence = missing.total(), f"all prompts of {len(played)} rollouts are"
     if not missing:
-        out.evidence = f"all prompts of {len(played)} rollouts are"
         return out
     what = missing.most_common(1)[0][0]
-    later = what.startswith("a later")
-    return _fail(out, Explanation("row-not-what-was-sampled" if later else "prompt-incomplete", what, 0.0), "")
+    out.evidence = f"{missing.total()} of {len(played)} rollouts have {what}"
+    return _fail(out, "row-not-what-was-sampled" if what.startswith("a later") else "prompt-incomplete", what)
+
+
+def _lacks(x: Examined, rollout: Rollout, header: list[int]) -> Iterator[str]:
+    """What is wrong with a rollout's prompts."""
+    made, first = reference.prompts(x.record, rollout, x.tokenizer), rollout.requests[0].prompt_ids
+    fits = [name for name, ids in made.items() if reference.same(ids, first)]
+    if fits and "" not in fits:
+        yield f"a prompt without {fits[0]}"
+    elif not fits:
+        # A template without a place for tools may have them in a message of its own, which is no conversation of the record.
+        tools = x.record.tools[rollout.tools] if rollout.tools >= 0 else []
+        names, text = [str(t.get("function", t).get("name", "")) for t in tools], x.tokenizer.decode(first)
+        placed = bool(names) and made[""] != made["the tools' descriptions"]
+        if placed or not names or not all(name in text for name in names):
+            yield "a first prompt that is another one than the template's"
+    for before, after in itertools.pairwise(rollout.requests):
+        known = [*before.prompt_ids, *before.token_ids]
+        if not reference.same(after.prompt_ids[: len(known)], known):
+            yield "a later prompt that does not begin with the turns before it"
+    if header and any(not reference.same(r.prompt_ids[-len(header) :], header) for r in rollout.requests):
+        yield "a prompt without the header that opens the assistant's turn"
 
 
 def rows(x: Examined) -> Outcome:
     """Rows, masks and sampling log-probabilities are those of the requests."""
-    out = Outcome("rows", "rows are what was sampled: ids, loss mask and log-probabilities")
-    known = [(row, truth) for row in x.record.rows if (truth := x.truth(row)) is not None]
+    out, record = Outcome("rows", "rows are what was sampled: ids, loss mask and log-probabilities"), x.record
+    known = [(row, truth) for row in record.rows if (truth := x.truth(row)) is not None]
     if not known:
         return _skip(out, "no requests were recorded")
-    wrong = [
-        (r, t)
-        for r, t in known
-        if not (reference.same(r.token_ids, t.token_ids) and reference.same(r.loss_mask, t.loss_mask))
-    ]
-    lost = sum(1 for row in x.record.rows if row.rollout not in x.rollouts) if x.record.processes == 1 else 0
-    out.gap = len(wrong)
+    made = explain_rows.made
+    wrong = [(r, t) for r, t in known if made(r.token_ids, r.loss_mask) != made(t.token_ids, t.loss_mask)]
+    out.gap, out.evidence = len(wrong), f"{len(known)} rows"
     if wrong:
         same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
+        of = [x.rollouts[r.rollout] for r, _ in wrong]
+        told = [
+            (1.0, {"member": str(r.member), "turns": str(len(o.requests))}) for (r, _), o in zip(wrong, of, strict=True)
+        ]
+        out.places = _broken_down(told)
         out.evidence = (
             f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
         )
-        case = explain_rows.RowCase(
-            [t for _, t in wrong], [x.rollouts[r.rollout] for r, _ in wrong], x.record, x.tokenizer
-        )
-        found = explain(
-            explain_rows.CONDITIONS,
-            case,
-            [explain_rows.made(r.token_ids.tolist(), r.loss_mask.tolist()) for r, _ in wrong],
-            [explain_rows.made(t.token_ids, t.loss_mask) for _, t in wrong],
-            distance=number_apart,
-        )
-        out.places = _broken_down(
-            [(1.0, {"member": str(r.member), "turns": str(len(x.rollouts[r.rollout].requests))}) for r, _ in wrong]
-        )
-        return _fail(out, found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+        case = explain_rows.RowCase([t for _, t in wrong], of, record, x.tokenizer)
+        seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
+        due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
+        found = explain(explain_rows.CONDITIONS, case, seen, due, distance=number_apart)
+        return _explained(out, found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+    lost = sum(row.rollout not in x.rollouts for row in record.rows) if record.processes == 1 else 0
     if lost:
-        out.evidence = f"{lost} of {len(x.record.rows)} rows are of no rollout of the step"
-        return _fail(out, None, "row-not-what-was-sampled")
-    other = [
-        r
-        for r, t in known
-        if r.sampling_logprobs is not None and not np.allclose(r.sampling_logprobs, t.logprobs, 0, 1e-6)
-    ]
-    out.gap, out.evidence = len(other), f"{len(known)} rows"
+        told = f"{lost} of {len(record.rows)} rows are of no rollout of the step"
+        return _fail(out, "row-not-what-was-sampled", evidence=told)
+    pairs = [(r.sampling_logprobs, t.logprobs) for r, t in known if r.sampling_logprobs is not None]
+    other = sum(not np.allclose(a, b, 0, 1e-6) for a, b in pairs)
     if other:
-        out.evidence = (
-            f"the sampling log-probabilities of {len(other)} of {len(known)} rows are not those of the engine"
-        )
-        return _fail(out, None, "row-not-what-was-sampled")
+        told = f"the sampling log-probabilities of {other} of {len(known)} rows are not those of the engine"
+        return _fail(out, "row-not-what-was-sampled", evidence=told)
     return out
 
 
@@ -229,11 +213,12 @@ def beginning(x: Examined) -> Outcome:
             mine.data = given.clone()
     out.gap, name = max(each, default=(0.0, ""))
     out.evidence = f"tensors differ from the file by up to {out.gap:.2g} of their size ({name})"
-    return out if out.gap <= out.limit else _fail(out, None, "engine-trainer-mismatch")
+    return out if out.gap <= out.limit else _fail(out, "engine-trainer-mismatch")
 
 
 ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
 TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+NO_WEIGHTS = "the step's first weights are not known"
 NOISE = 0.5
 """Nats that dropout makes at most, on average."""
 DROPOUT = 0.2
@@ -254,7 +239,7 @@ def engine_logprobs(x: Examined) -> Outcome:
             scored.append(Scored(truth.token_ids, truth.loss_mask, i, stops))
             observed.append(np.array(truth.logprobs))
         elif row.sampling_logprobs is not None:
-            scored.append(Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i))
+            scored.append(_scored(x, i))
             observed.append(row.sampling_logprobs.astype(float))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
@@ -267,49 +252,48 @@ def trainer_logprobs(x: Examined) -> Outcome:
     passes: dict[int, list[int]] = defaultdict(list)
     for t in x.record.updates[0].trained if x.record.updates else ():
         passes[t.microbatch].append(t.row)
-    early = [
-        i for those in passes.values() for i in those[1:3] if i >= 0
-    ]  # what a row adds to others shows soonest here
-    has = [i for i in dict.fromkeys([*early[:6], *x.drawn]) if x.record.rows[i].logprobs is not None]
-    more = [t.row for u in x.record.updates for t in u.trained if t.row not in has and t.row >= 0]
-    has += [int(i) for i in x.random.permutation(list(dict.fromkeys(more)))][: max(x.rows - len(has), 0)]
-    chosen = [x.record.rows[i] for i in has]
-    scored = [Scored(row.token_ids.tolist(), row.loss_mask.tolist(), i) for i, row in zip(has, chosen, strict=True)]
-    observed = [row.logprobs.astype(float) for row in chosen if row.logprobs is not None]
+    early = [i for those in passes.values() for i in those[1:3]]  # what a row adds to others shows soonest here
+    every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
+    order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
+    has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
+    scored = [_scored(x, i) for i in has]
+    observed = [values.astype(float) for i in has if (values := x.record.rows[i].logprobs) is not None]
     _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
-    if out.verdict == "fail" and not out.what and x.plain is not None and _later_passes(x, scored, observed, out.limit):
+    x.apart = out.gap
+    if out.verdict != "fail" or out.what or x.plain is None:
+        return out
+    if _later_passes(x, scored, observed, out.limit):
         what = "weights that change between the microbatches of one update"
-        return _fail(out, Explanation("normaliser-depends-on-microbatches", what, 0.0), "")
-    if out.verdict == "fail" and not out.what and x.live is not None and x.plain is not None:
+        return _fail(out, "normaliser-depends-on-microbatches", what)
+    if x.live is not None:
         # Without gradients, nothing is dropped at random.
         still = x.live.score([(s.ids, s.at) for s in scored[:6]])
         plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
         pairs = list(zip(observed[:6], plain, strict=True))
         sorted_ = sum(float(np.abs(np.sort(o) - np.sort(p)).sum()) for o, p in pairs)
         if sorted_ <= 0.2 * sum(float(np.abs(o - p).sum()) for o, p in pairs):  # the right numbers at other places
-            return _fail(out, Explanation("loss-differs-from-settings", "log-probabilities in another order", 0.0), "")
+            return _fail(out, "loss-differs-from-settings", "log-probabilities in another order")
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
             # Dropout adds noise; a large difference is another mistake between the scores and the loss.
             cause = "dropout-in-training" if out.gap < NOISE else "loss-differs-from-settings"
-            return _fail(out, Explanation(cause, "passes with gradients alone", 0.0), "")
-    if out.verdict == "fail" and not out.what and x.record.settings.lora_dropout:
-        small = x.record.settings.lora_dropout <= DROPOUT
-        return (
-            _skip(out, f"the adapter's dropout moves them by {out.gap:.2g} nats")
-            if small
-            else _fail(out, None, "dropout-in-training")
-        )
-    return out
+            return _fail(out, cause, "passes with gradients alone")
+    dropped = x.record.settings.lora_dropout
+    if 0 < dropped <= DROPOUT:
+        return _skip(out, f"the adapter's dropout moves them by {out.gap:.2g} nats")
+    return _fail(out, "dropout-in-training") if dropped else out
+
+
+def _scored(x: Examined, row: int) -> Scored:
+    return Scored(x.record.rows[row].token_ids.tolist(), x.record.rows[row].loss_mask.tolist(), row)
 
 
 def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.ndarray], limit: float) -> bool:
     """Whether rows of the first microbatch have the right log-probabilities, and most rows of the later ones do not."""
     number = {t.row: t.microbatch for t in x.record.updates[0].trained} if x.record.updates else {}
-    plain = x.plain
     gaps: dict[bool, list[bool]] = {True: [], False: []}
     for s, o in zip(scored, observed, strict=True):
-        if plain is not None and s.row in number:
-            gaps[number[s.row] == 0].append(float(np.abs(o - plain.logprobs(s.ids, s.at)).mean()) > limit)
+        if x.plain is not None and s.row in number:
+            gaps[number[s.row] == 0].append(float(np.abs(o - x.plain.logprobs(s.ids, s.at)).mean()) > limit)
     return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
 
 
@@ -317,13 +301,10 @@ def _logprobs(
     x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
 ) -> Outcome:
     """Compare log-probabilities [n] of rows with the plain model's."""
-    plain = x.plain
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
-    if plain is None or not pairs:
-        return _skip(
-            out, "the step's first weights are not known" if plain is None else "no log-probabilities were recorded"
-        )
-    expected = [plain.logprobs(s.ids, s.at) for s, _ in pairs]
+    if x.plain is None or not pairs:
+        return _skip(out, NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+    expected = [x.plain.logprobs(s.ids, s.at) for s, _ in pairs]
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
     out.gap, out.limit, most = float(every.mean()), limits[x.precision], TOKEN[x.precision]
@@ -334,119 +315,77 @@ def _logprobs(
         return out
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
-    apart = [k for k, g in enumerate(gaps) if not g.mean() <= out.limit or not g.max() <= most] or list(
-        range(len(gaps))
-    )
-    place = x.places
-    few = sorted(apart, key=lambda k: (place.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
+    apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
+    few = sorted(apart, key=lambda k: (x.places.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
     before: dict[str, list[int]] = {}
     if x.tokenizer is not None and len(few) == 1 and (r := x.rollouts.get(x.record.rows[pairs[few[0]][0].row].rollout)):
         before = {name: ids for name, ids in reference.prompts(x.record, r, x.tokenizer).items() if name}
     seen = np.concatenate([pairs[k][1] for k in few])
-    case = explain_logprobs.LogprobCase(plain, [pairs[k][0] for k in few], seen, x.record, before)
+    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record, before)
     found = explain(explain_logprobs.CONDITIONS, case, seen, np.concatenate([expected[k] for k in few]), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
-    return _fail(out, found, general)
+    return _explained(out, found, general)
 
 
-DRAWN_Z = 5.5
-"""Standard deviations; one healthy examination in 26 million is beyond."""
-OUTSIDE = 20.0
-"""Tokens that should lie outside of the likeliest ones, if none of them does."""
+LIKELIER = 16.0
+"""Nats: by chance one examination in nine million has tokens that are so much likelier under one other distribution."""
 COPIES = -25.0
 """Nats: no two rollouts are equal by chance that are each less likely than this."""
 
 
 def draws(x: Examined) -> Outcome:
     """Tokens are drawn from the model's distribution, and rollouts from each other independently."""
-    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=DRAWN_Z), x.record.settings
-    copies = _copies(x)
-    if copies:
-        out.gap, out.evidence = (
-            copies,
-            f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each",
-        )
-        return _fail(out, Explanation("groups-without-variety", "rollouts that are copied or have one seed", 0.0), "")
+    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=LIKELIER), x.record.settings
     if _requests(x, out).verdict == "fail":
         return out
     if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
-        return _skip(
-            out, "the step's first weights are not known" if x.plain is None else "the settings leave tokens out"
-        )
-    total, likely = (
-        sampling.Drawn(),
-        {(0.95, 0): [0.0, 0.0], (0.9, 0): [0.0, 0.0], (1.0, 50): [0.0, 0.0], (1.0, 20): [0.0, 0.0]},
-    )
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        return _skip(out, NO_WEIGHTS if x.plain is None else "the settings leave tokens out")
+    likelier: dict[tuple[str, str], float] = defaultdict(float)
     for i in x.drawn:
         if (truth := x.truth(x.record.rows[i])) is None:
             continue
         at = torch.tensor(truth.loss_mask[1:])
-        logits, tokens = x.plain.logits(truth.token_ids).cpu()[at], torch.tensor(truth.token_ids[1:])[at]
-        one = sampling.measure(logits, tokens, s.temperature)
-        total = sampling.Drawn(total.excess + one.excess, total.variance + one.variance, total.tokens + one.tokens)
-        for (p, k), sums in likely.items():
-            wanted, found = sampling.outside(logits, tokens, s.temperature, p, k)
-            sums[0], sums[1] = sums[0] + wanted, sums[1] + found
-        if len(kept) < 8:
-            kept.append((logits, tokens))
-    out.gap, out.evidence = (
-        abs(total.z),
-        f"drawn tokens are {total.z:+.1f} standard deviations likelier than they should be",
-    )
-    for (p, k), (wanted, found) in likely.items():
-        if wanted > OUTSIDE and not found:
-            what = (
-                f"no draws outside of the {k} likeliest tokens"
-                if k
-                else f"no draws outside of the likeliest tokens that make {p:g}"
-            )
-            out.evidence += f"; {what}, where {wanted:.0f} should lie"
-            return _fail(out, Explanation("sampling-altered", what, 0.0), "")
-    if out.gap <= out.limit:
-        return out
-    by = {t: sum(sampling.measure(lg, tk, t).excess for lg, tk in kept) for t in np.geomspace(0.05, 4, 60)}
-    nearest = min(by, key=lambda t: abs(by[t]))
-    return _fail(out, Explanation("temperature-not-applied", f"draws at a temperature of about {nearest:.2g}", 0.0), "")
+        tokens = torch.tensor(truth.token_ids[1:])[at]
+        logits = x.plain.logits(truth.token_ids).cpu()[at].double() / s.temperature
+        seen = sampling.seen_before(truth.token_ids, truth.loss_mask, logits.shape[-1])
+        plain = sampling.of_tokens(logits, tokens)
+        for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
+            likelier[name] += float((other - plain).sum())
+    if not likelier:
+        return _skip(out, "no requests were recorded")
+    (cause, what), out.gap = max(likelier.items(), key=lambda one: one[1])
+    out.evidence = f"under another distribution drawn tokens are likelier by {out.gap:.2g} nats in all ({what})"
+    return out if out.gap <= out.limit else _fail(out, cause, what)
 
 
 def _requests(x: Examined, out: Outcome) -> Outcome:
-    """Requests ask for what the settings say, with a seed for each rollout, and replies end where they should."""
-    s = x.record.settings
-    seeds = Counter(r.requests[0].sampling.seed for r in x.record.rollouts if r.requests)
-    alike = sum(n - 1 for seed, n in seeds.items() if seed is not None)
-    if alike:
-        out.gap, out.evidence = alike, f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
-        return _fail(out, Explanation("groups-without-variety", "rollouts that have one seed", 0.0), "")
-    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
-    for rollout in x.record.rollouts:
-        for request in rollout.requests:
-            if end is not None and end not in request.sampling.stop_token_ids:
-                out.evidence = f"requests end at {request.sampling.stop_token_ids}, the template ends turns with {end}"
-                return _fail(out, None, "stop-token-wrong")
-            stops = set(request.sampling.stop_token_ids)
-            ids = request.token_ids.tolist()
-            if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
-                out.evidence = "a turn goes on after a stop token, or ends without one"
-                return _fail(out, None, "stop-token-wrong")
-            asked = request.sampling
-            if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
-                out.evidence = (
-                    f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
-                )
-                return _fail(
-                    out, None, "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
-                )
-    return out
-
-
-def _copies(x: Examined) -> int:
-    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    """Rollouts are no copies, and requests ask for what the settings say, each with its own seed, and end where they should."""
+    s, seen = x.record.settings, Counter[tuple[str, tuple[int, ...]]]()
     for rollout in x.record.rollouts:
         if sum(float(r.logprobs.sum()) for r in rollout.requests) < COPIES:
             seen[rollout.task, tuple(t for r in rollout.requests for t in r.token_ids.tolist())] += 1
-    return sum(count - 1 for count in seen.values())
+    if copies := seen.total() - len(seen):
+        out.evidence = f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each"
+        return _fail(out, "groups-without-variety", "rollouts that are copied or have one seed")
+    seeds = [seed for r in x.record.rollouts if r.requests and (seed := r.requests[0].sampling.seed) is not None]
+    if alike := len(seeds) - len(set(seeds)):
+        told = f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
+        return _fail(out, "groups-without-variety", "rollouts that have one seed", told)
+    end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
+    for request in (request for rollout in x.record.rollouts for request in rollout.requests):
+        asked, ids = request.sampling, request.token_ids.tolist()
+        stops = set(asked.stop_token_ids)
+        if end is not None and end not in stops:
+            told = f"requests end at {asked.stop_token_ids}, the template ends turns with {end}"
+            return _fail(out, "stop-token-wrong", evidence=told)
+        if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
+            return _fail(out, "stop-token-wrong", evidence="a turn goes on after a stop token, or ends without one")
+        if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
+            told = f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
+            cause = "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
+            return _fail(out, cause, evidence=told)
+    return out
 
 
 # 3. Rewards and advantages
@@ -458,19 +397,19 @@ def pairing(x: Examined) -> Outcome:
     pairs = [(row, x.rollouts[row.rollout]) for row in record.rows if row.rollout in x.rollouts]
     if not pairs:
         return _skip(out, "rows and rollouts cannot be matched")
-    other = [row for row, rollout in pairs if not _close(row.reward, rollout.reward)]
+    other = sum(not np.isclose(row.reward, rollout.reward, 1e-9, 1e-9, equal_nan=True) for row, rollout in pairs)
     tasks: dict[str, set[str]] = defaultdict(set)
     for row, rollout in pairs:
         tasks[row.group].add(rollout.task)
     mixed = sum(len(of) > 1 for of in tasks.values())
     large = sum(n > record.settings.group_size for n in Counter(row.group for row in record.rows).values())
-    out.gap, out.evidence = len(other) + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
+    out.gap, out.evidence = other + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
     if other:
-        out.evidence = f"{len(other)} of {len(pairs)} rows have another reward than their rollout"
-        return _fail(out, None, "rewards-of-other-rollouts")
+        told = f"{other} of {len(pairs)} rows have another reward than their rollout"
+        return _fail(out, "rewards-of-other-rollouts", evidence=told)
     if mixed or (large and record.settings.group_size):
-        out.evidence = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
-        return _fail(out, None, "advantages-wrong")
+        told = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
+        return _fail(out, "advantages-wrong", evidence=told)
     return out
 
 
@@ -483,35 +422,57 @@ def advantage(x: Examined) -> Outcome:
     out, record = Outcome("advantages", "advantages follow from the rewards by the settings", limit=ADVANTAGE), x.record
     if record.settings.random_rewards:
         return _skip(out, "rewards are drawn by lot")
-    known = [row for row in record.rows if math.isfinite(row.reward)]
-    expected = advantages.expected(known, record.settings)
-    observed = np.array([row.advantage for row in known])
+    numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
+    known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
-    return _compare_advantages(x, out, known, observed, expected, given)
-
-
-def _compare_advantages(
-    x: Examined, out: Outcome, rows: list[Row], observed: np.ndarray, expected: np.ndarray, given: dict[int, float]
-) -> Outcome:
-    scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(observed).max(initial=0)))
-    gaps = np.abs(observed - expected) / scale
-    trained = {id(row): given[i] for i, row in enumerate(x.record.rows) if i in given}
-    late = np.array([trained.get(id(row), o) for row, o in zip(rows, observed, strict=True)])
-    if len(gaps) and not gaps.max() <= ADVANTAGE:
-        seen, where = observed, "advantages"
-    else:
-        seen, where, gaps = late, "advantages that the loss is given", np.abs(late - expected) / scale
-    out.gap = float(gaps.max(initial=0)) if len(gaps) else 0.0
-    wrong = int((~(gaps <= ADVANTAGE)).sum())
-    out.evidence = f"{wrong} of {len(rows)} {where} differ, the most by {out.gap:.2g} of the largest one"
-    if not wrong:
-        return out
-    out.places = _broken_down([(float(g), {"member": str(r.member)}) for g, r in zip(gaps, rows, strict=True)])
-    case = explain_advantages.AdvantageCase(rows, x.record.settings, seen, expected)
-    return _fail(out, explain(explain_advantages.CONDITIONS, case, seen, expected, 1e-6 * scale), "advantages-wrong")
+    expected, own = advantages.expected(known, record.settings), np.array([row.advantage for row in known])
+    late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
+    scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
+    for seen, where in ((own, "advantages"), (late, "advantages that the loss is given")):
+        gaps = np.abs(seen - expected) / scale
+        out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
+        out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
+        if wrong:
+            out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
+            case = explain_advantages.AdvantageCase(known, record.settings, seen, expected)
+            found = explain(explain_advantages.CONDITIONS, case, seen, expected, 1e-6 * scale)
+            return _explained(out, found, "advantages-wrong")
+    return out
 
 
 # 4. Loss
+
+
+def reference_policy(x: Examined) -> Outcome:
+    """The KL term compares the policy with the model with which the run began."""
+    out, record = Outcome("loss", "the KL term compares with the model with which the run began"), x.record
+    known = [i for i, row in enumerate(record.rows) if row.reference_logprobs is not None]
+    before = x.previous.updates if x.previous else []
+    if not record.settings.kl_beta:
+        out.evidence = "there is no KL term"
+        return out
+    if record.step and not before:
+        return _skip(out, "the step before was not recorded")
+    if record.step:
+        # What the policy computes after an update is no longer what the reference computes.
+        moved = any(len(t.after) and (t.after != t.before).any() for u in before for t in u.tensors)
+        pairs = [(record.rows[i].logprobs, record.rows[i].reference_logprobs) for i in known]
+        same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
+        out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
+        return _fail(out, "kl-term-wrong") if moved and 2 * same > len(known) else out
+    out.limit = TRAINER[x.precision]
+    sums = [(abs(row.kl_sum), row.loss_mask.sum()) for row in record.rows if row.kl_sum is not None]
+    if sums:  # at the run's start the two are one
+        out.gap = sum(kl for kl, _ in sums) / max(sum(n for _, n in sums), 1)
+        out.evidence = f"before the first update policy and reference differ by {out.gap:.2g} nats a token"
+        return out if out.gap <= out.limit else _fail(out, "kl-term-wrong")
+    known = known[: x.rows]
+    observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
+    _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
+    if out.verdict == "fail" and out.cause != "temperature-not-applied":
+        out.cause = "kl-term-wrong"
+    return out
+
 
 WEIGHT = 1e-4
 """Relative difference of a weight, and of an importance weight."""
@@ -526,120 +487,81 @@ def weights(x: Examined) -> Outcome:
     for update in record.updates:
         members = [record.rows[i] for i in update.members if i >= 0]
         if len(members) < len(update.members) or any(t.row < 0 for t in update.trained):
-            return _fail(out, None, "row-not-what-was-sampled", "a row of the update is none of the step's")
+            return _fail(out, "row-not-what-was-sampled", evidence="a row of the update is none of the step's")
         expected = dict(zip(update.members, loss.weights(members, record.rows, s), strict=True))
         kl = s.kl_beta > 0 and s.kl_place == "loss"
         due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
-        found = {t.row for t in update.trained}
-        if record.processes == 1 and update.trained and due - found:
-            return _fail(
-                out,
-                None,
-                "loss-differs-from-settings",
-                f"{len(due - found)} of {len(due)} rows with an advantage are not trained",
-            )
+        left = due - {t.row for t in update.trained}
+        if record.processes == 1 and update.trained and left:
+            told = f"{len(left)} of {len(due)} rows with an advantage are not trained"
+            return _fail(out, "loss-differs-from-settings", evidence=told)
         trained = [t for t in update.trained if len(t.weights)]
         if not trained:
             continue
         seen, want = np.array([t.weights.mean() for t in trained]), np.array([expected[t.row] for t in trained])
         uneven = max(float(np.ptp(t.weights)) / max(float(np.abs(t.weights).max()), 1e-30) for t in trained)
         out.gap = max(out.gap, float((np.abs(seen - want) / np.maximum(np.abs(want), 1e-30)).max()), uneven)
+        out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
-            case = explain_loss.WeightCase(
-                [record.rows[t.row] for t in trained], record.rows, s, seen, np.array([t.microbatch for t in trained])
-            )
-            found_ = None
-            if len(trained) == len(members):
-                found_ = explain(explain_loss.WEIGHTS, case, seen, want, 1e-9)
-            elif len(trained) > 1:  # only what needs no knowledge of the rows that are not trained
-                by = _factors(seen / want, case.microbatch)
-                found_ = by
-            return _fail(out, found_, "loss-differs-from-settings", f"weights differ by {out.gap:.2g}")
-    out.evidence = f"weights differ by at most {out.gap:.2g}"
+            of, microbatch = [record.rows[t.row] for t in trained], np.array([t.microbatch for t in trained])
+            whole = len(trained) == len(members)
+            case = explain_loss.WeightCase(of, record.rows, s, seen, want, microbatch, whole)
+            return _explained(out, explain(explain_loss.WEIGHTS, case, seen, want, 1e-9), "loss-differs-from-settings")
     return out
-
-
-def _factors(ratios: np.ndarray, microbatch: np.ndarray) -> Explanation | None:
-    """Whether weights are right but for one factor of each microbatch."""
-    means = {k: float(ratios[microbatch == k].mean()) for k in np.unique(microbatch)}
-    rest = max(float(np.abs(ratios[microbatch == k] / m - 1).max()) for k, m in means.items())
-    if rest > WEIGHT * 10:
-        return None
-    if max(means.values()) - min(means.values()) > 1e-3:
-        return Explanation("normaliser-depends-on-microbatches", "a factor for each microbatch", 0.0)
-    return Explanation("loss-differs-from-settings", f"weights times {next(iter(means.values())):.3g}", 0.0)
 
 
 def corrections(x: Examined) -> Outcome:
     """Importance weights are the trainer's probabilities over the engine's."""
-    out, record = (
-        Outcome("loss", "importance weights are the trainer's probabilities over the engine's", limit=WEIGHT),
-        x.record,
-    )
-    for t in (t for u in record.updates for t in u.trained):
-        engine = record.rows[t.row].sampling_logprobs
+    out = Outcome("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
+    for t in (t for u in x.record.updates for t in u.trained):
+        engine = x.record.rows[t.row].sampling_logprobs
         if engine is None or len(engine) != len(t.old_logprobs):
             continue
-        expected = loss.corrections(t.old_logprobs, engine, record.settings)
+        expected = loss.corrections(t.old_logprobs, engine, x.record.settings)
         # At a bound, rounding may fall on either side of it.
         apart = np.sort(np.abs(t.corrections - expected))[: max(1, int(0.99 * len(expected)))]
         out.gap = max(out.gap, float(apart.max(initial=0)))
     out.evidence = f"they differ by at most {out.gap:.2g}"
-    return out if out.gap <= 10 * WEIGHT else _fail(out, None, "loss-differs-from-settings")
+    return out if out.gap <= out.limit else _fail(out, "loss-differs-from-settings")
+
+
+COLUMNS = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
+"""Fields of the record that the loss is given, in the order of `loss.Tokens`."""
 
 
 def slopes(x: Examined) -> Outcome:
     """The loss has the slope of its formula in every token's log-probability."""
-    out, s = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision]), x.record.settings
-    if s.kl_beta and s.kl_place == "loss" and s.kl_estimator == "k1":  # arXiv:2510.01555: its gradient is 0 on average
-        return _fail(
-            out, None, "kl-term-wrong", "the settings have the KL estimator k1 in the loss, where it only adds noise"
-        )
+    out = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision])
     for update in x.record.updates:
-        trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
         if without:
             told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
-            return _fail(out, None, "no-gradient", told)
-        if not trained:
-            continue
-        tokens = _tokens(trained)
-        observed = np.concatenate([t.slopes for t in trained if t.slopes is not None]).astype(float)
-        microbatch = np.concatenate([np.full(len(t.weights), t.microbatch) for t in trained])
-        _compare_slopes(x, out, tokens, observed, microbatch, [(t, x.record.rows[t.row]) for t in trained])
-        if out.verdict == "fail":
+            return _fail(out, "no-gradient", evidence=told)
+        trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
+        if trained and _compare_slopes(x, out, trained).verdict == "fail":
             return out
     trial = x.record.updates[0].trial if x.record.updates else None
-    if trial is not None:
-        names = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
-        columns = [np.asarray(getattr(trial, name), float) for name in names]
-        apart = None if trial.reference_logprobs is None else trial.reference_logprobs.astype(float)
-        tokens = loss.Tokens(*columns, trial.rows.astype(int), apart)
-        _compare_slopes(x, out, tokens, trial.slopes.astype(float), np.zeros(len(trial.rows), int), [])
-        if out.verdict == "fail":
-            out.evidence += ", where log-probabilities are moved by up to 0.6 nats"
-        return out
+    if trial is not None and _compare_slopes(x, out, [trial]).verdict == "fail":
+        out.evidence += ", where log-probabilities are moved by up to 0.6 nats"
     return out if out.evidence else _skip(out, "no slopes were recorded")
 
 
-def _tokens(trained: Sequence[TrainedRow]) -> loss.Tokens:
+def _compare_slopes(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossTrial]) -> Outcome:
+    """Compare the slopes of trained rows, or those of the trial of the loss, with the formula's."""
+
     def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(t, name) for t in trained]).astype(float)
+        return np.concatenate([np.asarray(getattr(one, name), float) for one in given])
 
-    rows = np.concatenate([np.full(len(t.weights), k) for k, t in enumerate(trained)])
-    apart = None if any(t.reference_logprobs is None for t in trained) else column("reference_logprobs")
-    names = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
-    return loss.Tokens(*(column(name) for name in names), rows, apart)
+    def numbers(one: TrainedRow | LossTrial, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each token, the number of its row and that of its microbatch."""
+        if isinstance(one, LossTrial):
+            return one.rows.astype(int), np.zeros(len(one.rows), int)
+        return np.full(len(one.weights), k), np.full(len(one.weights), one.microbatch)
 
-
-def _compare_slopes(
-    x: Examined,
-    out: Outcome,
-    tokens: loss.Tokens,
-    observed: np.ndarray,
-    microbatch: np.ndarray,
-    trained: list[tuple[TrainedRow, Row]],
-) -> None:
+    of_tokens = [numbers(one, k) for k, one in enumerate(given)]
+    rows_, microbatch = (np.concatenate([part[k] for part in of_tokens]) for k in (0, 1))
+    apart = None if any(one.reference_logprobs is None for one in given) else column("reference_logprobs")
+    tokens, observed = loss.Tokens(*map(column, COLUMNS), rows_, apart), column("slopes")
     expected = loss.slopes(tokens, x.record.settings)
     scale = float(np.abs(expected).max(initial=0)) or float(np.abs(observed).max(initial=0)) or 1.0
     gaps = np.abs(observed - expected) / scale
@@ -648,69 +570,58 @@ def _compare_slopes(
     out.evidence = f"slopes of {wrong} of {len(observed)} tokens differ, the most by {out.gap:.2g} of the largest one"
     # A ratio at a clip bound may round to either side of it.
     if wrong <= 0.002 * len(observed) and np.isfinite(gaps).all():
-        return
-    if trained:
-        parts = np.split(gaps, np.cumsum([len(t.weights) for t, _ in trained])[:-1])
-        out.places = _by_token(
-            x, [Scored(r.token_ids.tolist(), r.loss_mask.tolist(), t.row) for t, r in trained], parts
-        )
+        return out
+    if not np.isfinite(observed).all():
+        return _fail(out, "not-finite", evidence=f"{out.evidence}; some are no finite numbers")
+    if trained := [one for one in given if isinstance(one, TrainedRow)]:
+        parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
+        out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = explain_loss.LossCase(tokens, x.record.settings, observed, microbatch)
-    _fail(out, explain(explain_loss.SLOPES, case, observed, expected, 1e-6 * scale), "loss-differs-from-settings")
+    found = explain(explain_loss.SLOPES, case, observed, expected, 1e-6 * scale)
+    return _explained(out, found, "loss-differs-from-settings")
 
 
 # 5. Gradient and optimizer
 
 GRADIENT: Limit = {"float32": 2e-3, "bfloat16": 0.15}
 """Of the norm of the sampled entries."""
+ROUNDED = 2e-6
+"""Nats by which log-probabilities in float32 are apart at most, if the weights are the same to the last bit."""
 
 
 def gradient(x: Examined) -> Outcome:
     """The gradient is that of the recorded slopes by plain autograd."""
-    out, record = (
-        Outcome("gradient", "the gradient is that of the loss in every tensor", limit=GRADIENT[x.precision]),
-        x.record,
-    )
-    update = record.updates[0] if record.updates else Update()
+    out, s = Outcome("gradient", "the gradient is that of the loss in every tensor"), x.record.settings
+    update = x.record.updates[0] if x.record.updates else Update()
     if x.plain is None or not update.tensors or not update.trained:
         return _skip(out, "the step's first weights, or the gradient, are not known")
-    if record.settings.adapter and (x.live is None or record.settings.lora_dropout):
+    if s.adapter and (x.live is None or s.lora_dropout):
         return _skip(out, "the adapter's first weights are not known" if x.live is None else "an adapter with dropout")
     parts: dict[int, list[Any]] = defaultdict(list)
     for t in update.trained:
-        row = record.rows[t.row]
+        row = x.record.rows[t.row]
         if t.slopes is not None and t.slopes.any() and len(t.slopes) == row.loss_mask[1:].sum():
             parts[t.microbatch].append((row.token_ids.tolist(), row.loss_mask.tolist(), t.slopes))
-    given = dict(x.live.tensors()) if record.settings.adapter and x.live is not None else {}
-    tensors, start = {}, 0
-    for tensor in update.tensors:
-        tensors[tensor.name] = slice(start, start := start + len(tensor.indices))
-    sampled, norms = [], []
+    given, sampled = dict(x.live.tensors()) if s.adapter and x.live is not None else {}, []
     for rows_ in parts.values():
         whole = x.plain.gradient(rows_, given)
-        found = [whole.get(plain_name(t.name)) for t in update.tensors]
-        sampled.append(np.concatenate([_entries(g, t.indices) for g, t in zip(found, update.tensors, strict=True)]))
-        norms.append(whole)
+        sampled.append(np.concatenate([_entries(whole.get(plain_name(t.name)), t.indices) for t in update.tensors]))
     if not sampled:
         return _skip(out, "no token has a slope")
     observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
-    expected = np.sum(sampled, axis=0)
-    out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
-    each = [
-        (_relative(observed[at], expected[at]), n)
-        for n, at in tensors.items()
-        if expected[at].any() or observed[at].any()
-    ]
-    out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {max(each)[0]:.2g} in one of {len(each)} tensors"
-    strict = 20 * out.limit if x.precision == "float32" else 1.0
-    if out.gap <= out.limit and max(each)[0] <= strict:
+    expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
+    each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
+    out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
+    out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
+    out.limit = GRADIENT[x.precision]
+    if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
+        out.limit *= max(1.0, x.apart / ROUNDED)
+    if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
         return out
     out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     case = explain_gradient.GradientCase(observed, sampled, tensors)
-    return _fail(
-        out,
-        explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max())),
-        "no-gradient" if not observed.any() else "loss-differs-from-settings",
-    )
+    found = explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max()))
+    return _explained(out, found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
 
 
 UPDATE = 2e-2
@@ -719,55 +630,58 @@ UPDATE = 2e-2
 
 def trained_tensors(x: Examined) -> Outcome:
     """What the optimizer has is what the settings train."""
-    out, record = Outcome("optimizer", "the optimizer has the tensors that the settings train"), x.record
-    update = record.updates[0] if record.updates else Update()
+    out = Outcome("optimizer", "the optimizer has the tensors that the settings train")
+    update = x.record.updates[0] if x.record.updates else Update()
     if x.plain is None or not update.tensors:
         return _skip(out, "the optimizer's tensors were not recorded")
     wanted, found = x.plain.trainable(), {plain_name(t.name) for t in update.tensors}
     missing = [name for name in wanted if name not in found]
     outside = [t.name for t in update.tensors if not math.isfinite(t.learning_rate)]
     out.gap, out.evidence = len(missing) + len(outside), f"{len(found)} tensors"
-    if missing or outside:
-        out.evidence = (
-            f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
-        )
-        out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
-        return _fail(out, None, "no-gradient" if missing else "update-differs-from-settings")
-    return out
+    if not missing and not outside:
+        return out
+    out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
+    told = f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
+    return _fail(out, "no-gradient" if missing else "update-differs-from-settings", evidence=told)
 
 
 def update(x: Examined) -> Outcome:
     """The weights change as AdamW with the settings changes them."""
     out, record = Outcome("optimizer", "weights change as AdamW with the settings changes them", limit=UPDATE), x.record
-    s = record.settings
+    earlier = x.previous.updates[-1] if x.previous and x.previous.updates else None
     for k, one in enumerate(record.updates):
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
-        if not tensors:
-            continue
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
-        if not math.isfinite(norm):
-            continue
-        zero = {t.name: np.zeros(len(t.before)) for t in tensors}
-        moments = {
-            t.name: optimizer.Moments(zero[t.name], zero[t.name])
-            if t.moments_before is None
-            else optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
-            for t in tensors
-        }
-        observed = np.concatenate([t.after.astype(float) - t.before for t in tensors])
-        rounding = np.concatenate([np.spacing(np.abs(t.before)) for t in tensors]).astype(float)
-        gradients = [{t.name: t.gradient for t in tensors if t.gradient is not None}]
-        case = explain_optimizer.UpdateCase(
-            {t.name: t.before for t in tensors}, gradients, [norm], [record.step], s, observed, moments
-        )
-        if _judge_update(out, case, rounding, f"update {k + 1} of step {record.step + 1}"):
-            return out
-        earlier = record.updates[k - 1] if k else x.previous.updates[-1] if x.previous and x.previous.updates else None
-        if earlier is not None and (what := _torn(earlier, tensors)):
-            return _fail(
-                out, Explanation("update-differs-from-settings", what, 0.0), "", f"{what}, before update {k + 1}"
-            )
+        if tensors and math.isfinite(norm):
+            before, gradients = {t.name: t.before for t in tensors}, {t.name: t.gradient for t in tensors}
+            moments = {
+                t.name: optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
+                for t in tensors
+                if t.moments_before is not None
+            }
+            after = {t.name: t.after for t in tensors}
+            case = _update_case(record.settings, before, after, [gradients], [norm], [record.step], moments)
+            if _judge_update(out, case, 1.0, f"update {k + 1} of step {record.step + 1}"):
+                return out
+            if earlier is not None and (what := _torn(earlier, tensors)):
+                return _fail(out, "update-differs-from-settings", what, f"{what}, before update {k + 1}")
+        earlier = one
     return out if out.evidence else _skip(out, "no weights were recorded")
+
+
+def _update_case(
+    settings: Settings,
+    before: explain_optimizer.Tensors,
+    after: explain_optimizer.Tensors,
+    gradients: Sequence[Any],
+    norms: Sequence[float],
+    steps: Sequence[int],
+    moments: Mapping[str, optimizer.Moments],
+) -> explain_optimizer.UpdateCase:
+    """`moments`: before the first of these updates, of tensors that had one before."""
+    new = {name: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for name, w in before.items()}
+    observed = np.concatenate([after[name].astype(float) - w for name, w in before.items()])
+    return explain_optimizer.UpdateCase(before, gradients, norms, steps, settings, observed, {**new, **moments})
 
 
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
@@ -789,15 +703,14 @@ def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
     return ""
 
 
-def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, rounding: np.ndarray, where: str) -> bool:
-    """Compare a change of weights with the reference's; whether it differs."""
+def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, roundings: float, where: str) -> bool:
+    """Compare a change of weights with the reference's; whether it differs. `roundings`: how often weights were rounded."""
     expected = case.change()
+    rounding = roundings * np.concatenate([np.spacing(np.abs(w).astype(np.float32)) for w in case.before.values()])
     apart = np.maximum(np.abs(case.observed - expected) - rounding, 0)
     gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
-    out.gap, worst = max(out.gap, gap), 0.0
-    names, start, each = list(case.before), 0, []
-    for name in names:
-        at = slice(start, start := start + len(case.before[name]))
+    out.gap, each = max(out.gap, gap), []
+    for name, at in slices(case.before).items():
         size = np.abs(expected[at]).sum()
         each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
     worst = max(each)[0]
@@ -808,7 +721,7 @@ def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, rounding: np
         return False
     out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
     found = explain(explain_optimizer.CONDITIONS, case, case.observed, expected, 2 * float(rounding.max()))
-    _fail(out, found, "update-differs-from-settings")
+    _explained(out, found, "update-differs-from-settings")
     return True
 
 
@@ -826,15 +739,13 @@ def live_updates(x: Examined) -> Outcome:
     with x.live.undone():
         for first in dict.fromkeys((0, steps // 2, max(steps - LIVE_UPDATES, 0))):
             with x.live.undone():
-                case, rounding = _known_updates(x, x.live, first)
-                if optimizer.rate(s, first) and _judge_update(
-                    out, case, rounding, f"{LIVE_UPDATES} known updates from step {first + 1}"
-                ):
+                case, where = _known_updates(x, x.live, first), f"{LIVE_UPDATES} known updates from step {first + 1}"
+                if optimizer.rate(s, first) and _judge_update(out, case, LIVE_UPDATES, where):
                     return out
     return out
 
 
-def _known_updates(x: Examined, live: Live, first: int) -> tuple[explain_optimizer.UpdateCase, np.ndarray]:
+def _known_updates(x: Examined, live: Live, first: int) -> explain_optimizer.UpdateCase:
     tensors, s = live.tensors(), x.record.settings
     random = torch.Generator().manual_seed(first)
     at = {n: torch.randint(0, t.numel(), (min(64, t.numel()),), generator=random).unique() for n, t in tensors.items()}
@@ -851,25 +762,21 @@ def _known_updates(x: Examined, live: Live, first: int) -> tuple[explain_optimiz
         norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in whole.values())))
         gradients.append({n: g.reshape(-1)[at[n]].double().numpy() for n, g in whole.items()})
         live.update(step, {n: g.to(tensors[n].device) for n, g in whole.items()})
-    after = entries()
-    zero = {n: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for n, w in before.items()}
-    observed = np.concatenate([after[n] - before[n] for n in before])
-    rounding = np.concatenate([3 * np.spacing(np.abs(w).astype(np.float32)) for w in before.values()]).astype(float)
-    return explain_optimizer.UpdateCase(before, gradients, norms, steps, s, observed, zero), rounding
+    return _update_case(s, before, entries(), gradients, norms, steps, {})
 
 
 # 6. Weight sync and the saved model
 
 SERVED: Limit = {"float32": 1e-3, "bfloat16": 0.12}
 """Nats, on average."""
+KNOWN: Limit = {"float32": 2.5e-4, "bfloat16": 0.06}
+"""The same after a known change of all weights, of sampled tokens."""
 
 
 def served(x: Examined) -> Outcome:
     """The engine gives the trainer's log-probabilities of fixed ids after the step's sync."""
-    out, one = (
-        Outcome("sync", "the engine serves the trained weights after the step", limit=SERVED[x.precision]),
-        x.record.served,
-    )
+    out = Outcome("sync", "the engine serves the trained weights after the step", limit=SERVED[x.precision])
+    one = x.record.served
     if one is None or one.trained.shape != one.served.shape:
         return _skip(out, "what the engine serves was not recorded")
     out.gap = float(np.abs(one.trained - one.served).mean())
@@ -877,20 +784,20 @@ def served(x: Examined) -> Outcome:
     if out.gap <= out.limit:
         return out
     named = next((o for o in known_change(x)[:1] if o.verdict == "fail" and o.what), None)  # a known change tells why
-    return _fail(out, Explanation(named.cause or "", named.what, 0.0) if named else None, "weights-not-synced")
+    return _fail(out, *((named.cause or "", named.what) if named else ("weights-not-synced",)))
 
 
-def _known_change(x: Examined, live: Live, seed: int) -> None:
-    """Change all trained weights so far that log-probabilities of sampled tokens move by `LARGE` nats.
+def _known_change(x: Examined, live: Live, seed: int) -> explain_sync.Weights:
+    """Change all trained weights so far that log-probabilities of sampled tokens move by `LARGE` nats; the new weights.
 
     Of sampled ones, because a policy that is sure of its replies changes them far later than those of its prompts.
     """
     assert x.plain is not None
     plain, start = x.plain, {n: t.detach().clone() for n, t in live.tensors().items()}
-    rows_ = [(x.record.rows[i].token_ids.tolist(), x.record.rows[i].loss_mask.tolist()) for i in x.drawn[:4]]
+    scored = [_scored(x, i) for i in x.drawn[:4]]
 
     def score() -> np.ndarray:
-        return np.concatenate([plain.logprobs(ids, at) for ids, at in rows_])
+        return np.concatenate([plain.logprobs(s.ids, s.at) for s in scored])
 
     before, random, moved = score(), torch.Generator().manual_seed(seed), start
     size = {n: 0.1 * (t.float().square().mean().sqrt().item() or 0.2) for n, t in start.items()}
@@ -904,78 +811,57 @@ def _known_change(x: Examined, live: Live, seed: int) -> None:
         for name, tensor in live.tensors().items():
             tensor.copy_(moved[name])
     live.changed()
+    return {n: t.detach().clone() for n, t in live.tensors().items()}
 
 
 def known_change(x: Examined) -> list[Outcome]:
     """A known change of all weights shows in the trainer, in what the engine samples and in what is saved."""
-    sync = Outcome(
-        "sync", "a known change of the weights shows in what the engine samples", limit=SERVED[x.precision] / 4
-    )
-    saved = Outcome("saved", "the saved model is the trained one", limit=SERVED[x.precision] / 4)
+    limit = KNOWN[x.precision]
+    sync = Outcome("sync", "a known change of the weights shows in what the engine samples", limit=limit)
+    saved = Outcome("saved", "the saved model is the trained one", limit=limit)
     asked = [r.requests[0].prompt_ids.tolist() for r in x.record.rollouts if r.requests][:12]
     if x.live is None or x.plain is None or not asked:
-        why = "the run is not under way"
-        return [_skip(sync, why), _skip(saved, why)]
+        return [_skip(out, "the run is not under way") for out in (sync, saved)]
     plain, live = x.plain, x.live
     with live.undone():
         # Two changes, so that weights of the sync before are no longer those of the model's folder.
-        _known_change(x, live, 1)
+        old = _known_change(x, live, 1)
         live.sync()
-        old = {n: t.detach().clone() for n, t in live.tensors().items()}
         live.generate(asked, 4, 1)  # an engine that caches prompts now has those of the old weights
-        _known_change(x, live, 2)
-        new = {n: t.detach().clone() for n, t in live.tensors().items()}
+        new = _known_change(x, live, 2)
         live.sync()
         if any(not torch.equal(t, new[n]) for n, t in live.tensors().items()):
-            lora = "adapter-scale-differs" if x.record.settings.adapter else "update-differs-from-settings"
-            what = Explanation(lora, "a weight sync that changes the trainer's own weights", 0.0)
-            return [
-                _fail(sync, what, "", "the trainer's weights are others after the sync than before"),
-                _skip(saved, ""),
-            ]
-        replies = live.generate(asked, 16, 2)
-        pairs = [(p, r) for p, r in zip(asked, replies, strict=True) if r[0]]
+            cause = "adapter-scale-differs" if x.record.settings.adapter else "update-differs-from-settings"
+            told = "the trainer's weights are others after the sync than before"
+            _fail(sync, cause, "a weight sync that changes the trainer's own weights", told)
+            return [sync, _skip(saved, "")]
+        pairs = [(p, r) for p, r in zip(asked, live.generate(asked, 16, 2), strict=True) if r[0]]
         rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]
-        observed = np.concatenate([np.array(lp) for _, (_, lp) in pairs])
-        _judge_weights(sync, plain, old, new, rows_, observed, "weights-not-synced")
+
+        def judge(out: Outcome, observed: list[Any], general: str) -> None:
+            """Compare log-probabilities of the rows with the plain model's under the changed weights."""
+            seen = np.concatenate(observed)
+            case = explain_sync.WeightsCase(
+                plain, old, new, seen, lambda: np.concatenate([plain.logprobs(*row) for row in rows_])
+            )
+            expected = case.under(new)
+            out.gap = float(np.abs(seen - expected).mean())
+            out.evidence = f"it differs by {out.gap:.2g} nats from the plain model with the changed weights"
+            if not out.gap <= out.limit:
+                _explained(out, explain(explain_sync.CONDITIONS, case, seen, expected, out.limit), general)
+
+        judge(sync, [np.array(logprobs) for _, (_, logprobs) in pairs], "weights-not-synced")
         with tempfile.TemporaryDirectory() as folder:
             live.save(Path(folder))
             try:
-                model = load(_of(x, folder))
+                model = load(dataclasses.replace(x.record.settings, model=folder))
             except (OSError, ValueError, RuntimeError) as error:
-                _fail(saved, None, "saved-model-differs", f"it cannot be loaded: {error}")
+                _fail(saved, "saved-model-differs", evidence=f"it cannot be loaded: {error}")
             else:
-                found = np.concatenate([model.logprobs(*row) for row in rows_])
-                _judge_weights(saved, plain, old, new, rows_, found, "saved-model-differs")
+                judge(saved, [model.logprobs(*row) for row in rows_], "saved-model-differs")
                 saved.cause = saved.cause and "saved-model-differs"
     live.sync()
     return [sync, saved]
-
-
-def _of(x: Examined, folder: str) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(x.record.settings, model=folder)
-
-
-def _judge_weights(
-    out: Outcome,
-    plain: Plain,
-    old: Any,
-    new: Any,
-    rows_: Sequence[tuple[list[int], list[bool]]],
-    observed: np.ndarray,
-    general: str,
-) -> None:
-    def score() -> np.ndarray:
-        return np.concatenate([plain.logprobs(ids, at) for ids, at in rows_])
-
-    case = explain_sync.WeightsCase(plain, old, new, observed, score)
-    expected = case.under(new)
-    out.gap = float(np.abs(observed - expected).mean())
-    out.evidence = f"it differs by {out.gap:.2g} nats from the plain model with the changed weights"
-    if not out.gap <= out.limit:
-        _fail(out, explain(explain_sync.CONDITIONS, case, observed, expected, out.limit), general)
 
 
 STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
@@ -987,6 +873,7 @@ STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
     draws,
     pairing,
     advantage,
+    reference_policy,
     weights,
     corrections,
     slopes,
@@ -1018,23 +905,18 @@ def first(outcomes: Iterable[Outcome]) -> Outcome | None:
 # What stages share
 
 
-def _fail(out: Outcome, found: Explanation | None, general: str, evidence: str = "") -> Outcome:
-    out.verdict, out.evidence = "fail", evidence or out.evidence
-    out.cause, out.what = (found.cause, found.what) if found else (general, "")
+def _fail(out: Outcome, cause: str, what: str = "", evidence: str = "") -> Outcome:
+    out.verdict, out.cause, out.what, out.evidence = "fail", cause, what, evidence or out.evidence
     return out
+
+
+def _explained(out: Outcome, found: Explanation | None, general: str) -> Outcome:
+    return _fail(out, found.cause, found.what) if found else _fail(out, general)
 
 
 def _skip(out: Outcome, why: str) -> Outcome:
     out.verdict, out.evidence = "not examined", why
     return out
-
-
-def _most(counts: Counter[str]) -> str:
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-def _close(a: float, b: float) -> bool:
-    return (math.isnan(a) and math.isnan(b)) or a == b or abs(a - b) <= 1e-9 * max(1.0, abs(a), abs(b))
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -46,8 +45,6 @@ complete some checks.
 
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    from plumbob.trainer.report.write import REPORT
-
     everything, as_json, page, without_model = (
         given.pop(name) for name in ("everything", "as_json", "html", "without_model")
     )
@@ -61,16 +58,15 @@ def doctor(**given: Any) -> int:
     except KeyboardInterrupt:
         print("doctor: interrupted", file=sys.stderr)
         return INTERRUPTED
-    report = (directory or Path()).expanduser() / REPORT
     if as_json:
-        print(json.dumps(x.as_json(title, str(report)), indent=2))
+        print(json.dumps(x.as_json(title), indent=2))
     else:
         width = shutil.get_terminal_size((80, 24)).columns
-        for line in lines(x, everything=bool(everything), width=width, report=str(report)):
+        for line in lines(x, everything=bool(everything), width=width):
             print(line)
     if page is not None:
         try:
-            Path(page).write_text(render(x, title, os.path.relpath(report, Path(page).parent)), encoding="utf-8")
+            Path(page).write_text(render(x, title), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
     return x.code

@@ -48,7 +48,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     """
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
-    environments = _play(x, config)
+    environments = _play(x, config, model)
     if not model:
         x.limits.append("The model was not loaded: prompts, log-probabilities, losses and updates were not examined.")
     elif x.names_reason and not everything:
@@ -113,8 +113,8 @@ def _why_no_model(directory: Path, config: TrainConfig, model: bool, environment
     return None
 
 
-def _play(x: Examination, config: TrainConfig) -> Sequence[Any]:
-    """Play the environment without a model; returns its tasks."""
+def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[Any]:
+    """Play the environment without a model; returns its tasks. `model`: whether a model will be loaded after it."""
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
         import_verifiers()
@@ -124,7 +124,7 @@ def _play(x: Examination, config: TrainConfig) -> Sequence[Any]:
     environments = load_environments(config)
     with asyncio.Runner() as runner:
         player: Any = VerifiersPlayer(config, environments[0], runner)
-        found = table.examine(player, config.seed)
+        found = table.examine(player, config.seed, _import_torch if model else lambda: None)
         count = min(matrix.MOST_TASKS, len(player.train))
     x.add("environment", *of_matrix(found))
     x.limits.append(
@@ -132,6 +132,13 @@ def _play(x: Examination, config: TrainConfig) -> Sequence[Any]:
         f"{missed(count):.0%} of all tasks can be missed."
     )
     return environments
+
+
+def _import_torch() -> None:
+    """While another process plays, there is time for what takes seconds."""
+    load_torch_libraries()
+    with fast_imports():
+        import_transformers()
 
 
 def missed(count: int) -> float:

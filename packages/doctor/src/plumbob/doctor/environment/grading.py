@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import sys
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import fmean, median, stdev
-from types import FrameType
-from typing import Any
 
 from plumbob.doctor.environment.inequality import Evidence, about, equal, refuted, rows, spread_of
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
-from plumbob.doctor.environment.player import Played, Script
-from plumbob.doctor.environment.texts import chosen, places, short
-from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, ECHO, EMPTY, NEAR, ODD, PERFECT, SEVERAL
+from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.texts import short
+from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -35,15 +28,6 @@ FORM_EARNS = 0.75
 NEAR_EARNS = 0.5
 """Largest share of tasks that may pay a wrong answer near to the right one in full. Less is paid by a reward that falls with
 the distance, which is no fault."""
-VAIN_CALLS = 0.1
-"""Share of what a perfect transcript earns that eight calls in vain may add to it."""
-NOT_PERFECT = 0.05
-"""How much less than 1 a perfect transcript may earn with the settings for which the environment says that it earns 1."""
-TRACED = 4
-"""Number of transcripts that are played again to see which errors are raised and caught."""
-_CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
-"""Exceptions with which Python ends loops, generators and tasks."""
-
 
 # Rollouts end
 
@@ -105,57 +89,6 @@ def _parsed(m: Matrix) -> Evidence | None:
     return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}", alone[bare[0]])
 
 
-def _swallowed(m: Matrix) -> Evidence | None:
-    """The error that is raised and caught wherever a perfect transcript earns nothing, and nowhere else.
-
-    One of the three ideas that no matrix of rewards sees. Beside it: an error that is only logged while a reply is scored.
-    """
-    for kind, cells in m.cells.items():
-        for i, p in cells.items():
-            if p.ok and p.logged and kind != EMPTY and p.reward <= m.floor(i) + TOLERANCE:
-                return Evidence(f"{kind} earns {p.reward:.3g} in task {p.task.key}, and {p.logged[0]} is logged", p)
-    unpaid = _unpaid(m)
-    if not unpaid or 2 * len(unpaid) > len(m.lifts):
-        return None
-    usual = set[str]().union(*_raised(m, m.paid))
-    error = min(set.intersection(*_raised(m, unpaid)) - usual, default="")
-    text = f"{_told(m, unpaid)}; whenever they do, and never otherwise, an error is raised and caught: {error}"
-    return Evidence(text, m.kind(PERFECT)[unpaid[0]]) if error else None
-
-
-def _raised(m: Matrix, numbers: Sequence[int]) -> list[set[str]]:
-    found = []
-    for i in (numbers[k] for k in chosen(len(numbers), TRACED)):
-        with exceptions_raised() as where:
-            m.player.play(Script(m.hand.tasks[i], m.hand.turns[i]))
-        found.append(set(where))
-    return found
-
-
-@contextmanager
-def exceptions_raised() -> Generator[list[str]]:
-    """The type and the place of each exception that Python code raises inside the context, caught or not.
-
-    In threads, only those that are started inside the context are seen.
-    """
-    found: list[str] = []
-
-    def local(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "exception" and not issubclass(argument[0], _CONTROL):
-            name = Path(frame.f_code.co_filename).name
-            found.append(f"{argument[0].__name__} in {frame.f_code.co_name} ({name}, line {frame.f_lineno})")
-        return local
-
-    before, before_in_threads = sys.gettrace(), threading.gettrace()
-    sys.settrace(local)
-    threading.settrace(local)
-    try:
-        yield found
-    finally:
-        sys.settrace(before)
-        threading.settrace(before_in_threads)
-
-
 def _overpaid(m: Matrix) -> Evidence | None:
     """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
     unpaid, others = _unpaid(m), m.kind("other words")
@@ -174,19 +107,6 @@ def _oracle(m: Matrix) -> Evidence | None:
             f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
         )
     return Evidence(_told(m, unpaid), m.kind(PERFECT)[unpaid[0]]) if unpaid else None
-
-
-def _vain(m: Matrix) -> Evidence | None:
-    """Perfect transcripts earn less than 1, with the settings for which they are made, and as much without their calls."""
-    ideal, alone, best = m.kind(f"{PERFECT}, {IDEAL}"), m.kind("the answer without calls"), m.kind(PERFECT)
-    known = [i for i in ideal if i in alone and i in best]
-    low = [i for i in known if ideal[i].reward < 1 - NOT_PERFECT and alike(best[i].reward, alone[i].reward)]
-    if equal([ideal[i].reward for i in low]):
-        return None  # what pays these the same, whatever they find, is the reward
-    earned = spread_of(ideal[i].reward for i in low)
-    return refuted(
-        low, known, f"in {{}} tasks the perfect transcript earns {earned}, and as much without its calls", share=0.5
-    )
 
 
 def _as_read(m: Matrix) -> Evidence | None:
@@ -257,17 +177,6 @@ def _cheap(m: Matrix) -> Evidence | None:
     return Evidence("; ".join(e.text for e in found[:3]), found[0].example, found[0].part) if found else None
 
 
-def _given(m: Matrix) -> Evidence | None:
-    """Prompts that earn the reward when they are sent back hold the answer in the form that is asked for.
-
-    A reward that finds the answer anywhere in a reply pays for it among other answers, too: then the reward is at fault.
-    """
-    several, paid = m.shares(SEVERAL), [i for i, share in m.shares(ECHO).items() if share > 0]
-    held = [i for i in paid if m.hand.golds[i] and places(m.hand.golds[i], m.kind(EMPTY)[i].opening[-1].text)]
-    lenient = sum(share > 0 for share in several.values())
-    return _earns(m, ECHO) if several and 2 * len(held) > len(paid) and 2 * lenient < len(several) else None
-
-
 def _near(m: Matrix) -> Evidence | None:
     for kind in NEAR:
         found, best = m.kind(kind), m.kind(PERFECT)
@@ -279,17 +188,6 @@ def _near(m: Matrix) -> Evidence | None:
     return None
 
 
-def _calls_paid(m: Matrix) -> Evidence | None:
-    shares = m.shares("calls in vain before it")
-    more = fmean(shares.values()) - 1 if len(shares) >= FEWEST else 0.0
-    example = next(iter(m.kind("calls in vain before it").values()), None)
-    return (
-        Evidence(f"eight calls in vain add {more:.0%} to what right answers earn", example)
-        if more > VAIN_CALLS
-        else None
-    )
-
-
 ENDING = rows("reward")(
     ("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", _ends),
     ("finite", "Every rollout has a finite reward", "not-finite", _finite),
@@ -297,7 +195,6 @@ ENDING = rows("reward")(
 )
 """Rollouts end, and their rewards are numbers that stay the same."""
 PAID = rows("reward", PERFECT, EMPTY)(
-    ("not-swallowed", "No error is caught where a right answer earns nothing", "answers-not-parsed", _swallowed),
     ("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed),
     ("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", _overpaid),
     ("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle),
@@ -306,11 +203,8 @@ PAID = rows("reward", PERFECT, EMPTY)(
 ANSWERS = rows("reward", PERFECT, EMPTY)(
     ("read", "An answer is read after numbers and after long working", "answers-not-parsed", _read),
     ("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", _as_read),
-    ("calls-count", "The calls of perfect transcripts find what their answers need", "tool-results-wrong", _vain),
-    ("not-given", "The prompt does not hold the answer in the form that is asked for", "answer-in-prompt", _given),
     ("empty", "An empty reply earns little", "reward-exploitable", _empty),
     ("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", _cheap),
     ("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", _near),
-    ("vain-calls", "Calls in vain add nothing", "reward-exploitable", _calls_paid),
 )
 """Right answers are read, however they are written, and wrong ones are not paid."""

@@ -46,10 +46,6 @@ class Hand:
     """The different right answers of many tasks, long ones first."""
     gold_field: GoldField | None = None
 
-    @property
-    def has_oracle(self) -> bool:
-        return any(self.turns) or bool(self.raised)
-
     def told_before(self, i: int) -> bool:
         """Whether a turn before the last names the answer, as in tasks that are solved by calls."""
         return bool(self.golds[i]) and any(self.golds[i] in said(turn) for turn in self.turns[i][:-1])

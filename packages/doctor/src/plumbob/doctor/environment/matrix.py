@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Task, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
-from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OF_OTHERS, OTHERS, PERFECT, Known, Turns
+from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
 T = TypeVar("T")
 Make = Callable[[int], Turns | None]
@@ -153,12 +153,12 @@ class _Table:
                 raise _Stop(f"{self.hanging} rollouts hung")
 
 
-def play(player: Player, seed: int = 0) -> Matrix:
-    """Play every kind of transcript. `seed`: of the choice of tasks."""
+def play(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Matrix:
+    """Play every kind of transcript. `seed`: of the choice of tasks. `meanwhile`: called before a wait of seconds."""
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
     matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS))
+        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS), meanwhile)
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
@@ -168,7 +168,7 @@ def _first(hand: Hand) -> dict[str, Make]:
     return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
 
 
-def _play_all(table: _Table) -> None:
+def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
     matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
@@ -192,6 +192,7 @@ def _play_all(table: _Table) -> None:
         _play_held_out(table)
     if player.settings.at_once > 1:
         _play_beside(matrix)
+    meanwhile()
     for (kind, i, _), played in zip(again, fresh() or (), strict=False):
         matrix.cells.setdefault(f"{kind}, {FRESHLY}", {})[i] = played
     if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):
@@ -200,16 +201,12 @@ def _play_all(table: _Table) -> None:
 
 
 def _play_held_out(table: _Table) -> None:
-    """The held-out tasks themselves: empty replies, perfect transcripts, and the answers of other tasks."""
+    """The held-out tasks themselves: empty replies and perfect transcripts."""
     player = table.matrix.player
-    tasks: list[Task] = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
+    tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
     table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
-    inner = _Table(matrix, table.ends, table.hanging)
     for kind, make in _first(matrix.hand).items():
-        inner.play(kind, range(len(tasks)), make)
-    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
-    for kind in OF_OTHERS:
-        inner.play(kind, range(len(tasks)), lambda i, kind=kind: CHEAP[kind](known, i))
+        _Table(matrix, table.ends, table.hanging).play(kind, range(len(tasks)), make)
 
 
 def _play_beside(matrix: Matrix) -> None:
@@ -218,8 +215,8 @@ def _play_beside(matrix: Matrix) -> None:
     Only transcripts that got the same twice alone: what is random by itself changes here, too. What takes long is played less
     often.
     """
-    kinds = (PERFECT, PERFECT, EMPTY, OF_OTHERS[0])
-    numbers = sorted(matrix.cells[OF_OTHERS[0]] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
+    kinds = (PERFECT, PERFECT, EMPTY, WRONG)
+    numbers = sorted(matrix.cells[WRONG] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
     steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
     seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / max(len(steady), 1)
     count = min(matrix.player.settings.at_once, MOST_AT_ONCE, int(MOST_SECONDS / 4 / max(seconds, 1e-6)))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, rows
+from plumbob.doctor.environment.inequality import Evidence, rows
 from plumbob.doctor.environment.matrix import IDEAL, Matrix
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import after, begins, common_places, places, short
@@ -121,23 +121,6 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
     return ""
 
 
-def _held_contradicted(m: Matrix) -> Evidence | None:
-    """Held-out answers stand where those of training tasks do."""
-    held = _texts(m.held_out) if m.held_out else {}
-    for name, told in _texts(m).items():
-        place, own, _ = _place(told, m.hand.vocabulary)
-        follows = [(one, text) for one in held.get(name, ()) if own and (text := after(place, one.text)) is not None]
-        other = [one for one, text in follows if not begins(text, one.gold) and not places(one.gold, one.text)]
-        if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * len(follows):
-            return Evidence(f"of {len(follows)} held-out tasks, {_evidence(name, place, own, other)}")
-    return None
-
-
-OWN_DATA = (
-    *rows("tasks", EMPTY)(
-        ("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted)
-    ),
-    *rows("tasks", f"{HELD_OUT}{EMPTY}")(
-        ("held-out-own-data", "So do those of held-out tasks", "evaluation-differs", _held_contradicted)
-    ),
+OWN_DATA = rows("tasks", EMPTY)(
+    ("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
-from plumbob.doctor.environment.matrix import FRESHLY, HELD, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -14,8 +14,9 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED = 0.1
 """Largest share of rollouts that may fail beside others."""
-ORDER, FRESH = "after other tasks", "in a process that has played nothing"
+AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
+ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
 
 Pair = tuple[Played, Played]
 
@@ -71,7 +72,7 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
         steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
         fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
     beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {AGAIN: [*_again(m)], ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
@@ -84,48 +85,17 @@ def _failed(m: Matrix) -> Evidence | None:
     return refuted(bad, m.beside, text, bad, least=FEWEST, share=FAILED)
 
 
-def _prompts(m: Matrix) -> Evidence | None:
-    """The messages before the first turn do not become more from one rollout of a task to the next."""
-    first = {
-        i: min(len(m.cells.get(kind, {}).get(i, p).opening) for kind in (PERFECT, EMPTY))
-        for i, p in m.kind(EMPTY).items()
-    }
-    later = [
-        (i, p) for kind, cells in m.cells.items() if HELD not in kind for i, p in cells.items() if p.ok and i in first
-    ]
-    later += [(i, p) for _, i, p in m.beside if p.ok and i in first]
-    more = [p for i, p in later if len(p.opening) > first[i]]
-    return refuted(
-        more,
-        later,
-        "{} prompts have more messages than that of the task's first rollout",
-        more,
-        least=FEWEST,
-    )
-
-
 STATE = (
     *rows("tool", PERFECT)(
-        (
-            "again-results",
-            "Calls get the same results at once again",
-            "tool-results-wrong",
-            lambda m: _results("at once again", [*_again(m)]),
-        ),
-        (
-            "other-results",
-            "Results do not depend on what else is played",
-            "tool-results-mixed",
-            _of(_results, ORDER, FRESH, BESIDE),
-        ),
+        ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
+        ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(
-        ("prompts", "Prompts hold nothing of earlier rollouts", "tool-results-mixed", _prompts),
         (
             "other-rewards",
             "Rewards do not depend on other rollouts",
             "rewards-of-other-rollouts",
-            _of(_rewards, ORDER, BESIDE),
+            _of(_rewards, *ALIVE),
         ),
         ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
         ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from plumbob.doctor.environment.grading import ANSWERS, ENDING, PAID
@@ -43,10 +43,10 @@ class Examination:
     seconds: float = 0.0
 
 
-def examine(player: Player, seed: int = 0) -> Examination:
-    """Play an environment and examine it. `seed`: of the choice of tasks."""
+def examine(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Examination:
+    """Play an environment and examine it. `seed`: of the choice of tasks. `meanwhile`: what to do while others play."""
     began = time.monotonic()
-    matrix = play(player, seed)
+    matrix = play(player, seed, meanwhile)
     found = judge(matrix)
     found.seconds = time.monotonic() - began
     return found

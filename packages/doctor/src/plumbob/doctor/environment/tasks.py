@@ -34,22 +34,11 @@ SORTED = 5.0
 sorted: by chance in one of two million orders."""
 COMPARED = 4
 """Fewest training prompts, and held-out ones, that are compared."""
-CAPITALS = 0.3
-"""Largest difference of the share of capitals in training and in held-out prompts."""
 GIVEN, GIVEN_TASKS, GIVEN_SHARE = 0.9, 6, 0.15
 """Share of the prompts with a certain text in which the answer follows it, so that it gives the answer away; number and share
 of all prompts in which that must be so. Where a prompt lists options, one follows in half of the prompts at most."""
-FEWEST = 8
-"""Fewest tasks that must look like others."""
-ALIKE_PROMPTS = 0.2
-"""Largest share of tasks without tools whose prompts other tasks with other answers have, too."""
 HELD_UNPAID, PAID = 0.3, 0.9
 """Largest share of held-out tasks whose right answer may earn nothing, where so many of the training tasks' are paid."""
-WRONG_ALIKE = 0.4
-"""Largest difference between what wrong answers earn in held-out and in training tasks, as a share of the right ones."""
-_LABEL = r"\W*(?:(?:the\s+)?(?:final\s+|correct\s+|right\s+)?(?:answer|a|solution|output)\b(?:\s+is)?)?\W*"
-"""What may stand between a worked example's question and its answer."""
-
 
 # Training tasks
 
@@ -104,17 +93,6 @@ def rank_correlation(values: Sequence[float]) -> float:
     return correlation(ranks, list(range(len(values)))) if len(set(values)) > 1 else 0.0
 
 
-def _alike(m: Matrix) -> Evidence | None:
-    """What tells tasks without tools apart must be in the prompt."""
-    played = [(i, p) for i, p in m.kind(EMPTY).items() if m.hand.golds[i] and not p.tools]
-    answers: dict[str, set[str]] = defaultdict(set)
-    for i, p in played:
-        answers[p.prompt].add(m.hand.golds[i])
-    several = [p for _, p in played if len(answers[p.prompt]) > 1]
-    text = "{} prompts are those of another task with another right answer"
-    return refuted(several, played, text, several, least=FEWEST, share=ALIKE_PROMPTS)
-
-
 def _hidden(m: Matrix) -> Evidence | None:
     """A place that gives answers away: what follows it is the own answer almost wherever it stands, and not one of others.
 
@@ -130,24 +108,7 @@ def _hidden(m: Matrix) -> Evidence | None:
             text = f"after {place!r} stands the answer in {{}} first prompts"
             if (found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9)) is not None:
                 return found
-    asked = [1 for i, one in enumerate(pairs) if _answered(*one, [p for j, (p, _) in enumerate(pairs) if j != i])]
-    return refuted(
-        asked, pairs, "in {} prompts the question stands before, with its answer right after it", least=least
-    )
-
-
-def _answered(prompt: str, gold: str, others: Sequence[str]) -> bool:
-    """Whether what a prompt ends with, and none of `others` does, stands in it before, followed by the answer at once."""
-    prompt = prompt.rstrip()
-    end, at = prompt[-40:], prompt.find(prompt[-40:])
-    size = len(end)
-    if len(set(end)) < 8 or at >= len(prompt) - size:
-        return False
-    while size < min(at + len(end), 2000) and prompt[at + len(end) - size - 1] == prompt[-size - 1]:
-        size += 1
-    told = prompt[at + len(end) :][: 60 + len(gold)]
-    right = re.match(_LABEL + re.escape(gold) + r"(?!\w)", told, re.IGNORECASE)
-    return bool(right) and not any(other.rstrip().endswith(prompt[-size:]) for other in others)
+    return None
 
 
 # Held-out tasks
@@ -200,12 +161,6 @@ def _nearest(
     return best
 
 
-def _one_prompt(m: Matrix) -> Evidence | None:
-    train, held = _prompts(m), _prompts(m.held_out)
-    one = min(len(set(train)), len(held)) >= COMPARED and len(set(held)) == 1
-    return Evidence(f"all {len(held)} held-out prompts are the same one") if one else None
-
-
 def _prompts(m: Matrix | None) -> list[str]:
     return [p.prompt for p in m.kind(EMPTY).values()] if m else []
 
@@ -221,14 +176,7 @@ def _prompted(m: Matrix) -> Evidence | None:
     for name, of, others in (("training", train, held), ("held-out", held, train)):
         if text := _only_in(of, others):
             return Evidence(f"every {name} prompt has {text!r}, and no prompt of the others has it")
-    capitals = [
-        fmean(sum(map(str.isupper, text)) / max(sum(map(str.isalpha, text)), 1) for text in of) for of in (train, held)
-    ]
-    if abs(capitals[0] - capitals[1]) <= CAPITALS:
-        return None
-    return Evidence(
-        f"{capitals[0]:.0%} of the letters of training prompts are capitals, of held-out prompts {capitals[1]:.0%}"
-    )
+    return None
 
 
 def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str:
@@ -278,42 +226,20 @@ def _same_range(m: Matrix) -> Evidence | None:
     )
 
 
-def _wrong_alike(m: Matrix) -> Evidence | None:
-    """Wrong answers earn in held-out tasks what they earn in training tasks: data may tell the two kinds of tasks apart."""
-    for kind in m.held_out.cells if m.held_out else ():
-        own, held = ([*of.shares(kind).values()] if of else [] for of in (m, m.held_out))
-        if kind in (PERFECT, EMPTY) or min(len(own), len(held)) < GIVEN_TASKS:
-            continue
-        means = fmean(own), fmean(held)
-        if abs(means[0] - means[1]) > WRONG_ALIKE and min(means) < 0.5:
-            return Evidence(
-                f"{kind} earns {means[0]:.0%} of the right one's reward in training tasks, in held-out tasks {means[1]:.0%}"
-            )
-    return None
-
-
 TASKS = (
     *rows("tasks", EMPTY)(
         ("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
         ("distinct", "Training tasks differ from each other", "few-distinct-tasks", _distinct),
         ("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
         ("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden),
-        ("told-apart", "Tasks that look alike have one answer", "prompt-incomplete", _alike),
     ),
     *rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")(
         ("apart", "No held-out task is a training task", "held-out-in-training", _apart),
         ("near-copies", "No held-out task is a training task in other words", "held-out-in-training", _near_copies),
-        ("prompts-differ", "Held-out prompts differ from each other", "few-distinct-tasks", _one_prompt),
         ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", _prompted),
     ),
 )
 EVALUATION = rows("reward", EMPTY, f"{HELD_OUT}{EMPTY}")(
     ("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", _scored_alike),
-    (
-        "same-range",
-        "Silence and right answers earn in held-out tasks what they do in training",
-        "evaluation-differs",
-        _same_range,
-    ),
-    ("wrong-alike", "Wrong answers to held-out tasks earn as little", "evaluation-differs", _wrong_alike),
+    ("same-range", "Silence and right answers earn the same in held-out tasks", "evaluation-differs", _same_range),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,15 +28,12 @@ FEW, OTHER = 3, 0.3
 say now and then that it found nothing, and a server that it is busy."""
 FAILED = 0.2
 """Largest share of the results of perfect transcripts that may be errors."""
-NEEDED, HARDLY = 0.5, 0.05
-"""Share of the later arguments and answers of perfect transcripts that must stand in what was read before: if results end
-inside of texts or are those of another task; and in any case."""
+HARDLY = 0.05
+"""Share of the later arguments and answers of perfect transcripts that must stand in what was read before."""
 NEVER = 50
 """Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
 OFTEN = 0.9
 """Smallest share of results that hold an earlier message, and of tasks whose first result holds the answer."""
-LONG = 25
-"""Number of characters from which on a text is known again."""
 GIVEN_TASKS = 6
 """Fewest tasks by which it is judged whether a first result gives answers away."""
 _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
@@ -114,44 +110,9 @@ def _texts(m: Matrix, i: int) -> list[str]:
     return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
 
 
-def _if(judge: Callable[[Matrix], tuple[str, Evidence | None]], cause: str) -> Callable[[Matrix], Evidence | None]:
-    """The evidence of a function that finds one of several causes, if it is this one."""
-    return lambda m: found[1] if (found := m.once(judge))[0] == cause else None
-
-
-def _declared(m: Matrix) -> Evidence | None:
-    tools = next(iter(m.kind(EMPTY).values())).tools
-    called = [
-        r.call for r in m.results if isinstance(r.call.arguments, dict) and r.call.arguments and r.call.name in tools
-    ]
-    unknown = [call for call in called if set(call.arguments) - tools[call.name]]
-    example = f"{unknown[0].arguments} of {unknown[0].name}" if unknown else ""
-    return refuted(
-        unknown, called, f"{{}} calls have arguments that no declaration names, such as {example}", share=0.5
-    )
-
-
-def _repeated(m: Matrix) -> Evidence | None:
-    """A message of the first prompt, or the result before, stands in nearly every result, and the tool did not return it.
-
-    A tool may quote the question that it was asked, and a game may repeat its rules: these come from the tool itself.
-    """
-    told: list[tuple[str, list[str], Result]] = []
-    for r in _compared(m):
-        texts = [squeezed(message.text) for message in m.kind(PERFECT)[r.task].opening]
-        told.append(("a message of the prompt", [part for x in texts if len(x) >= 60 for part in (x[:60], x[-60:])], r))
-    for a, b in itertools.pairwise(_compared(m)):
-        if a.task == b.task and len(squeezed(a.shown)) >= 4 and squeezed(a.shown) not in squeezed(b.own or ""):
-            told.append(("the result before it", [squeezed(a.shown)], b))
-    for kind in dict.fromkeys(name for name, _, _ in told):
-        every = [(parts, r) for name, parts, r in told if name == kind]
-        held = [
-            r for parts, r in every if any(x in squeezed(r.shown) and x not in squeezed(r.own or "") for x in parts)
-        ]
-        text = f"{{}} tool results hold {kind}, which the tool did not return"
-        if (found := refuted(held, every, text, least=JUDGED, share=OFTEN)) is not None:
-            return found
-    return None
+def _if(cause: str) -> Callable[[Matrix], Evidence | None]:
+    """What `_blame` finds, if it is this cause."""
+    return lambda m: found[1] if (found := m.once(_blame))[0] == cause else None
 
 
 # What results hold
@@ -163,25 +124,23 @@ def _fail(m: Matrix) -> Evidence | None:
     return refuted(down, m.results, text, share=FAILED)
 
 
-def _needs(m: Matrix) -> list[tuple[bool, str]]:
+def _needs(m: Matrix) -> list[bool]:
     """Of the words that perfect transcripts must have read, new ones of each call after the first result and of the answer:
-    (whether something that a policy could read before has it, the end of a result that the task's data continue with it).
+    whether something that a policy could read before has it.
     """
     found = []
     for i, played in m.kind(PERFECT).items():
         read = played.prompt.casefold()
-        given, used, shown = _long_words(read), set[str](), list[str]()
+        given, used, shown = _long_words(read), set[str](), False
         for message in played.messages[len(played.opening) :]:
             if message.role == "tool":
-                shown.append(message.text)
-                read += "\n" + message.text.casefold()
+                shown, read = True, f"{read}\n{message.text.casefold()}"
             elif message.role == "assistant":
                 texts = [text for call in message.calls for text in strings(call.arguments)] or [m.hand.golds[i]]
                 new = {word for text in texts for word in _long_words(text)} - used
                 used |= new
-                for word in sorted(new - given) if shown else ():
-                    held = bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", read))
-                    found.append((held, "" if held else _cut_before(word, shown, _texts(m, i))))
+                words_ = sorted(new - given) if shown else ()
+                found += [bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", read)) for word in words_]
     return found
 
 
@@ -189,53 +148,19 @@ def _long_words(text: str) -> set[str]:
     return {word for word in words(text) if len(word) > 3 or word.isdigit()}
 
 
-def _cut_before(word: str, shown: Sequence[str], data: Sequence[str]) -> str:
-    """The end of a result that stops inside a text of the task's data which goes on to this word; "" if none does."""
-    for tail in (squeezed(result)[-size:] for result in shown for size in (24, 16, 10, 6, 4)):
-        for text in data:
-            at = text.find(tail) if len(tail) >= 4 else -1
-            if at >= 0 and word in text[at:].casefold() and len(text) > at + len(tail):
-                return tail
-    return ""
-
-
-def _useful(m: Matrix) -> tuple[str, Evidence | None]:
-    """(id of the cause of results that do not hold what is needed, evidence); ("", None) if they do."""
+def _useful(m: Matrix) -> Evidence | None:
     results, needs = m.results, _needs(m)
-    empty, held = sum(says_nothing(r.shown) for r in results), sum(held for held, _ in needs)
-    told, asked, cut = {r.shown for r in results}, {repr(r.call) for r in results}, [end for _, end in needs if end]
+    empty, held = sum(says_nothing(r.shown) for r in results), sum(needs)
+    told, asked = {r.shown for r in results}, {repr(r.call) for r in results}
+    if len(results) < JUDGED or len(needs) < JUDGED:
+        return None
+    nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
+    none = held <= HARDLY * len(needs) and len(needs) >= NEVER
     text = (
         f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
-    if len(results) < JUDGED or len(needs) < JUDGED or held >= NEEDED * len(needs):
-        return "", None
-    example = Evidence(text, m.kind(PERFECT)[results[0].task], results[0].call.name)
-    if len(cut) > (len(needs) - held) / 2:
-        return "tool-results-wrong", replace(
-            example, text=f"{text}; results end where data go on, such as {short(cut[0])}"
-        )
-    if elsewhere := _of_other_tasks(m):
-        return "tool-results-mixed", replace(example, text=f"{text}; {elsewhere}")
-    nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
-    none = held <= HARDLY * len(needs) and len(needs) >= NEVER
-    return ("tool-results-wrong", example) if nothing or none else ("", None)
-
-
-def _of_other_tasks(m: Matrix) -> str:
-    """Evidence that most tasks get results of one other task, and none of their own; "" if they do not.
-
-    A retriever that misses returns texts of many tasks; what was left over from another task is of that one.
-    """
-    known = [{text for text in _texts(m, i) if len(text) >= LONG} for i in range(len(m.hand.tasks))]
-    by_task = {i: [squeezed(r.shown) for r in m.results if r.task == i] for i in {r.task for r in m.results}}
-    theirs = 0
-    for i, shown in by_task.items():
-        if len(shown) > 1 and not any(text in one for one in shown for text in known[i]):
-            owners = [{j for j, texts in enumerate(known) if any(text in one for text in texts)} for one in shown]
-            theirs += bool(set.intersection(*owners)) and len(set.union(*owners)) <= 3  # tasks may have texts in common
-    text = f"in {theirs} of {len(by_task)} tasks all results are texts of one other task"
-    return text if theirs >= JUDGED and 2 * theirs > len(by_task) else ""
+    return Evidence(text, m.kind(PERFECT)[results[0].task], results[0].call.name) if nothing or none else None
 
 
 def _given_away(m: Matrix) -> Evidence | None:
@@ -281,29 +206,16 @@ TOOLS = (
         ("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", _call_form)
     ),
     *rows("tool", PERFECT, EMPTY)(
-        ("declared", "Declarations name the parameters with which tools are called", "prompt-incomplete", _declared),
-        (
-            "own-errors",
-            "Results that are no errors in the tools are none in rollouts",
-            "tools-fail",
-            _if(_blame, "tools-fail"),
-        ),
-        ("own-call", "A call gets its own result", "tool-results-mixed", _if(_blame, "tool-results-mixed")),
+        ("own-errors", "What is no error in a tool is none in a rollout", "tools-fail", _if("tools-fail")),
+        ("own-call", "A call gets its own result", "tool-results-mixed", _if("tool-results-mixed")),
         (
             "own-result",
             "What is shown is what the tool returns, all of it",
             "tool-results-wrong",
-            _if(_blame, "tool-results-wrong"),
+            _if("tool-results-wrong"),
         ),
-        ("alone", "Tool results hold nothing of earlier messages", "tool-results-mixed", _repeated),
         ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
-        ("own-task", "Results are those of the task", "tool-results-mixed", _if(_useful, "tool-results-mixed")),
-        (
-            "needed",
-            "Results hold what later calls and answers need",
-            "tool-results-wrong",
-            _if(_useful, "tool-results-wrong"),
-        ),
+        ("needed", "Results hold what later calls and answers need", "tool-results-wrong", _useful),
         ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
     ),
 )

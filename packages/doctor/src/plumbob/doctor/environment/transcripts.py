@@ -13,6 +13,7 @@ from plumbob.doctor.environment.texts import apart, places, replaced, rewritten,
 
 Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
+WRONG = "another task's answer"
 AS_READ = "the answer as tool results write it"
 SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
@@ -95,16 +96,6 @@ def _in_vain(known: Known, i: int) -> Turns | None:
 def _first_call_again(known: Known, i: int) -> Turns | None:
     last, turns = _others(known, i), known.hand.turns[i]
     return None if last is None or len(turns) < 2 or known.hand.told_before(i) else (*turns[:1] * AGAIN, *last)
-
-
-def _vain_calls(known: Known, i: int) -> Turns | None:
-    turns = known.hand.turns[i]
-    return (*turns[:1] * AGAIN, *turns) if len(turns) > 1 and turns[0].calls else None
-
-
-def _without_calls(known: Known, i: int) -> Turns | None:
-    turns = known.hand.turns[i]
-    return turns[-1:] if len(turns) > 1 else None
 
 
 def _several(known: Known, i: int) -> Turns | None:
@@ -205,7 +196,7 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     ECHO: lambda known, i: (Turn(known.prompt(i)),),
     "working without an answer": lambda known, i: (Turn(WORKING * 12),),
     "the form of an answer without content": _form,
-    "another task's answer": _others,
+    WRONG: _others,
     SEVERAL: _several,
     "the first tool result quoted": _quoted,
     "the own calls with another task's answer": _in_vain,
@@ -213,7 +204,6 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     "the best constant answer": _constant,
 }
 """Transcripts that solve nothing."""
-OF_OTHERS = ("another task's answer", "the own calls with another task's answer")
 OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,
@@ -221,8 +211,6 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "working before the answer": _before(WORKING),
     "numbers before the answer": _before(NUMBERED),
     "long working before the answer": _before(WORKING, long=True),
-    "the answer without calls": _without_calls,
-    "calls in vain before it": _vain_calls,
 }
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,

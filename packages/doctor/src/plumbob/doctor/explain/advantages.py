@@ -109,11 +109,6 @@ def _shapes(case: AdvantageCase) -> Predictions:
         yield "advantages that are divided by their spread over the step", right / spread
     for most in (0.2, 0.5, 1.0, 2.0, 5.0):
         yield f"advantages that are clipped at {most:g}", np.clip(right, -most, most)
-    for g in {0.9, 0.99}:
-        lengths = np.array([row.loss_mask.sum() for row in case.rows])
-        yield f"advantages that are discounted by {g:g} a token", right * g**lengths
-    lengths = np.array([max(row.loss_mask.sum(), 1) for row in case.rows])
-    yield "advantages that are divided by the row's tokens", right / lengths
     by = factor(case.observed, right)
     yield f"advantages times {by:.3g}", by * right
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.explain.loop import Condition, factor
+from plumbob.doctor.explain.loop import Condition, by_part, factor
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,8 @@ def _factors(case: GradientCase) -> Predictions:
     yield "the opposite sign", -case.expected
     by = factor(case.observed, case.expected)
     yield f"a gradient times {by:.3g}", by * case.expected
-    predicted = case.expected.copy()
-    for at in case.tensors.values():
-        own = factor(case.observed[at], case.expected[at])
-        predicted[at] *= own if np.isfinite(own) else 1.0
-    yield "a factor for each tensor", predicted
+    tensor = np.repeat(range(len(case.tensors)), [at.stop - at.start for at in case.tensors.values()])
+    yield "a factor for each tensor", by_part(case.observed, case.expected, tensor)[0]
 
 
 CONDITIONS = (

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from plumbob.doctor.explain.loop import Condition, nearest
 from plumbob.doctor.record import StepRecord
+from plumbob.doctor.reference import sampling
 from plumbob.doctor.reference.model import Plain
 
 MOST_TOKENS = 4096
@@ -140,9 +141,6 @@ def _shifted(case: LogprobCase) -> Predictions:
     yield "log-probabilities of the next token", np.concatenate(after)
     before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
     yield "log-probabilities of the token before", np.concatenate(before)
-    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
-    yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
-    yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
     def own_logits(s: Scored) -> np.ndarray:
         logits = (
@@ -151,6 +149,14 @@ def _shifted(case: LogprobCase) -> Predictions:
         return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
 
     yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
+
+
+def _ordered(case: LogprobCase) -> Predictions:
+    """As a loss has them that takes those of other tokens."""
+    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
+    yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
+    yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
+    yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
 
 
 def _around(case: LogprobCase, s: Scored) -> tuple[float | None, float | None]:
@@ -205,18 +211,15 @@ def _prompts(case: LogprobCase) -> Predictions:
 
 
 def _altered(case: LogprobCase) -> Predictions:
-    for k in (1, 5, 10, 20, 40, 50, 64, 100):
-        yield f"probabilities of the {k} likeliest tokens alone", case.by_logits(lambda x, _, k=k: _top(x, k=k))
-    for p in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99):
-        yield f"probabilities of the likeliest tokens that make {p:g}", case.by_logits(lambda x, _, p=p: _top(x, p=p))
-    for p in (0.01, 0.02, 0.05, 0.1, 0.2):
-        yield (
-            f"probabilities of tokens with {p:g} of the largest one",
-            case.by_logits(lambda x, _, p=p: x.masked_fill(x < x.amax(-1, keepdim=True) + np.log(p), -1e9)),
-        )
+    own = case.plain.settings.temperature
+    rows = [sampling.leaving_out(x.double() / own, t) for x, t in zip(case.logits, case.targets, strict=True)]
+    for what in rows[0]:
+        yield what, np.concatenate([row[what].clamp(min=-1e9).numpy() for row in rows])
     grid = np.geomspace(0.5, 2.0, 15)
-    value, predicted = nearest(grid, lambda r: case.by_logits(lambda x, s: _repeated(x, s, r)), case.observed)
+    value, predicted = nearest(grid, lambda r: case.by_logits(_penalty(repetition=r)), case.observed)
     yield f"a repetition penalty of {value:.3g}", predicted
+    value, predicted = nearest(np.linspace(-2, 2, 9), lambda p: case.by_logits(_penalty(presence=p)), case.observed)
+    yield f"a presence penalty of {value:.3g}", predicted
     counts: dict[int, float] = {}
     plain = case.by_logits(lambda x, _: x)
     for token, gap in zip(torch.cat(case.targets).tolist(), np.abs(case.observed - plain), strict=True):
@@ -236,22 +239,8 @@ def _altered(case: LogprobCase) -> Predictions:
         yield f"a bias of {value:.2g} on token {token}", predicted
 
 
-def _top(logits: torch.Tensor, k: int = 0, p: float = 1.0) -> torch.Tensor:
-    if k:
-        return logits.masked_fill(logits < logits.topk(min(k, logits.shape[-1]), -1).values[:, -1:], -1e9)
-    ordered, order = logits.softmax(-1).sort(-1, descending=True)
-    out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered >= p)
-    return logits.masked_fill(out, -1e9)
-
-
-def _repeated(logits: torch.Tensor, s: Scored, penalty: float) -> torch.Tensor:
-    """Ids that the row has already are made less likely: Keskar et al., arXiv:1909.05858, sec. 4.1."""
-    changed = logits.clone()
-    for k, i in enumerate(i for i in range(1, len(s.at)) if s.at[i]):
-        seen = torch.tensor(sorted(set(s.ids[:i])))
-        own = changed[k, seen]
-        changed[k, seen] = torch.where(own > 0, own / penalty, own * penalty)
-    return changed
+def _penalty(**by: float) -> Callable[[torch.Tensor, Scored], torch.Tensor]:
+    return lambda x, s: sampling.penalised(x, sampling.seen_before(s.ids, s.at, x.shape[-1]), **by)
 
 
 def _rounded(case: LogprobCase) -> Predictions:
@@ -274,12 +263,13 @@ def _head(case: LogprobCase) -> Predictions:
 
 CONDITIONS = (
     Condition("loss-mask-as-attention-mask", _attention),
+    Condition("sampling-altered", _altered),
     Condition("temperature-not-applied", _temperature),
     Condition("attention-or-positions-wrong", _others),
     Condition("loss-mask-wrong", _shifted),
+    Condition("loss-differs-from-settings", _ordered),
     Condition("prompt-replaced", _prompts),
     Condition("attention-or-positions-wrong", _positions),
-    Condition("sampling-altered", _altered),
     Condition("weights-not-synced", _rounded),
     Condition("engine-trainer-mismatch", _head),
 )

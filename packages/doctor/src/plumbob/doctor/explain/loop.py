@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,24 @@ def factor(observed: np.ndarray, expected: np.ndarray) -> float:
     """The number by which `expected` is nearest to `observed`, by least squares; NaN if `expected` is 0."""
     size = float((expected * expected).sum())
     return float((observed * expected).sum()) / size if size > 0 else float("nan")
+
+
+def slices(tensors: Mapping[str, np.ndarray]) -> dict[str, slice]:
+    """Where the entries of each tensor are, if those of all tensors stand one after the other."""
+    ends = list(itertools.accumulate(map(len, tensors.values())))
+    return {name: slice(end - len(own), end) for (name, own), end in zip(tensors.items(), ends, strict=True)}
+
+
+def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """What is expected, times a factor for each part (a number of each value), and the finite ones of these factors."""
+    predicted, found = expected.copy(), []
+    for number in np.unique(part):
+        at = part == number
+        by = factor(observed[at], expected[at])
+        if np.isfinite(by):
+            predicted[at] *= by
+            found.append(by)
+    return predicted, found
 
 
 def nearest(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.explain.loop import Condition, factor
+from plumbob.doctor.explain.loop import Condition, by_part, factor
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import loss as reference
 from plumbob.doctor.reference.loss import Tokens
@@ -33,13 +33,20 @@ class LossCase:
 
 @dataclass(frozen=True)
 class WeightCase:
-    """The weights of a minibatch's rows, [B], which are not those of the settings."""
+    """The weights of a minibatch's trained rows, [B], which are not those of the settings."""
 
     rows: Sequence[Row]
     step: Sequence[Row]
     settings: Settings
     observed: np.ndarray
+    expected: np.ndarray
     microbatch: np.ndarray
+    whole: bool
+    """Whether all rows of the minibatch are trained."""
+
+    def by(self, **settings: object) -> np.ndarray:
+        changed = dataclasses.replace(self.settings, **settings)
+        return np.array(reference.weights(self.rows, self.step, changed))
 
 
 Predictions = Iterator[tuple[str, np.ndarray]]
@@ -93,19 +100,17 @@ def _ratios(case: LossCase) -> Predictions:
 
 def _factors(case: LossCase) -> Predictions:
     right, t = case.expected, case.tokens
+    p, ones, by = np.exp(t.logprobs), np.ones(len(right)), factor(case.observed, right)
     yield "the opposite sign", -right
-    yield "slopes of 0", np.zeros(len(right))
-    yield "no importance weights", case.by(dataclasses.replace(t, corrections=np.ones(len(right))))
+    yield "slopes of 0", 0 * right
+    yield "no importance weights", case.by(dataclasses.replace(t, corrections=ones))
     yield "importance weights that are squared", case.by(dataclasses.replace(t, corrections=t.corrections**2))
     yield "tokens with a positive advantage alone", np.where(t.advantages > 0, right, 0)
     yield "tokens with a negative advantage alone", np.where(t.advantages < 0, right, 0)
     yield "the signs of advantages", case.by(dataclasses.replace(t, advantages=np.sign(t.advantages)))
-    yield "advantages of 1", case.by(dataclasses.replace(t, advantages=np.ones(len(right))))
-    p = np.exp(t.logprobs)
+    yield "advantages of 1", case.by(dataclasses.replace(t, advantages=ones))
     yield "slopes times the token's probability", right * p
     yield "slopes in the probability in place of its logarithm", right / np.maximum(p, 1e-6)
-    yield "slopes times one minus the token's probability", right * (1 - p)
-    by = factor(case.observed, right)
     yield f"slopes times {by:.3g}", by * right
 
 
@@ -147,71 +152,44 @@ def _parts(case: LossCase) -> Predictions:
                 yield f"no slope at {kind} tokens", np.where(value <= edge, 0, right)
 
 
-def _normalisers(case: LossCase) -> Predictions:
-    numbers = np.unique(case.microbatch)
-    if len(numbers) < 2:
-        return
-    predicted = case.expected.copy()
-    by = {}
-    for number in numbers:
-        at = case.microbatch == number
-        by[int(number)] = factor(case.observed[at], case.expected[at])
-        predicted[at] *= by[int(number)]
-    finite = [b for b in by.values() if np.isfinite(b)]
-    if finite and max(finite) - min(finite) > 1e-3:
-        yield f"a factor for each microbatch ({min(finite):.3g} to {max(finite):.3g})", predicted
-
-
 def _row_factors(case: LossCase) -> Predictions:
-    predicted = case.expected.copy()
-    for row in np.unique(case.tokens.rows):
-        at = case.tokens.rows == row
-        by = factor(case.observed[at], case.expected[at])
-        predicted[at] *= by if np.isfinite(by) else 1.0
-    yield "a factor for each row", predicted
+    yield "a factor for each row", by_part(case.observed, case.expected, case.tokens.rows)[0]
+
+
+def _microbatches(case: LossCase | WeightCase) -> Predictions:
+    predicted, found = by_part(case.observed, case.expected, case.microbatch)
+    if found and max(found) - min(found) > 1e-3:
+        yield f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})", predicted
 
 
 def _reductions(case: WeightCase) -> Predictions:
-    def of(**changes: object) -> np.ndarray:
-        return np.array(reference.weights(case.rows, case.step, dataclasses.replace(case.settings, **changes)))
-
-    for reduction in ("rows", "constant", "minibatch_tokens", "step_tokens"):
-        yield f"the reduction {reduction}", of(reduction=reduction)
-    yield "overlong keep", of(overlong="keep")
-    yield "overlong mask", of(overlong="mask")
-    lengths = np.array([reference.in_loss(row, case.settings) for row in case.rows], float)
-    whole = np.array([len(row.token_ids) for row in case.rows], float)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    right = case.expected
+    if case.whole:
+        for reduction in ("rows", "constant", "minibatch_tokens", "step_tokens"):
+            yield f"the reduction {reduction}", case.by(reduction=reduction)
+        for overlong in ("keep", "mask"):
+            yield f"overlong {overlong}", case.by(overlong=overlong)
+        lengths = np.array([reference.in_loss(row, case.settings) for row in case.rows], float)
+        whole = np.array([len(row.token_ids) for row in case.rows], float)
         yield "the number of all tokens of a row", np.where(lengths > 0, 1 / (len(case.rows) * whole), 0.0)
-    trained = np.array([bool(row.advantage) for row in case.rows])
-    yield "no rows of groups without a signal", of() * len(case.rows) / max(trained.sum(), 1)
-    yield "no tokens of groups without a signal", of() * lengths.sum() / max(lengths[trained].sum(), 1)
-    yield "weights times the row's tokens", of() * lengths
-    by = factor(case.observed, of())
-    yield f"weights times {by:.3g}", by * of()
-
-
-def _microbatch_weights(case: WeightCase) -> Predictions:
-    right = np.array(reference.weights(case.rows, case.step, case.settings))
-    predicted, found = right.copy(), []
-    for number in np.unique(case.microbatch):
-        at = case.microbatch == number
-        found.append(factor(case.observed[at], right[at]))
-        predicted[at] *= found[-1]
-    if len(found) > 1 and max(found) - min(found) > 1e-3:
-        yield f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})", predicted
+        trained = np.array([bool(row.advantage) for row in case.rows])
+        yield "no rows of groups without a signal", right * len(case.rows) / max(trained.sum(), 1)
+        yield "no tokens of groups without a signal", right * lengths.sum() / max(lengths[trained].sum(), 1)
+        yield "weights times the row's tokens", right * lengths
+    by = factor(case.observed, right)
+    yield f"weights times {by:.3g}", by * right
 
 
 SLOPES = (
     Condition("kl-term-wrong", _kl),
     Condition("loss-differs-from-settings", _ratios),
     Condition("loss-differs-from-settings", _factors),
-    Condition("normaliser-depends-on-microbatches", _normalisers),
+    Condition("normaliser-depends-on-microbatches", _microbatches),
     Condition("loss-differs-from-settings", _entropy),
     Condition("loss-differs-from-settings", _parts),
     Condition("loss-differs-from-settings", _row_factors),
 )
 WEIGHTS = (
     Condition("loss-differs-from-settings", _reductions),
-    Condition("normaliser-depends-on-microbatches", _microbatch_weights),
+    Condition("normaliser-depends-on-microbatches", _microbatches),
 )

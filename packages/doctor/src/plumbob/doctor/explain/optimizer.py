@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from plumbob.doctor.explain.loop import Condition, factor
 from plumbob.doctor.record import Settings
 from plumbob.doctor.reference.optimizer import Moments, clipping, rate
@@ -21,12 +22,10 @@ class How:
 
     lr: float = 1.0
     """Factor of the rate."""
-    peak: bool = False
-    """The peak rate, whatever the schedule says."""
     ahead: int = 0
     """The rate of so many steps later."""
     clip: str = "norm"
-    """"norm", "none", "tensor" (each tensor by itself) or "value"."""
+    """"norm", "tensor" (each tensor by itself) or "value"."""
     coupled: bool = False
     """Weight decay is added to the gradient: Adam with L2."""
     unbiased: bool = True
@@ -68,23 +67,20 @@ class UpdateCase:
             w, m, added = start.astype(float), self.moments[name], np.zeros(len(start))
             for k, (own, norm, step) in enumerate(zip(self.gradients, self.norms, self.steps, strict=True)):
                 added = own[name].astype(float) + (added if how.adds else 0)
-                lr = how.lr * (how.only in (-1, k)) * (s.learning_rate if how.peak else rate(s, step + how.ahead))
+                lr = how.lr * (how.only in (-1, k)) * rate(s, step + how.ahead)
                 g = added * _clip(how, s, norm, added)
                 for _ in range(how.times):
                     w, m = _update(w, g, Moments(m.first * 0, m.second * 0) if how.forgets else m, lr, how, s)
-                    w = _bf16(w) if how.rounds else w
+                    w = torch.from_numpy(w).bfloat16().double().numpy() if how.rounds else w
             found.append(w - start)
         return np.concatenate(found)
 
 
 def _clip(how: How, s: Settings, norm: float, gradient: np.ndarray) -> float | np.ndarray:
-    match how.clip:
-        case "none":
-            return 1.0
-        case "tensor":
-            return clipping(s, float(np.linalg.norm(gradient)))
-        case "value":
-            return np.minimum(1.0, s.max_norm / np.maximum(np.abs(gradient), 1e-30)) if s.max_norm else 1.0
+    if how.clip == "tensor":
+        return clipping(s, float(np.linalg.norm(gradient)))
+    if how.clip == "value" and s.max_norm:
+        return np.minimum(1.0, s.max_norm / np.maximum(np.abs(gradient), 1e-30))
     return clipping(s, norm)
 
 
@@ -102,24 +98,20 @@ def _update(w: np.ndarray, g: np.ndarray, m: Moments, lr: float, how: How, s: Se
     return decayed - lr * (first / a) / (np.sqrt(second / b) + s.epsilon_adam), Moments(first, second, k)
 
 
-def _bf16(values: np.ndarray) -> np.ndarray:
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.astype(np.uint32).view(np.float32).astype(float)
-
-
 Predictions = Iterator[tuple[str, np.ndarray]]
 
 
 def _rates(case: UpdateCase) -> Predictions:
     right = case.change()
-    if case.change(How(peak=True)).tolist() != right.tolist():
-        yield "the peak rate in place of the schedule's", case.change(How(peak=True))
     for ahead in (-1, 1):
         yield f"the rate of the step {'before' if ahead < 0 else 'after'}", case.change(How(ahead=ahead))
     for schedule in ("constant", "linear", "cosine"):
-        yield f"the schedule {schedule}", case.change(settings=dataclasses.replace(case.settings, schedule=schedule))
-    yield "no warm-up", case.change(settings=dataclasses.replace(case.settings, warmup=0))
+        for what, changes in (
+            (f"the schedule {schedule}", {}),
+            (f"the schedule {schedule}, no warm-up", {"warmup": 0}),
+        ):
+            other = dataclasses.replace(case.settings, schedule=schedule, **changes)
+            yield what, case.change(settings=other)
     count = len(case.gradients)
     if count > 1:  # each update by itself: the change is linear in their rates
         alone = np.stack([case.change(How(only=k)) for k in range(count)], 1)
@@ -148,7 +140,6 @@ def _others(case: UpdateCase) -> Predictions:
     s = case.settings
     for what, how in (
         ("weights rounded to bfloat16 after each update", How(rounds=True)),
-        ("no clipping of the gradient", How(clip="none")),
         ("each tensor's gradient clipped by itself", How(clip="tensor")),
         ("each entry of the gradient clipped by itself", How(clip="value")),
         ("weight decay that is added to the gradient", How(coupled=True)),
@@ -162,6 +153,7 @@ def _others(case: UpdateCase) -> Predictions:
     ):
         yield what, case.change(how)
     for what, changes in (
+        ("no clipping of the gradient", {"max_norm": 0.0}),
         ("exchanged betas", {"beta1": s.beta2, "beta2": s.beta1}),
         ("a beta1 of 0", {"beta1": 0.0}),
         ("a beta1 of 0.9", {"beta1": 0.9}),

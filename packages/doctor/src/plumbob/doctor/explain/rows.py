@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class RowCase:
     tokenizer: Any = None
 
 
-def made(ids: Sequence[int], mask: Sequence[bool]) -> Made:
+def made(ids: Iterable[int], mask: Iterable[bool]) -> Made:
     return tuple(map(int, ids)), tuple(map(bool, mask))
 
 
@@ -87,21 +87,8 @@ def _prompts(case: RowCase) -> Iterator[tuple[str, list[Made]]]:
             yield f"a prompt without {missing}", rows
 
 
-def _cuts(case: RowCase) -> Iterator[tuple[str, list[Made]]]:
-    for share in (1 / 4, 1 / 2, 3 / 4):
-        starts = [int(len(t.token_ids) * share) for t in case.truths]
-        cut = [made(t.token_ids[s:], [False, *t.loss_mask[s + 1 :]]) for t, s in zip(case.truths, starts, strict=True)]
-        yield f"rows without their first {share:.0%}", cut
-        ends = [len(t.token_ids) - s for t, s in zip(case.truths, starts, strict=True)]
-        cut = [made(t.token_ids[:e], t.loss_mask[:e]) for t, e in zip(case.truths, ends, strict=True)]
-        yield f"rows without their last {share:.0%}", cut
-    yield "rows without their first token", [made(t.token_ids[1:], t.loss_mask[1:]) for t in case.truths]
-    yield "rows without their last token", [made(t.token_ids[:-1], t.loss_mask[:-1]) for t in case.truths]
-
-
 CONDITIONS = (
     Condition("prompt-incomplete", _headers),
     Condition("prompt-incomplete", _prompts),
     Condition("loss-mask-wrong", _masks),
-    Condition("row-not-what-was-sampled", _cuts),
 )

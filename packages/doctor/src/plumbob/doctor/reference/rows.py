@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,6 @@ class Truth:
     loss_mask: list[bool]
     logprobs: list[float]
     """Of the sampled ids alone."""
-    turns: list[int] = field(default_factory=list)
-    """Number of the turn of each sampled id, from 0."""
 
 
 def load_tokenizer(settings: Settings) -> Any:
@@ -35,13 +33,12 @@ def row_of(requests: Sequence[Request]) -> Truth:
     last = requests[-1]
     ids = [*last.prompt_ids.tolist(), *last.token_ids.tolist()]
     mask, logprobs = [False] * len(ids), [0.0] * len(ids)
-    turns = [0] * len(ids)
-    for turn, request in enumerate(requests):
+    for request in requests:
         for i, logprob in enumerate(request.logprobs.tolist(), start=len(request.prompt_ids)):
             if i < len(ids):
-                mask[i], logprobs[i], turns[i] = True, logprob, turn
+                mask[i], logprobs[i] = True, logprob
     chosen = [i for i, sampled in enumerate(mask) if sampled]
-    return Truth(ids, mask, [logprobs[i] for i in chosen], [turns[i] for i in chosen])
+    return Truth(ids, mask, [logprobs[i] for i in chosen])
 
 
 def render(
@@ -94,12 +91,6 @@ def end_of_turn(tokenizer: Any) -> int | None:
         (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
     )
     return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
-
-
-def takes_tools(tokenizer: Any, record: StepRecord, rollout: Rollout) -> bool:
-    """Whether the template itself writes the tools into the prompt."""
-    variants = prompts(record, rollout, tokenizer)
-    return "the tools' descriptions" in variants and variants[""] != variants["the tools' descriptions"]
 
 
 def same(a: Any, b: Any) -> bool:

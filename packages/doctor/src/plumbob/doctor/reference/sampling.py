@@ -1,53 +1,72 @@
-"""Are tokens drawn from the distribution that they should be drawn from? Exact moments of log-probabilities.
+"""How else tokens may have been drawn: their log-probabilities under what an engine can make of the model's distribution.
 
-If token t is drawn from p_t, then log p_t(token) has the mean sum p log p and the variance sum p log^2 p - (sum p log p)^2, and
-the differences from the mean are uncorrelated from token to token. So their sum over tokens divided by the root of the summed
-variances is nearly standard normal.
+Whatever tokens are drawn from the distribution p, the probability that they are e^c times as likely under another one is at
+most e^-c, because the mean of q(tokens) / p(tokens) is 1. So a sum of differences of log-probabilities needs no other limit.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-
-@dataclass
-class Drawn:
-    """Sums over sampled tokens, which add up over rows."""
-
-    excess: float = 0.0
-    """Sum of log p(token) - its mean."""
-    variance: float = 0.0
-    tokens: int = 0
-
-    @property
-    def z(self) -> float:
-        """Standard deviations by which drawn tokens are likelier (above 0) or less likely than they should be."""
-        return self.excess / math.sqrt(self.variance) if self.variance > 1e-9 else 0.0
+TEMPERATURES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.1, 1.3, 1.7, 2.5)
+"""Times the right one."""
+LIKELIEST = (1, 5, 10, 20, 40, 50, 64, 100)
+MASSES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Of the probability of the likeliest token."""
+REPETITIONS = (1.05, 1.1, 1.3)
+PRESENCES = (0.5, 1.5)
 
 
-def measure(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> Drawn:
-    """`logits` [n, V] of the places where `tokens` [n] were drawn at `temperature`."""
-    logp = (logits.double() / temperature).log_softmax(-1)
-    p, finite = logp.exp(), logp.clamp(min=-1e4)
-    mean = (p * finite).sum(-1)
-    variance = (p * finite.square()).sum(-1) - mean.square()
-    own = logp.gather(-1, tokens[:, None])[:, 0]
-    return Drawn((own - mean).sum().item(), variance.clamp(min=0).sum().item(), len(tokens))
+def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [n] of `tokens` [n] under logits [n, V]."""
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
 
-def outside(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, top_p: float, top_k: int
-) -> tuple[float, int]:
-    """(expected, found) number of tokens outside of the smallest set of `top_p` mass, or of the `top_k` likeliest ones."""
-    p = (logits.double() / temperature).softmax(-1)
-    ordered, order = p.sort(-1, descending=True)
-    rank = (order == tokens[:, None]).int().argmax(-1)
-    inside = torch.ones_like(ordered, dtype=torch.bool)
-    if top_p < 1:
-        inside &= ordered.cumsum(-1) - ordered < top_p
-    if top_k:
-        inside &= torch.arange(ordered.shape[-1]) < top_k
-    return (ordered * ~inside).sum().item(), int((~inside).gather(-1, rank[:, None]).sum())
+def leaving_out(logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Log-probabilities [n] of tokens where the less likely ones are left out, by what is left."""
+    own, ordered = of_tokens(logits, tokens), logits.softmax(-1).sort(-1, descending=True).values
+    mass, rank = ordered.cumsum(-1), (ordered > own.exp()[:, None] * (1 + 1e-5)).sum(-1)
+    counts = {f"draws from the {k} likeliest tokens alone": torch.full_like(rank, k) for k in LIKELIEST}
+    counts |= {f"draws from the likeliest tokens that make {p:g}": (mass < p).sum(-1) + 1 for p in MASSES}
+    for share in SHARES:
+        what = f"draws from tokens with {share:g} of the largest probability"
+        counts[what] = (ordered >= share * ordered[:, :1]).sum(-1)
+    found = {}
+    for what, count in counts.items():
+        left = mass.gather(-1, count.clamp(max=logits.shape[-1])[:, None] - 1)[:, 0]
+        found[what] = torch.where(rank < count, own - left.log(), -torch.inf)
+    return found
+
+
+def seen_before(ids: Sequence[int], at: Sequence[bool], vocabulary: int) -> torch.Tensor:
+    """[n, V] which ids a row already has at each of its scored places."""
+    seen = torch.zeros(sum(at[1:]), vocabulary, dtype=torch.bool)
+    for k, i in enumerate(i for i in range(1, len(at)) if at[i]):
+        seen[k, list(ids[:i])] = True
+    return seen
+
+
+def penalised(logits: torch.Tensor, seen: torch.Tensor, repetition: float = 1.0, presence: float = 0.0) -> torch.Tensor:
+    """Logits of which those that the row has already are made smaller: Keskar et al., arXiv:1909.05858, sec. 4.1."""
+    divided = torch.where(logits > 0, logits / repetition, logits * repetition)
+    return torch.where(seen, divided - presence, logits)
+
+
+def alternatives(
+    logits: torch.Tensor, tokens: torch.Tensor, seen: torch.Tensor, temperature: float
+) -> dict[tuple[str, str], torch.Tensor]:
+    """(id of a cause, what is so) -> log-probabilities [n] of tokens. `logits` [n, V]: at the right temperature."""
+    found = {("sampling-altered", what): values for what, values in leaving_out(logits, tokens).items()}
+    for by in TEMPERATURES:
+        what = f"draws at a temperature of about {by * temperature:.2g}"
+        found["temperature-not-applied", what] = of_tokens(logits / by, tokens)
+    for by in REPETITIONS:
+        what = f"a repetition penalty of about {by:g}"
+        found["sampling-altered", what] = of_tokens(penalised(logits, seen, by), tokens)
+    for by in PRESENCES:
+        what = f"a presence penalty of about {by:g}"
+        found["sampling-altered", what] = of_tokens(penalised(logits, seen, presence=by), tokens)
+    return found

@@ -93,7 +93,7 @@ pack)
     out=$(realpath "${2:?a folder of runs}") archive=$(realpath -m "${3:?a name for the archive}")
     cd "$out"
     # shellcheck disable=SC2046
-    tar -czf "$archive" --exclude='*.log' --exclude={model,checkpoints,traces,logs,.lock,report.html,demonstrations.jsonl.gz} \
+    tar -czf "$archive" --exclude='*.log' --exclude={model,checkpoints,traces,records,logs,.lock,report.html,demonstrations.jsonl.gz} \
         --transform 's,^[cg]pu/docs/results/lab/,,' \
         --transform 's,^gpu/models/,,' $(ls -d [cg]pu/docs/results/lab/experimental-results/h* gpu/models/0.5b-sft defects 2>/dev/null)
     ls -l "$archive"

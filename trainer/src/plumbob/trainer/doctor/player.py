@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import json
 import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,18 +147,22 @@ class VerifiersPlayer:
     def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
         where = {id(task): i for i in range(len(self.train)) for task in [self.tasks.train[i]]}
         plain = [(where[id(s.task.handle)], s.turns) for s in scripts if id(s.task.handle) in where]
-        pool = ProcessPoolExecutor(1, get_context("spawn"))
-        future = pool.submit(_played_in_child, self.config, self.prepare, plain)
+        context = get_context("spawn")
+        mine, its = context.Pipe(duplex=False)
+        process = context.Process(target=_play_in_child, args=(its, self.config, self.prepare, plain))
+        process.start()
+        its.close()
+        atexit.register(process.kill)  # Ctrl-C may come before anybody waits for it
 
         def wait() -> list[Played] | None:
             try:
-                found = future.result(FRESH_SECONDS)
-            except Exception:  # a process that cannot be started, or takes too long, shows nothing
-                return None
+                found = mine.recv() if mine.poll(FRESH_SECONDS) else None
+            except EOFError:  # an environment that cannot be loaded there shows nothing
+                found = None
             finally:
-                for process in (getattr(pool, "_processes", None) or {}).values():
-                    process.kill()  # it is done, or never will be; a process that has trained may wait for it in vain
-                pool.shutdown(wait=False, cancel_futures=True)
+                process.kill()
+            if found is None:
+                return None
             return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
 
         return wait
@@ -305,10 +310,13 @@ def _errors_logged() -> Generator[list[str]]:
         logging.getLogger().removeHandler(handler)
 
 
-def _played_in_child(
-    config: TrainConfig, prepare: Callable[[], object] | None, scripts: Sequence[tuple[int, tuple[Turn, ...]]]
-) -> list[Played]:
-    """The process of `play_fresh`. `scripts`: (number of the training task, turns)."""
+def _play_in_child(
+    answer: Connection,
+    config: TrainConfig,
+    prepare: Callable[[], object] | None,
+    scripts: Sequence[tuple[int, tuple[Turn, ...]]],
+) -> None:
+    """The process of `play_fresh`, which sends what was played. `scripts`: (number of the training task, turns)."""
     kept = prepare() if prepare is not None else None
     with asyncio.Runner() as runner:
         player = VerifiersPlayer(config, load_environments(config)[0], runner)
@@ -316,4 +324,4 @@ def _played_in_child(
         played = [player.play(Script(task, turns)) for task, (_, turns) in zip(tasks, scripts, strict=True)]
     del kept
     # The task itself is the other process's own, and need not be picklable.
-    return [replace(one, task=replace(one.task, handle=None)) for one in played]
+    answer.send([replace(one, task=replace(one.task, handle=None)) for one in played])

@@ -684,6 +684,10 @@ def update(x: Examined) -> Outcome:
             after = {t.name: t.after for t in tensors}
             case = _update_case(record.settings, before, after, [gradients], [norm], [record.step], moments)
             if _judge_update(out, case, 1.0, f"update {k + 1} of step {record.step + 1}"):
+                if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
+                    _fail(
+                        out, "no-gradient", "gradients of 0 that the optimizer is given in place of those of the loss"
+                    )
                 return out
             if earlier is not None and (what := _torn(earlier, tensors)):
                 return _fail(out, "update-differs-from-settings", what, f"{what}, before update {k + 1}")

@@ -77,7 +77,7 @@ def test_numbers_of_the_saved_model(tmp_path) -> None:
     assert saved_model(run) == {"saved_gap": 0.5, "saved_limit": 1e-5}
 
 
-def broken_environment(x: Examination, config: TrainConfig) -> list:
+def broken_environment(x: Examination, config: TrainConfig, model: bool = False) -> list:
     x.add("environment", Finding("wrong answers earn less", "fail", "12 of 48", "reward-exploitable", "grading"))
     return []
 

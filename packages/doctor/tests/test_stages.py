@@ -55,6 +55,11 @@ def whitened(record: records.StepRecord) -> None:
         row.advantage = float(value)
 
 
+def marked_as_cut(record: records.StepRecord) -> None:
+    record.settings.overlong = "mask"
+    record.rows[0].truncated = True
+
+
 def by_microbatch(record: records.StepRecord) -> None:
     for t in record.updates[0].trained:
         t.weights = t.weights * np.float32(1 + t.microbatch)
@@ -91,6 +96,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         "",
     ),
     ("rewards of the next row", rolled, "advantages", "rewards-of-other-rollouts", ""),
+    ("a row that is marked as cut", marked_as_cut, "advantages", "signal-left-out", ""),
     ("groups in turn", regrouped, "advantages", "advantages-wrong", ""),
     ("advantages normalised again", whitened, "advantages", "advantages-wrong", "once more"),
     (
@@ -206,6 +212,18 @@ def test_moments_that_are_lost_between_two_steps(made_record: Made) -> None:
     assert kept.verdict == "pass", kept
     found = stages.update(stages.Examined(second, previous=first))
     assert found.cause == "update-differs-from-settings" and "lost" in found.what
+
+
+def test_long_rollouts_that_are_left_out(made_record: Made) -> None:
+    record = made_record(groups=8)
+    gone = {row.rollout for row in record.rows if row.member == 0}
+    record.rows = [row for row in record.rows if row.rollout not in gone]
+    record.updates.clear()
+    assert stages.pairing(stages.Examined(record)).verdict == "pass"
+    for rollout in record.rollouts:
+        if rollout.name in gone:
+            rollout.requests[0].token_ids = np.tile(rollout.requests[0].token_ids, 3)
+    assert stages.pairing(stages.Examined(record)).cause == "signal-left-out"
 
 
 def test_rollouts_that_are_copies(made_record: Made) -> None:

@@ -391,9 +391,16 @@ def _requests(x: Examined, out: Outcome) -> Outcome:
 # 3. Rewards and advantages
 
 
+LEFT, LONGER = 8, 1.2
+"""Fewest rollouts that are left out of their groups, and how many times the tokens of the others they have, so that it counts."""
+
+
 def pairing(x: Examined) -> Outcome:
     """Each row has its own rollout's reward, and a group holds rollouts of one task."""
-    out, record = Outcome("advantages", "rows have the rewards of their rollouts, and groups one task each"), x.record
+    out, record = (
+        Outcome("advantages", "rows have their rollouts' rewards, and groups are of one task and whole"),
+        x.record,
+    )
     pairs = [(row, x.rollouts[row.rollout]) for row in record.rows if row.rollout in x.rollouts]
     if not pairs:
         return _skip(out, "rows and rollouts cannot be matched")
@@ -410,6 +417,21 @@ def pairing(x: Examined) -> Outcome:
     if mixed or (large and record.settings.group_size):
         told = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
         return _fail(out, "advantages-wrong", evidence=told)
+    cut = sum(row.truncated != rollout.truncated for row, rollout in pairs)
+    if cut and record.settings.overlong != "keep":
+        told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
+        return _fail(out, "signal-left-out", evidence=told)
+    used, known = {rollout.name for _, rollout in pairs}, set[str]().union(*tasks.values())
+    length: dict[bool, list[int]] = {True: [], False: []}
+    for rollout in record.rollouts if record.processes == 1 else ():
+        if rollout.task in known:
+            length[rollout.name in used].append(sum(len(request.token_ids) for request in rollout.requests))
+    if len(length[False]) >= LEFT and np.mean(length[False]) > LONGER * np.mean(length[True]):
+        told = (
+            f"{len(length[False])} of {len(record.rollouts)} rollouts are left out of their groups; they have "
+            f"{np.mean(length[False]):.0f} sampled tokens, the others {np.mean(length[True]):.0f}"
+        )
+        return _fail(out, "signal-left-out", evidence=told)
     return out
 
 
@@ -662,6 +684,10 @@ def update(x: Examined) -> Outcome:
             after = {t.name: t.after for t in tensors}
             case = _update_case(record.settings, before, after, [gradients], [norm], [record.step], moments)
             if _judge_update(out, case, 1.0, f"update {k + 1} of step {record.step + 1}"):
+                if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
+                    _fail(
+                        out, "no-gradient", "gradients of 0 that the optimizer is given in place of those of the loss"
+                    )
                 return out
             if earlier is not None and (what := _torn(earlier, tensors)):
                 return _fail(out, "update-differs-from-settings", what, f"{what}, before update {k + 1}")

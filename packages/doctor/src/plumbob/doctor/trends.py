@@ -380,10 +380,8 @@ def too_large_a_step(n: Numbers) -> str | None:
     at = n.broken
     if at is None or n.steps < at + 4:
         return None
-    before, now = (
-        mean(n.rows[max(at - WINDOW + 1, 0) : at + 1], "reward/mean"),
-        mean(n.rows[at + 1 :][-WINDOW:], "reward/mean"),
-    )
+    before = mean(n.rows[max(at - WINDOW + 1, 0) : at + 1], "reward/mean")
+    now = mean(n.rows[at + 1 :][-WINDOW:], "reward/mean")
     if before - now <= max(0.5 * abs(before), 0.1 * n.scale) or failing(n.last):
         return None
     change = change_of(n.rows[at])
@@ -520,10 +518,10 @@ def breaks(n: Numbers) -> str | None:
     before, row = n.rows[-1 - 2 * WINDOW : -1], n.rows[-1]
     if len(before) < 2 * WINDOW or n.broken is not None or failing([row]):
         return None
-    groups, reward, now = (
-        max(number(row, "groups/count"), 1.0),
+    reward, now, groups = (
         median(before, "reward/mean"),
         number(row, "reward/mean"),
+        max(number(row, "groups/count"), 1.0),
     )
     if reward - now <= max(0.3 * reward, 0.1 * n.scale, SURE * n.error([row])):
         return None
@@ -623,23 +621,17 @@ def lengths(n: Numbers) -> str | None:
 
 def abandoned(n: Numbers) -> str | None:
     """Calls if there are tools, and turns if not."""
-    name = (
-        "rollout/tool_calls" if total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0] else "rollout/turns"
-    )
+    tools = total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0]
+    name, least = ("rollout/tool_calls", 0.5) if tools else ("rollout/turns", 2.0)
     at_first, now = mean(n.first, name), [number(r, name) for r in n.last]
-    if (
-        not judged(n)
-        or at_first < (0.5 if name == "rollout/tool_calls" else 2.0)
-        or max(now) >= 0.5 * at_first
-        or failing(n.last)
-    ):
+    if not judged(n) or at_first < least or max(now) >= 0.5 * at_first or failing(n.last):
         return None
     names = [k for k in n.rows[-1] if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT]
     fewer = any(mean(n.last, k) < mean(n.first, k) - LEAST_GAIN for k in names)
     # Whoever drops needless calls gives more right answers, not fewer, and keeps some.
     if n.gained() and not fewer and max(now) >= 0.1 * at_first:
         return None
-    what = "tool calls" if name == "rollout/tool_calls" else "turns"
+    what = "tool calls" if tools else "turns"
     return f"{at_first:.2g} {what} per rollout in the first {WINDOW} steps, {statistics.fmean(now):.2g} in the last"
 
 

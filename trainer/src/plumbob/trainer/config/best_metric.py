@@ -1,4 +1,4 @@
-"""The metric by which --keep-best and --stop-when-flat judge a run. Imports nothing heavy."""
+"""The metric by which --keep-best judges a run. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ EVALUATED = "eval/"
 """How the names of metrics of held-out evaluations begin."""
 NOT_EARNED = frozenset({"std", "group_std", "length_correlation", "misplaced", "prompts_differ", "cut_off", "count"})
 """Metrics of rewards and evaluations, without their family, of which a higher value is not a better one."""
-DEFAULT = "eval/greedy"
-"""What --stop-when-flat judges without --keep-best."""
 
 
 def earned(metric: str) -> bool:

@@ -148,12 +148,6 @@ class TrainConfig(LearningConfig):
         "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that "
         "is nothing the model earns, such as policy/entropy, a warning says so.",
     )
-    stop_when_flat: int | None = option(
-        None,
-        "End the run after this many evaluations in a row without a new best of the metric of --keep-best (default: "
-        "eval/greedy). A metric of every step is judged at every step.",
-        at_least=1,
-    )
     save_steps: int | None = option(
         None,
         "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
@@ -219,7 +213,7 @@ class TrainConfig(LearningConfig):
         read_weights(self.reward_weights)
         self._check_objective()
         self._check_vllm()
-        self._check_judged_metric()
+        self._check_keep_best()
 
     def _check_vllm(self) -> None:
         ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
@@ -248,12 +242,12 @@ class TrainConfig(LearningConfig):
             owner, dot, _ = pair.partition("=")[0].partition(".")
             require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
 
-    def _check_judged_metric(self) -> None:
-        """Raise UserError if no evaluation of the run will have the judged metric, so that nothing could be judged."""
-        metric = self.judged_metric
+    def _check_keep_best(self) -> None:
+        """Raise UserError if no evaluation of the run will have the metric of --keep-best, so that nothing could be judged."""
+        metric = self.keep_best
         if metric is None or not metric.startswith(best_metric.EVALUATED):
             return
-        given = "--stop-when-flat" if self.keep_best is None else f"--keep-best {metric}"
+        given = f"--keep-best {metric}"
         known = self._evaluation_metrics()
         if metric not in known:
             more = "; pass@k needs --eval-rollouts of at least k" if metric.startswith("eval/pass@") else ""
@@ -279,14 +273,9 @@ class TrainConfig(LearningConfig):
             data = {key: own.pop(key, None) for key in ("datasets", "eval_datasets")}
             pairs = tuple(f"{key}={value}" for key, value in own.items())
             # What judges the whole run is checked for the whole run.
-            alone: dict[str, Any] = {"mixture": (), "keep_best": None, "stop_when_flat": None}
+            alone: dict[str, Any] = {"mixture": (), "keep_best": None}
             result.append(dataclasses.replace(self, env=name, env_args=pairs, **data, **alone))
         return result
-
-    @property
-    def judged_metric(self) -> str | None:
-        """The metric of --keep-best and --stop-when-flat; None without these options."""
-        return self.keep_best or (best_metric.DEFAULT if self.stop_when_flat is not None else None)
 
     def correction(self) -> tuple[CorrectionMode, float]:
         """(mode, cap) of the importance weights, with the default for the precision."""

@@ -1,4 +1,4 @@
-"""What --keep-best and --stop-when-flat do with the best value so far of the metric that they judge."""
+"""What --keep-best does with the best value so far of its metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def judge(run: Run, step: int, values: Mapping[str, float]) -> None:
 
     Raises UserError if a run's first step lacks a metric that every step has or none.
     """
-    metric = run.config.judged_metric
+    metric = run.config.keep_best
     if metric is None:
         return
     value = run.world.from_main(values.get(metric))
@@ -38,7 +38,7 @@ def is_new(run: Run) -> bool:
 def kept_step(run: Run) -> int | None:
     """The step whose checkpoint --keep-best keeps; None without the option, or before the first value."""
     best = run.state.best
-    return best.kept.step if run.config.keep_best is not None and best is not None and best.kept is not None else None
+    return best.kept.step if best is not None and best.kept is not None else None
 
 
 def restored(saved: Mapping[str, Any] | None, run: Run) -> Best | None:
@@ -47,7 +47,7 @@ def restored(saved: Mapping[str, Any] | None, run: Run) -> Best | None:
     If the best checkpoint has been deleted since, because the run is resumed from an older one, nothing is kept until
     the next value.
     """
-    if saved is None or saved["metric"] != run.config.judged_metric:
+    if saved is None or saved["metric"] != run.config.keep_best:
         return None
     best = Best.from_json(saved)
     there = [_is_there(run.directory, judged) for judged in (best.kept, best.previous)]
@@ -57,16 +57,3 @@ def restored(saved: Mapping[str, Any] | None, run: Run) -> Best | None:
 def _is_there(directory: Path, judged: Judged | None) -> Judged | None:
     there = judged is not None and (directory / "checkpoints" / f"step_{judged.step}").is_dir()
     return judged if there else None
-
-
-def why_it_stopped(run: Run) -> str | None:
-    """Why --stop-when-flat ended the run, in one sentence; None if it did not."""
-    best = run.state.best
-    if not run.is_flat or best is None or best.highest is None or run.state.step >= run.num_steps:
-        return None
-    where = f"after step {best.highest.step}" if best.highest.step else "before training"
-    times = ("evaluation" if best.metric.startswith("eval/") else "step") + "s" * (best.flat > 1)
-    return (
-        f"Stopped after step {run.state.step} of {run.num_steps}, because {best.metric} had no new best in "
-        f"{best.flat} {times} (--stop-when-flat); the best was {best.highest.value:.3f}, {where}."
-    )

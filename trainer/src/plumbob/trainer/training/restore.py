@@ -18,8 +18,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
 from plumbob.trainer.training.best import restored
-from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
-from plumbob.trainer.training.manifest import damage
+from plumbob.trainer.training.checkpoint import damage, latest, own_file, set_random_state, tidy
 from plumbob.trainer.training.run import Run
 from safetensors import SafetensorError
 

@@ -35,13 +35,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Best:
-    """What --keep-best and --stop-when-flat know of the run so far."""
+    """What --keep-best knows of the run so far."""
 
     metric: str
     highest: Judged | None = None
     """The highest value, that of the evaluation before the first step (step 0) included; of equal ones the earliest."""
-    flat: int = 0
-    """Number of values since `highest`."""
     kept: Judged | None = None
     """The highest value after a training step, whose checkpoint is kept."""
     previous: Judged | None = None
@@ -64,7 +62,6 @@ class Best:
         return dataclasses.replace(
             self,
             highest=now if higher else self.highest,
-            flat=0 if higher else self.flat + 1,
             kept=now if kept else self.kept,
             previous=self.kept if kept else None,
             count=self.count + (step > 0),
@@ -81,7 +78,8 @@ class Best:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Best:
-        values: dict[str, Any] = {k: Judged(**v) if isinstance(v, dict) else v for k, v in saved.items()}
+        known = {f.name for f in dataclasses.fields(cls)}  # checkpoints of older versions have more
+        values: dict[str, Any] = {k: Judged(**v) if isinstance(v, dict) else v for k, v in saved.items() if k in known}
         return cls(**values)
 
 
@@ -114,7 +112,7 @@ class TrainState:
     evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward; "pass@K" -> pass@K."""
     best: Best | None = None
-    """With --keep-best or --stop-when-flat: the best value so far; None before the first one."""
+    """With --keep-best: the best value so far; None before the first one."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +151,9 @@ class Run:
         return self.config.max_steps
 
     @property
-    def is_flat(self) -> bool:
-        """Whether --stop-when-flat ends the run now."""
-        best, most = self.state.best, self.config.stop_when_flat
-        return most is not None and best is not None and best.flat >= most
-
-    @property
     def is_over(self) -> bool:
-        """Whether the run has taken all its steps, or --stop-when-flat ends it."""
-        return self.state.step >= self.num_steps or self.is_flat
+        """Whether the run has taken all its steps."""
+        return self.state.step >= self.num_steps
 
     @property
     def rollouts_per_step(self) -> int:

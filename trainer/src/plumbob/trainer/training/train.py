@@ -113,8 +113,6 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
         state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
         recorder.evaluated(state.step, state.evaluations[when])
         best.judge(run_, state.step, means(state.evaluations[when]))
-        if run_.is_over:  # an evaluation can be what ends the run
-            state.evaluations["after"] = state.evaluations[when]
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
     with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
@@ -133,8 +131,6 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
                 if world.from_main(run_.is_over or best.is_new(run_) or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
-            if (stopped := best.why_it_stopped(run_)) is not None:
-                recorder.note(stopped)
         except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
             if isinstance(error, RunFailed):

@@ -157,9 +157,9 @@ class TrainConfig(LearningConfig):
     save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
     keep_traces: str = option(
         "auto",
-        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, a number per "
-        "step such as 64, or a share such as 5%. auto: all, or, if those of the whole run would take more than about "
-        "10 GB (compressed), as many of each step as fit.",
+        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per "
+        "step such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many "
+        "of each step as fit.",
     )
     output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
     run_name: str | None = option(

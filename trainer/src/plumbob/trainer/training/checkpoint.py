@@ -21,7 +21,7 @@ from plumbob.console import first_line
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
-from plumbob.trainer.training.best import kept_step
+from plumbob.trainer.training.run import kept_step
 from safetensors import SafetensorError
 
 if TYPE_CHECKING:

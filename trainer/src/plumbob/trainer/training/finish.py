@@ -22,10 +22,9 @@ from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import write_whole
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training.best import kept_step
 from plumbob.trainer.training.checkpoint import damage
 from plumbob.trainer.training.demonstrations import counts
-from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.run import Run, kept_step
 
 
 def finish(run: Run, seconds: float) -> int:

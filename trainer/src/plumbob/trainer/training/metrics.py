@@ -182,7 +182,6 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
     values = {
         "sync/version": update.version,
         "sync/parity": report.parity,
-        "sync/weights": update.num_weights,
         "sync/bytes": update.num_bytes,
         "sync/bound_modules": update.bound_modules,
     }
@@ -190,7 +189,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
 
 
 def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
-    """Memory of the step in GiB: of the GPU its peak, in total and by rank, of the main memory what is taken now. Collective.
+    """Memory of the step in GiB: of the GPU its peak, of the main memory what is taken now. Collective.
 
     The peak is that of the step: torch's counter begins anew here. Evaluations after a step count to the next one.
     """
@@ -204,9 +203,8 @@ def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
     free, _ = torch.cuda.mem_get_info(world.device)
     room = (free + torch.cuda.memory_reserved(world.device)) / GIB
     pairs = world.gather((peak, room))
-    by_rank = {f"memory/rank_{rank}_gib": own for rank, (own, _) in enumerate(pairs)} if world.size > 1 else {}
-    fullest = max(pairs, key=lambda pair: pair[0])
-    return {**metrics, "memory/peak_gib": fullest[0], "memory/gpu_gib": fullest[1], **by_rank}
+    peak, room = max(pairs, key=lambda pair: pair[0])
+    return {**metrics, "memory/peak_gib": peak, "memory/gpu_gib": room}
 
 
 @functools.cache

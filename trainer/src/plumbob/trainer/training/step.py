@@ -32,7 +32,7 @@ from plumbob.trainer.training.forward_backward import (
     score_old_policy,
 )
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
-from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
+from plumbob.trainer.training.minibatches import Minibatch, make_minibatches, token_records
 from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.policy_shift import (
     good_rollouts_shift,
@@ -43,7 +43,6 @@ from plumbob.trainer.training.policy_shift import (
 from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.training.tally import Tally, WeightSample
-from plumbob.trainer.training.token_records import token_records
 
 
 def train_step(

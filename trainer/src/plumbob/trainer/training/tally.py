@@ -204,7 +204,6 @@ class Tally:
             "train/tokens": self.tokens,
             "train/computed_tokens": self.computed,
             "train/largest_pass": self.largest_pass,
-            "train/microbatches": self.microbatches,
         }
 
 

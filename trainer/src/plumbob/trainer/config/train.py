@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
-from plumbob.trainer.config import best_metric, mixture, rollout_options
+from plumbob.trainer.config import mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
-from plumbob.trainer.config.learning import LearningConfig
+from plumbob.trainer.config.learning import LearningConfig, read_weights
 from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
-from plumbob.trainer.config.reward_weights import read_weights
 
 FIXED_ON_RESUME = (
     "env",
@@ -39,6 +38,8 @@ FIXED_ON_RESUME = (
 PLACE = ("output_dir", "run_name")
 """Settings that --resume cannot change, because they only say where a new run is written."""
 
+EVALUATED = "eval/"
+"""How the names of metrics of held-out evaluations begin."""
 LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
@@ -245,7 +246,7 @@ class TrainConfig(LearningConfig):
     def _check_keep_best(self) -> None:
         """Raise UserError if no evaluation of the run will have the metric of --keep-best, so that nothing could be judged."""
         metric = self.keep_best
-        if metric is None or not metric.startswith(best_metric.EVALUATED):
+        if metric is None or not metric.startswith(EVALUATED):
             return
         given = f"--keep-best {metric}"
         known = self._evaluation_metrics()
@@ -260,7 +261,7 @@ class TrainConfig(LearningConfig):
     def _evaluation_metrics(self) -> list[str]:
         """Names of the metrics that a held-out evaluation of this run has, apart from its number of tasks."""
         ks = ks_of(self.eval_rollouts) if self.eval_rollouts > 1 else []
-        names = [f"{best_metric.EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
+        names = [f"{EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
         return names + [f"{name}/{env}" for env, _ in self.members for name in names if self.mixture]
 
     def for_each_environment(self) -> list[TrainConfig]:

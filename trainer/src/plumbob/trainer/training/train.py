@@ -19,6 +19,7 @@ import torch
 from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
+from plumbob.trainer.config.doubtful_settings import checkpoint_warnings, reward_warnings, sampling_warnings
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
@@ -36,7 +37,6 @@ from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run, is_new_best, judge
-from plumbob.trainer.training.sampling_warnings import checkpoint_warnings, reward_warnings, sampling_warnings
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging

@@ -18,7 +18,7 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
 from plumbob.trainer.inference.vllm.engine import VllmEngine
 from plumbob.trainer.inference.weight_sync import SyncError
-from plumbob.trainer.policy.loading import load_model, load_tokenizer
+from plumbob.trainer.policy.loading import load_model
 
 URL = os.environ.get("PLUMBOB_VLLM_URL")
 PARITY = 0.02
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(URL is None, reason="PLUMBOB_VLLM_URL names no s
 
 @pytest.fixture
 def engine():
-    made = VllmEngine(settings_of(URL, folder=None), load_tokenizer("tiny"))
+    made = VllmEngine(settings_of(URL, folder=None))
     yield made
     made.close()
 

@@ -27,7 +27,7 @@ from plumbob.trainer.training.tally import MicrobatchSums, Tally, WeightSample
 
 
 class SftSteps:
-    """The steps of a run of `sft`: see `training/steps.py:Steps`."""
+    """The steps of a run of `sft`: see `training/steps.py:GrpoSteps`."""
 
     def __init__(self, run: Run, interruption: Interruption) -> None:
         self.run, self.interruption = run, interruption

@@ -80,7 +80,7 @@ class VllmEngine:
     Every process of a run has one and samples from the servers itself; only rank 0 sends them weights.
     """
 
-    def __init__(self, settings: VllmSettings, tokenizer: Any = None, world: World | None = None) -> None:
+    def __init__(self, settings: VllmSettings, world: World | None = None) -> None:
         """Raises UserError if a server cannot be reached, serves another model, or lacks an option that is needed."""
         self.settings = settings
         self.dtype = settings.dtype
@@ -92,7 +92,7 @@ class VllmEngine:
             raise UserError(f"--vllm-url names {problem}")
         self._http = HttpThread(settings.timing, os.environ.get(settings.api_key_var))
         try:
-            infos = [check_server(self._http, u, settings.model, settings.vocab_size, tokenizer) for u in urls]
+            infos = [check_server(self._http, u, settings.model, settings.vocab_size) for u in urls]
             self._check_rank(infos)
             self.max_length = min(info.max_length for info in infos) or 1 << 30
             self._control = Control(self._http, urls)

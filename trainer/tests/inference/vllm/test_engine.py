@@ -82,9 +82,10 @@ def test_adapters_step_by_step(connect, double):
         names = []
         for step in range(1, 4):
             move(policy, step)
-            assert engine.update(policy.trainable).version == engine.version == step
+            update = engine.update(policy.trainable)
+            assert update.version == engine.version == step
             assert engine.check_parity(IDS, own_logprobs(policy), 1e-3) < 1e-4
-            assert engine.last_sync.pushed.bound == engine.last_sync.pushed.num_weights // 2 > 0
+            assert update.bound_modules == update.num_weights // 2 > 0
             assert list(double.adapters) == [engine.served.model] and double.prefix_resets == step
             assert asyncio.run(engine.generate(IDS, DRAW)).policy_version == step
             names.append(engine.served.model)

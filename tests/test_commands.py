@@ -59,20 +59,22 @@ MISTAKES = [
     ("train lookup --max-step 3", "there is no option --max-step, and lookup has no such setting; did you mean"),
     ("train lookup --batch-size 0", "--batch-size must be at least 1, not 0"),
     ("train lookup --batch-size 3", "a step of 12 rollouts"),
-    ("train lookup --max-hops 0", "--max-hops: input should be greater than or equal to 1, not '0'"),
-    ("train lookup --difficulty hrd", "--difficulty: input should be 'trivial'"),
-    ("train musique --noise 2", "--noise: input should be less than or equal to 1, not '2'"),
     ("train gsm8k -a datasetz=x", "gsm8k: there is no setting 'datasetz'; did you mean 'datasets'?"),
     ("train lookup --model ./nowhere", "there is no model in './nowhere'"),
     ("train lokup", "did you mean 'lookup'?"),
     ("train --config typo.toml", "has an unknown key 'min_hop', which is not a setting of lookup either"),
     ("train --config value.toml", "--lora-dropout must be at least 0 and below 1, not 1.0"),
-    ("train --config setting.toml", "setting.toml: max_hops: input should be greater than or equal to 1, not '0'"),
     ("doctor lookup --max-step 3", "did you mean '--max-steps'?"),
     ("doctor lookup --batch-size 3", "a step of 12 rollouts"),
-    ("evaluate lookup -a max_hops=0", "lookup: max_hops: Input should be greater than or equal to 1"),
     ("predict lookup -a hops=3", "lookup: there is no setting 'hops'"),
     ("benchmark lookup -a lookup.min_hop=3", "did you mean 'min_hops'?"),
+]
+REFUSED_VALUES = [
+    ("train lookup --max-hops 0", "--max-hops: input should be greater than or equal to 1, not '0'"),
+    ("train lookup --difficulty hrd", "--difficulty: input should be 'trivial'"),
+    ("train musique --noise 2", "--noise: input should be less than or equal to 1, not '2'"),
+    ("train --config setting.toml", "setting.toml: max_hops: input should be greater than or equal to 1, not '0'"),
+    ("evaluate lookup -a max_hops=0", "lookup: max_hops: Input should be greater than or equal to 1"),
 ]
 FILES = {
     "typo.toml": 'env = "lookup"\nmin_hop = 3\n',
@@ -90,3 +92,14 @@ def test_a_mistake_of_the_command_line_loads_nothing_heavy(tmp_path, command, me
     modules = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
     assert not {name.split(".")[0] for name in modules} & (HEAVY | {"peft", "sklearn", "scipy", "numpy"})
     assert len(modules) < MOST_MODULES
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED_VALUES, ids=[command for command, _ in REFUSED_VALUES])
+def test_a_refused_value_of_an_environment_does_not_load_torch(tmp_path, command, message):
+    """The environment itself is asked, because a validator of it may convert the value."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    result = run(command.split(), cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 2 and message in result.stderr
+    modules = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
+    assert not {name.split(".")[0] for name in modules} & {"torch", "transformers"}

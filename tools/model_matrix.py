@@ -99,7 +99,7 @@ def served_parity(policy: Policy, model: PreTrainedModel, tokenizer: str, prompt
         vocabulary = model.config.get_text_config().vocab_size
         settings = VllmSettings((server.url,), folder, vocabulary, sync="disk", dtype=torch.float32)
         try:
-            engine = VllmEngine(settings, load_tokenizer(tokenizer))
+            engine = VllmEngine(settings)
             try:
                 return parity(policy, engine, prompts)
             finally:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.trainer.algorithm.importance_weights import importance_corrections
+from plumbob.trainer.config.doubtful_settings import sampling_warnings
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.training.sampling_warnings import sampling_warnings
 
 MODES = ["none", "token_truncate", "sequence_mask"]
 

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.advantages import step_advantages
-from plumbob.trainer.algorithm.trained_rewards import drawn_by_lot, weighted
-from plumbob.trainer.config.reward_weights import read_weights
+from plumbob.trainer.algorithm.advantages import drawn_by_lot, step_advantages, weighted
+from plumbob.trainer.config.learning import read_weights
 from plumbob.trainer.config.train import FIXED_ON_RESUME, TrainConfig
 
 WEIGHTS = st.sampled_from([-2.0, -0.5, 0.25, 1.0, 3.0])

@@ -81,7 +81,7 @@ def test_the_result_fits_the_terminal(columns, monkeypatch, capsys, tmp_path):
     run = type(
         "Run",
         (),
-        {"directory": tmp_path, "state": state, "sampler": sampler, "config": TrainConfig(), "is_flat": False},
+        {"directory": tmp_path, "state": state, "sampler": sampler, "config": TrainConfig()},
     )
     finish._print_result(run, 31)  # ty: ignore[invalid-argument-type]
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("run directory")]

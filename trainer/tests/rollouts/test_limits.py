@@ -24,7 +24,6 @@ from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, discard_stale, nothing_to_use
-from plumbob.trainer.training import best
 from plumbob.trainer.training import train as training
 from plumbob.trainer.training.finish import _warnings
 from plumbob.trainer.training.metrics import batch_metrics
@@ -287,7 +286,7 @@ def test_rollouts_are_freed_once_the_task_that_their_environment_left_running_ha
         objects = gc.get_objects()
         alive.append([sum(isinstance(o, kind) for o in objects) for kind in (vf.Trace, Sample)])
 
-    monkeypatch.setattr(best, "judge", count)
+    monkeypatch.setattr(training, "judge", count)
     code, rows = train(tmp_path, max_steps=3, eval_on_start=False)
     assert code == 0 and [row["rollout/errored"] for row in rows] == [1, 0, 0]
     # The task that still runs holds the trace of its own rollout, and no other.

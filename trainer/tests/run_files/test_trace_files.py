@@ -50,17 +50,14 @@ def store(folder: Path, lines: list[str], size: int, keep: str = "all", *, step:
     return read(stored_steps(folder)[step]).splitlines()
 
 
-@given(
-    st.integers(1, 12), st.integers(2, 5), st.sampled_from(["all", "auto", "1", "4", "7", "999", "1%", "40%", "100%"])
-)
+@given(st.integers(1, 12), st.integers(2, 5), st.sampled_from(["all", "auto", "1", "4", "7", "999"]))
 def test_what_is_stored_are_whole_groups_in_order_of_the_asked_number(tmp_path_factory, groups, size, keep):
     lines = records(groups, size)
     stored = store(tmp_path_factory.mktemp("run"), lines, size, keep)
     assert stored == [line for line in lines if line in set(stored)]
     by_group = Counter(json.loads(line)["group"] for line in stored)
     assert set(by_group.values()) == {size}
-    wanted = {"all": groups, "auto": groups, "1%": 1, "100%": groups, "40%": max(1, round(0.4 * groups))}
-    expected = wanted[keep] if keep in wanted else min(groups, -(-int(keep) // size))
+    expected = min(groups, -(-int(keep) // size)) if keep.isdecimal() else groups
     assert len(by_group) == expected
 
 
@@ -140,11 +137,11 @@ def test_none_stores_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "some", "0", "-3", "0%", "101%", "nan%", "1.5", "%"])
+@pytest.mark.parametrize("text", ["", "some", "0", "-3", "5%", "1.5"])
 def test_what_keep_traces_cannot_be(text):
     with pytest.raises(UserError, match=rf"--keep-traces must be auto, all, none, .*, not {text!r}"):
         TrainConfig(keep_traces=text)
-    assert parse("5%") == KeptTraces(share=0.05) and parse("64") == KeptTraces(rollouts=64)
+    assert parse("64") == KeptTraces(rollouts=64)
 
 
 def test_a_file_that_is_cut_off_or_damaged_is_refused_in_one_sentence(tmp_path):

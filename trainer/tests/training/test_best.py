@@ -1,4 +1,4 @@
-"""--keep-best, --stop-when-flat and pass@k in training's evaluations, on real runs of the bundled policy."""
+"""--keep-best and pass@k in training's evaluations, on real runs of the bundled policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plumbob.trainer.evaluation.statistics import passes
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
-from plumbob.trainer.training import checkpoint, record, steps
+from plumbob.trainer.training import checkpoint, record
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.run import Best, Judged
 from plumbob.trainer.training.train import run
@@ -77,16 +77,16 @@ def test_the_best_is_the_earliest_of_the_highest_values(values):
         best = best.after(step, value)
     first = values.index(max(values)) + 1
     assert best.kept == best.highest == Judged(first, max(values))
-    assert best.flat == len(values) - first and best.count == len(values)
+    assert best.count == len(values)
     assert Best.from_json(json.loads(json.dumps(best.to_json()))) == best
 
 
 def test_values_before_training_that_repeat_or_are_not_finite():
     best = Best("m").after(0, 0.9).after(1, 0.5).after(2, math.nan)
-    assert best.highest == Judged(0, 0.9) and best.kept == Judged(1, 0.5) and best.flat == 1
+    assert best.highest == Judged(0, 0.9) and best.kept == Judged(1, 0.5)
     assert best.after(1, 2.0) == best.after(0, 2.0) == best  # a resumed run may evaluate a step again
     better = best.after(3, 0.6)
-    assert better.kept == Judged(3, 0.6) and better.flat == 2
+    assert better.kept == Judged(3, 0.6)
     assert better.without(3).kept == Judged(1, 0.5) and better.without(2) == better
 
 
@@ -109,9 +109,8 @@ def test_pass_at_k_counts_the_smallest_number_of_rollouts(rewards):
         ({"keep_best": "eval/gredy", "eval_steps": 2}, "did you mean 'eval/greedy'"),
         ({"keep_best": "eval/pass@8", "eval_steps": 2, "eval_rollouts": 4}, "needs --eval-rollouts of at least k"),
         ({"keep_best": "eval/greedy"}, "needs evaluations during training: set --eval-steps"),
-        ({"stop_when_flat": 3}, "--stop-when-flat needs evaluations during training: set --eval-steps"),
         ({"keep_best": "eval/greedy", "eval_steps": 30}, "fewer than --max-steps 30"),
-        ({"stop_when_flat": 1, "eval_steps": 1, "eval_examples": 0}, "--eval-examples cannot be 0"),
+        ({"keep_best": "eval/greedy", "eval_steps": 1, "eval_examples": 0}, "--eval-examples cannot be 0"),
     ],
 )
 def test_a_metric_that_no_evaluation_has_is_refused(settings, said):
@@ -156,7 +155,6 @@ def test_the_best_checkpoint_is_kept_and_is_the_final_model(best_of_five):
     assert any((weights[name] != last[name]).any() for name in last)
     summary = summary_of(best_of_five)
     assert summary["model_step"] == 2 and summary["best"]["kept"] == {"step": 2, "value": 0.9}
-    assert summary["stopped"] is None
     assert model_path(str(best_of_five)) == str(best_of_five / "model")
 
 
@@ -225,46 +223,10 @@ def test_the_best_before_is_kept_if_the_checkpoint_of_the_new_best_cannot_be_wri
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_flat_run_ends_normally_and_says_why_and_a_larger_number_goes_on(tmp_path, monkeypatch, capsys):
-    judged_values(monkeypatch, {0: 0.5, 1: 0.6, 2: 0.6, 3: 0.1})
-    assert run(config_of(tmp_path, max_steps=9, stop_when_flat=2)) == 0
-    directory = tmp_path / "r"
-    output = capsys.readouterr()
-    said = "Stopped after step 3 of 9, because eval/greedy had no new best in 2 evaluations (--stop-when-flat)"
-    assert said in output.err and said in " ".join(output.out.split())
-    summary = summary_of(directory)
-    assert summary["stopped"].startswith(said) and summary["model_step"] == 3  # without --keep-best: the last step's
-    assert summary["evaluations"]["after"] == summary["evaluations"]["3"]
-    assert (directory / "model" / "config.json").is_file() and len(kill_driver.metrics(directory)) == 3
-
-    assert resume(directory) == 0  # it is over still
-    assert len(kill_driver.metrics(directory)) == 3
-    judged_values(monkeypatch, {0: 0.2})
-    assert resume(directory, stop_when_flat=3) == 0
-    assert len(kill_driver.metrics(directory)) == 4 and "after step 4 of 9" in summary_of(directory)["stopped"]
-
-
-@pytest.mark.slow
 def test_a_metric_of_every_step_is_judged_at_every_step(tmp_path):
-    config = config_of(tmp_path, max_steps=4, keep_best="reward/mean", stop_when_flat=9, eval_steps=0)
+    config = config_of(tmp_path, max_steps=4, keep_best="reward/mean", eval_steps=0)
     assert run(config) == 0
     rewards = [row["reward/mean"] for row in kill_driver.metrics(tmp_path / "r")]
     summary = summary_of(tmp_path / "r")
     assert summary["best"]["kept"] == {"step": rewards.index(max(rewards)) + 1, "value": max(rewards)}
     assert summary["best"]["count"] == 4 and f"step_{summary['model_step']}" in steps_of(tmp_path / "r")
-
-
-@pytest.mark.slow
-def test_a_flat_reward_ends_with_the_evaluation_after_training(tmp_path, monkeypatch):
-    original = steps.train_step
-
-    def train_step(*args):
-        row, batch = original(*args)
-        return row | {"reward/mean": 0.5}, batch
-
-    monkeypatch.setattr(steps, "train_step", train_step)
-    assert run(config_of(tmp_path, max_steps=9, keep_best="reward/mean", stop_when_flat=1, eval_steps=0)) == 0
-    summary = summary_of(tmp_path / "r")
-    assert "after step 2 of 9" in summary["stopped"] and "in 1 step (" in summary["stopped"]
-    assert set(summary["evaluations"]) == {"before", "after"} and summary["model_step"] == 1

@@ -101,7 +101,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     )
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
-        work = ("time/", "memory/", "train/microbatches", "train/computed_tokens", "train/largest_pass")
+        work = ("time/", "memory/", "train/computed_tokens", "train/largest_pass")
         same = [n for n in a if not n.startswith(work)]
         assert {n: b[n] for n in same} == pytest.approx({n: a[n] for n in same}, rel=1e-3, abs=1e-5)
     traces = [trace_files.read(tmp_path / name / "traces" / "step_2.jsonl.gz").splitlines() for name in ("one", "two")]

@@ -11,7 +11,8 @@ from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy import compiling
-from plumbob.trainer.training import best, forward_backward
+from plumbob.trainer.training import forward_backward
+from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.train import run
 from torch._subclasses.fake_tensor import FakeTensor
@@ -62,7 +63,7 @@ def test_live_tensors_stay_the_same_from_step_to_step(tmp_path, monkeypatch):
         counts.append((len(tensors), sum(held.values())))
 
     monkeypatch.setattr(policy_module.Policy, "_placed", compiled)
-    monkeypatch.setattr(best, "judge", count)
+    monkeypatch.setattr(loop, "judge", count)
     settings = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "microbatch_tokens": 1024}
     run_settings = {"max_steps": 12, "eval_examples": 0, "eval_on_start": False, "report": False, "env": "lookup"}
     config = TrainConfig(output_dir=str(tmp_path), peft=True, bf16=True, engine="paged", **settings, **run_settings)

@@ -27,8 +27,7 @@ from plumbob.trainer.training.policy_shift import (
     rows_to_score_again,
     step_kl,
 )
-from plumbob.trainer.training.tally import Tally
-from plumbob.trainer.training.weight_sample import WeightSample
+from plumbob.trainer.training.tally import Tally, WeightSample
 
 ROWS = st.lists(st.integers(2, 4000), min_size=1, max_size=300)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.rollout import Sample
-from plumbob.trainer.training.rollout_metrics import END, length_correlation, repeats_itself, within_groups
+from plumbob.trainer.training.metrics import END, length_correlation, repeats_itself, within_groups
 
 
 def sample(

@@ -13,7 +13,7 @@ from plumbob.trainer.policy.forward_plan import ForwardPlan, own_logprobs
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.token_scorer import LogitMap
-from plumbob.trainer.training.saved_model import free_memory, saved_gap, saved_limit
+from plumbob.trainer.training.finish import free_memory, saved_gap, saved_limit
 from plumbob.trainer.training.train import run
 
 MODEL_BYTES = 4 * 363_936  # the bundled policy in float32

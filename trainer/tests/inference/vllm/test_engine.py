@@ -18,7 +18,7 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape, write_adapter
 from plumbob.trainer.inference.vllm.engine import VllmEngine
 from plumbob.trainer.inference.vllm.weight_transport import IpcTransport, packed_chunks
-from plumbob.trainer.policy.loading import load_model, load_tokenizer
+from plumbob.trainer.policy.loading import load_model
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def connect():
     """Engines that are closed after the test."""
     engines = []
 
-    def make(url, tokenizer=None, world=None, **fields):
-        engines.append(VllmEngine(settings_of(url, **fields), tokenizer, world))
+    def make(url, world=None, **fields):
+        engines.append(VllmEngine(settings_of(url, **fields), world))
         return engines[-1]
 
     yield make
@@ -48,7 +48,7 @@ def double(request):
 def test_completions_are_those_of_the_process(connect, double, model):
     """With the seed sent the two draw the same; the version and the count of tokens are the engine's own."""
     with serving(double) as url:
-        engine = connect(url + "/v1", load_tokenizer("tiny"), seeds=True)
+        engine = connect(url + "/v1", seeds=True)
         drawn = asyncio.run(engine.generate(IDS, DRAW))
         greedy = asyncio.run(engine.generate(IDS, dataclasses.replace(DRAW, temperature=0.0)))
         here = TransformersEngine(model, max_length=1024)
@@ -82,9 +82,10 @@ def test_adapters_step_by_step(connect, double):
         names = []
         for step in range(1, 4):
             move(policy, step)
-            assert engine.update(policy.trainable).version == engine.version == step
+            update = engine.update(policy.trainable)
+            assert update.version == engine.version == step
             assert engine.check_parity(IDS, own_logprobs(policy), 1e-3) < 1e-4
-            assert engine.last_sync.pushed.bound == engine.last_sync.pushed.num_weights // 2 > 0
+            assert update.bound_modules == update.num_weights // 2 > 0
             assert list(double.adapters) == [engine.served.model] and double.prefix_resets == step
             assert asyncio.run(engine.generate(IDS, DRAW)).policy_version == step
             names.append(engine.served.model)

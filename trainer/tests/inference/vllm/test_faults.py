@@ -324,21 +324,13 @@ def test_a_server_that_hangs_in_a_sync_is_given_up():
 # --- servers that cannot be used --------------------------------------------------------------------------------------
 
 
-def refused(double, message, tokenizer=None, **fields):
+def refused(double, message, **fields):
     with serving(double) as url, pytest.raises(UserError, match=message):
-        VllmEngine(settings_of(url, timing=HASTE, **fields), tokenizer)
+        VllmEngine(settings_of(url, timing=HASTE, **fields))
 
 
 def test_wrong_models_are_refused_at_once():
     refused(Double(name="other"), "serves other, not the model to train; start it with --model tiny")
-
-
-def test_another_tokenizer_is_refused():
-    double = Double()
-    double.faults.shifted_tokens = True
-    refused(double, "another tokenizer .*a fixed text is tokenised differently from token 0 on", load_tokenizer("tiny"))
-    with serving(Double()) as url:
-        VllmEngine(settings_of(url), load_tokenizer("tiny")).close()
 
 
 def test_servers_not_started_for_training_are_refused():

@@ -13,16 +13,15 @@ from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Tim
 from plumbob.trainer.inference.token_servers import TokenServers
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
 from plumbob.trainer.inference.vllm.engine import VllmEngine
-from plumbob.trainer.policy.loading import load_tokenizer
 
 
 def connected(url, **fields):
-    return contextlib.closing(VllmEngine(settings_of(url, **fields), load_tokenizer("tiny")))
+    return contextlib.closing(VllmEngine(settings_of(url, **fields)))
 
 
 def refused(double, message):
     with serving(double) as url, pytest.raises(UserError, match=message):
-        VllmEngine(settings_of(url), load_tokenizer("tiny"))
+        VllmEngine(settings_of(url))
 
 
 @pytest.mark.parametrize("vocab_size", [608, 609, 611, 640])

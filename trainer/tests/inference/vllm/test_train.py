@@ -43,7 +43,7 @@ def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
     # In one of the two steps all rewards may be equal: which requests a server batches depends on their arrival.
     assert any(row["optimizer/grad_norm"] > 0 for row in rows)
     if "peft" in how:
-        assert rows[0]["sync/bound_modules"] == rows[0]["sync/weights"] / 2
+        assert rows[0]["sync/bound_modules"] > 0
 
 
 @pytest.mark.slow

@@ -79,18 +79,6 @@ def test_what_the_user_gives_is_not_given_twice(given, absent):
     assert given in command and absent not in command
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["--generation-config auto", "--override-generation-config '{}'", "--override-generation-config.top_k 3"],
-)
-def test_other_sampling_defaults_are_the_user_s_choice_and_named(given):
-    launch = planned(f"--model m {given}")
-    assert shlex.split(given)[-1] in launch.argv
-    (warning,) = launch.warnings
-    assert given.split()[0].partition(".")[0] in warning and "requests state every value" in warning
-    assert planned("--model m --generation-config vllm").warnings == ()
-
-
 def test_each_way_of_syncing():
     nccl, ipc, disk = (planned(f"--model m --sync {way}") for way in ("nccl", "ipc", "disk"))
     assert '{"backend": "nccl"}' in nccl.argv and '{"backend": "ipc"}' in ipc.argv
@@ -100,23 +88,6 @@ def test_each_way_of_syncing():
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in nccl.environment
     with pytest.raises(UserError, match="--sync mail is not valid; the choices are lora, nccl, ipc, disk"):
         planned("--model m --sync mail")
-
-
-@pytest.mark.parametrize(
-    ("source", "refused"), [("import os\nimport ray\n", True), ("import os\n\ndef f():\n    import ray\n", False)]
-)
-def test_a_transfer_that_would_not_load_is_told_before_the_server_starts(tmp_path, monkeypatch, source, refused):
-    engine = tmp_path / "vllm" / "distributed" / "weight_transfer" / "ipc_engine.py"
-    engine.parent.mkdir(parents=True)
-    (tmp_path / "vllm" / "__init__.py").touch()
-    engine.write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    serve.check_transfer("nccl")
-    if refused:
-        with pytest.raises(UserError, match="needs Ray for --sync ipc"):
-            serve.check_transfer("ipc")
-    else:
-        serve.check_transfer("ipc")
 
 
 def test_older_servers_are_not_given_options_that_they_do_not_know():

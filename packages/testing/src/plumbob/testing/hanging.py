@@ -65,12 +65,6 @@ def _process() -> None:
     subprocess.run(["sleep", str(FOREVER)])
 
 
-def _own_thread() -> None:
-    thread = threading.Thread(target=time.sleep, args=(FOREVER,), daemon=True)
-    thread.start()
-    thread.join()
-
-
 def _big_number() -> None:
     x = 3
     while True:
@@ -90,10 +84,6 @@ async def _deaf() -> None:
             continue
 
 
-async def _deaf_children() -> None:
-    await asyncio.gather(_deaf(), _deaf())
-
-
 async def _thread() -> None:
     await asyncio.to_thread(time.sleep, FOREVER)
 
@@ -110,12 +100,6 @@ async def _cancels_itself() -> None:
     assert task is not None
     task.cancel()
     await asyncio.sleep(0)
-
-
-async def _cancelled_child() -> None:
-    child = asyncio.create_task(asyncio.sleep(FOREVER))
-    child.cancel()
-    await child
 
 
 async def _exiting_child() -> None:
@@ -140,7 +124,6 @@ SYNC: dict[str, tuple[Callable[[], None], str]] = {
     "regular expression": (_regex, "stuck"),
     "lock": (_lock, "stuck"),
     "process": (_process, "stuck"),
-    "own thread": (_own_thread, "stuck"),
     "big number": (_big_number, "stuck"),
     "CancelledError": (_raising(asyncio.CancelledError), "CancelledError"),
     "SystemExit": (_raising(SystemExit, 3), "SystemExit: 3"),
@@ -152,11 +135,9 @@ SYNC: dict[str, tuple[Callable[[], None], str]] = {
 ASYNC: dict[str, tuple[Callable[[], Any], str]] = {
     "awaits": (_await, "stuck"),
     "ignores cancellation": (_deaf, "stuck"),
-    "children ignore cancellation": (_deaf_children, "stuck"),
     "hangs in asyncio.to_thread": (_thread, "stuck"),
     "a child task blocks": (_child_blocks, "stuck"),
     "cancels itself": (_cancels_itself, "CancelledError"),
-    "awaits a cancelled task": (_cancelled_child, "CancelledError"),
     "a child task exits": (_exiting_child, "SystemExit: 3"),
 }
 """As `SYNC`, for places that are coroutines."""

@@ -3,7 +3,7 @@
     python kill_driver.py FOLDER [--variant full] [--variant lora] [--kills 10] [--seed 0]
 
 Everything is imported once. Each attempt at a run is a fork of this process, which itself never computes anything.
-Prints one line of JSON per variant, then a Markdown table. Ends with an error if a kill lost more than the step under
+Prints one line of JSON per variant. Ends with an error if a kill lost more than the step under
 way, or if a resumed run has another result than the undisturbed one.
 """
 
@@ -34,7 +34,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy import policy
 from plumbob.trainer.rollouts import collect
 from plumbob.trainer.run_files import run_directory
-from plumbob.trainer.training import checkpoint, record, step, train
+from plumbob.trainer.training import checkpoint, train
 
 COMMON = {
     "batch_size": 12,
@@ -52,17 +52,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"kl_beta": 0.05},
     "lora": {"peft": True, "lora_dropout": 0.1, "num_minibatches": 2},
 }
-PHASES = {
-    "set-up": (train, "set_up"),
-    "evaluation": (train, "evaluate"),
-    "rollouts": (collect, "collect"),
-    "training": (step, "accumulate"),
-    "weight sync": (step, "sync_weights"),
-    "traces and metrics": (record.RunRecorder, "step"),
-    "checkpoint": (train, "_save"),
-    "final model": (train, "finish"),
-}
-"""Phase of a run -> (owner, name) of the function that begins it."""
 
 
 @dataclass
@@ -71,8 +60,6 @@ class Kill:
 
     how: str
     """The trap or the time of the kill."""
-    phase: str
-    """Phase of the run, a key of `PHASES`."""
     begun: int
     """Number of the step under way, from 1; 0 if no step had begun."""
     checkpoint: int
@@ -89,7 +76,6 @@ class Report:
     kills: list[Kill] = field(default_factory=list)
     compared: int = 0
     """Runs that were killed and resumed until they ended, and that equal the undisturbed run."""
-    seconds: float = 0.0
 
 
 def die() -> None:
@@ -181,17 +167,14 @@ TRAPS = (
 LAST_TRAP = "half of the final model"
 
 
-def mark_phases(shared: mmap.mmap) -> None:
-    """Keep the number of the current phase in byte 0 of the shared memory, and that of the current step in byte 1."""
-    for number, (name, (module, attribute)) in enumerate(PHASES.items()):
+def mark_steps(shared: mmap.mmap) -> None:
+    """Keep the number of the step under way in the shared memory."""
 
-        def marked(original, *args, _number=number, _name=name, **kwargs):
-            shared[0] = _number
-            if _name == "rollouts":
-                shared[1] = args[1] + 1
-            return original(*args, **kwargs)
+    def collect_marked(original: Callable[..., Any], sampler: Any, number: int, *args: Any, **kwargs: Any) -> Any:
+        shared[0] = number + 1
+        return original(sampler, number, *args, **kwargs)
 
-        put_before(module, attribute, marked)
+    put_before(collect, "collect", collect_marked)
 
 
 def attempt(
@@ -205,7 +188,7 @@ def attempt(
 
     The fork's exit code is that of the run: 2 for a UserError, 3 for any other exception.
     """
-    shared[0] = shared[1] = 0
+    shared[0] = 0
     child = os.fork()
     if child:
         return child
@@ -214,7 +197,7 @@ def attempt(
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        mark_phases(shared)
+        mark_steps(shared)
         prepare()
         code = train.run(config, directory)
     except UserError as error:
@@ -263,14 +246,9 @@ def newest(directory: Path) -> int:
 
 
 def compare(directory: Path, reference: Path) -> None:
-    """Raises AssertionError unless the results are equal to the last bit, and the same checkpoints are left."""
-    compare_results(directory, reference)
+    """Raises AssertionError unless metrics, evaluations and final weights are equal to the last bit, and checkpoints too."""
     left = {p.name for p in (directory / "checkpoints").iterdir()}
     assert left == {p.name for p in (reference / "checkpoints").iterdir()}, left
-
-
-def compare_results(directory: Path, reference: Path) -> None:
-    """Raises AssertionError unless metrics, evaluations and final weights are equal to the last bit."""
     ours, theirs = metrics(directory), metrics(reference)
     assert len(ours) == len(theirs), f"{len(ours)} lines of metrics, not {len(theirs)}"
     for a, b in zip(ours, theirs, strict=True):
@@ -286,17 +264,17 @@ def check_kill(directory: Path, how: str, shared: mmap.mmap, before: int) -> Kil
 
     Raises AssertionError if the newest checkpoint is damaged or gone, or if more than the step under way was lost.
     """
-    saved, finished, begun = newest(directory), len(metrics(directory)), shared[1]
+    saved, finished, begun = newest(directory), len(metrics(directory)), shared[0]
     assert saved >= before, f"the checkpoint of step {before} is gone"
     assert finished <= saved + 1 and begun <= saved + 1, (
         f"{how}: {finished} steps recorded, {begun} begun, {saved} saved"
     )
-    return Kill(how, list(PHASES)[shared[0]], begun, saved, max(begun - saved, 0))
+    return Kill(how, begun, saved, max(begun - saved, 0))
 
 
 def torment(folder: Path, variant: str, num_kills: int, seed: int) -> Report:
     """Kill runs of one variant `num_kills` times in total. A killed run is resumed until it ends; then another starts."""
-    shared, log, start = mmap.mmap(-1, 2), folder / f"{variant}.log", time.monotonic()
+    shared, log, start = mmap.mmap(-1, 1), folder / f"{variant}.log", time.monotonic()
     settings = {**COMMON, **VARIANTS[variant], "output_dir": str(folder)}
     reference = folder / f"{variant}-alone"
     code = wait(attempt(TrainConfig(**settings, run_name=reference.name), None, shared, log), None)
@@ -332,22 +310,7 @@ def torment(folder: Path, variant: str, num_kills: int, seed: int) -> Report:
         runs, saved = runs + 1, 0
         directory = folder / f"{variant}-killed-{runs}"
         assert runs < 20, f"20 runs ended and these moments were never reached: {moments}"
-    report.seconds = time.monotonic() - start
     return report
-
-
-def table(reports: list[Report]) -> str:
-    """Kills by phase and steps lost, as a Markdown table."""
-    lines = ["| variant | kills | " + " | ".join(PHASES) + " | steps lost | runs compared, equal |"]
-    lines.append("|---" * (len(PHASES) + 4) + "|")
-    for report in reports:
-        by_phase = [sum(kill.phase == phase for kill in report.kills) for phase in PHASES]
-        lost = [kill.lost for kill in report.kills]
-        lines.append(
-            f"| {report.variant} | {len(report.kills)} | {' | '.join(map(str, by_phase))} | {sum(lost)}, at most {max(lost)} "
-            f"at once | {report.compared}, all |"
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -358,11 +321,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    reports = []
     for variant in args.variant or VARIANTS:
-        reports.append(torment(args.folder, variant, args.kills, args.seed))
-        print(json.dumps(asdict(reports[-1])), flush=True)
-    print(table(reports))
+        print(json.dumps(asdict(torment(args.folder, variant, args.kills, args.seed))), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,6 @@ class Faults:
     """Message with which updates of all weights are refused."""
     raw_logprobs: bool = False
     """Whether log-probabilities are those of the model, before temperature and truncation."""
-    shifted_tokens: bool = False
-    """Whether the server tokenises differently: every id is one too high."""
     seen: list[tuple[str, dict]] = field(default_factory=list)
     """Path and body of every request, in order."""
 
@@ -135,7 +133,7 @@ class Double:
         }.items():  # fmt: skip
             app.router.add_get(path, self._wrap(path, handler))
         for path, handler in {
-            "/inference/v1/generate": self.generate, "/tokenize": self.tokenize, "/pause": self.pause,
+            "/inference/v1/generate": self.generate, "/pause": self.pause,
             "/v1/load_lora_adapter": self.load_lora, "/v1/unload_lora_adapter": self.unload_lora,
             "/resume": self.resume, "/reset_prefix_cache": self.reset_prefix_cache,
             "/collective_rpc": self.collective_rpc, "/init_weight_transfer_engine": self.init_transfer,
@@ -181,10 +179,6 @@ class Double:
         cards = [{"id": self.name, "max_model_len": self.base.max_length, "parent": None}]
         cards += [{"id": name, "parent": self.name} for name in self.adapters]
         return {"object": "list", "data": cards}
-
-    async def tokenize(self, request, body):
-        ids = self.tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])
-        return {"tokens": [i + 1 for i in ids] if self.faults.shifted_tokens else ids, "count": len(ids)}
 
     # --- completions ------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def doctor(**given: Any) -> int:
 def _examined(config: TrainConfig, directory: Path | None, *, everything: bool, model: bool) -> tuple[Examination, str]:
     """What was found, and what was asked for. `directory`: the run directory; None before a run."""
     from plumbob.trainer.cli.gather import of_environment, of_run
-    from plumbob.trainer.training.sampling_warnings import reward_warnings
+    from plumbob.trainer.config.doubtful_settings import reward_warnings
 
     def status(text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """Settings of an environment, given next to the trainer's own: `--noise 0.5`, or `noise = 0.5` in a TOML file.
 
 Importing an environment takes seconds, so its settings are read from its source (environment_source.py). It is imported
-only where the source does not tell whether it has a setting or accepts a value.
+only where the source does not tell its settings, or seems to refuse a value. What a validator refuses is told when the
+environment loads.
 """
 
 from __future__ import annotations
@@ -91,15 +92,17 @@ def settle(
         if found in settings:
             raise UserError(f"the setting {found!r} of {env} is given twice, once as {_shown(written, file)}")
         settings[found] = as_text(value)
-        shown = flag(written) if file is None else f"{file}: {written}"
-        _check(env, known[found], settings[found], shown, announce)
+        if (reason := _refusal(env, known[found], settings[found], announce)) is not None:
+            shown = flag(written) if file is None else f"{file}: {written}"
+            reason = reason.removeprefix("Value error, ")
+            raise UserError(f"{shown}: {reason[0].lower()}{reason[1:]}, not {settings[found]!r}")
     return settings
 
 
 def check_by_source(env: str, settings: Mapping[str, str]) -> None:
-    """Raise UserError for a setting that the environment does not have, or a value that it refuses for certain.
+    """Raise UserError for a setting that the environment does not have, or a value that it refuses by its type.
 
-    Nothing is imported: what the source does not tell is checked when the environment loads.
+    The environment is imported only if its source seems to refuse a value; the rest is checked when it loads.
     """
     known = _from_source(find(env).name)
     if known is None:
@@ -107,7 +110,7 @@ def check_by_source(env: str, settings: Mapping[str, str]) -> None:
     for name, text in settings.items():
         if name not in known:
             raise UserError(f"{env}: there is no setting {name!r}{did_you_mean(name, list(known))}")
-        if known[name].refuses and (reason := _refusal(known[name], text)) is not None:
+        if (reason := _refusal(env, known[name], text)) is not None:
             raise UserError(f"{env}: {name}: {reason}")
 
 
@@ -124,43 +127,24 @@ def check_reads_data(env: str, known: Iterable[str] | None = None) -> None:
     raise UserError(f"{env} has no setting 'datasets', which is what --datasets (or --dataset-name) sets{theirs}")
 
 
-def _refusal(setting: Setting, text: str) -> str | None:
-    """Why the setting's type or bounds refuse this value; None if they do not, or if the source does not tell them."""
+def _refusal(env: str, setting: Setting, text: str, announce: Callable[[], None] = lambda: None) -> str | None:
+    """Why the environment refuses this value; None if the setting's type accepts it, or the source does not tell the type.
+
+    A validator may convert what the type refuses, so the environment is imported then, and asked.
+    """
     if setting.annotation is None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
     try:
         TypeAdapter(setting.annotation).validate_python(None if text == "None" else text)  # as verifiers reads "None"
-    except ValidationError as error:
-        return error.errors()[0]["msg"]
-    return None
-
-
-def _check(env: str, setting: Setting, text: str, written: str, announce: Callable[[], None]) -> None:
-    """Raises UserError if the environment refuses this value on its own.
-
-    Combinations of values are checked when it loads.
-    """
-    reason = _refusal(setting, text)
-    if reason is None and setting.accepts:
-        return
-    if reason is None or not setting.refuses:
+        return None
+    except ValidationError:
         announce()
-        reason = _refusal_by_import(env, setting.name, text)
-    if reason is not None:
-        reason = reason.removeprefix("Value error, ")
-        raise UserError(f"{written}: {reason[0].lower()}{reason[1:]}, not {text!r}")
-
-
-def _refusal_by_import(env: str, name: str, text: str) -> str | None:
-    """Why the environment refuses this value; None if it does not. Imports the environment."""
-    from pydantic import ValidationError
-
     try:
-        _config_type(env).model_validate({"id": find(env).module, name: text})
+        _config_type(env).model_validate({"id": find(env).module, setting.name: text})
     except ValidationError as error:
-        return next((found["msg"] for found in error.errors() if found["loc"][:1] == (name,)), None)
+        return next((found["msg"] for found in error.errors() if found["loc"][:1] == (setting.name,)), None)
     return None
 
 

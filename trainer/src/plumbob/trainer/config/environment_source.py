@@ -1,14 +1,15 @@
 """The settings of an installed environment, read from its source: importing it takes seconds, because of verifiers.
 
-Only what is certain is read. Whatever the source leaves open (a name that is computed, a validator that may convert a
-value) is reported as unknown, and the caller imports the environment to find out.
+A name that is computed is reported as unknown, and the caller imports the environment to find out. Validators are not
+read: what a setting's type refuses, a validator may still convert, and what the type accepts, a validator may refuse.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
@@ -26,8 +27,7 @@ _CONFIG = "TasksetConfig"
 _WITHOUT_FIELDS = ("Generic", "ABC", "Protocol", "object")
 
 _BOUNDS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
-_HARMLESS = ("default", "description", "title", "examples", "repr", "exclude")
-"""Arguments of pydantic's Field that limit values, and those that do not change which values are accepted."""
+"""Arguments of pydantic's Field that limit values."""
 
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str}
 
@@ -53,10 +53,6 @@ class Setting:
     """Its default, if it is a plain value; else None."""
     annotation: Any = None
     """Its type with its bounds, in a form that pydantic accepts; None if the source does not tell."""
-    refuses: bool = False
-    """Whether a value that `annotation` refuses is refused by the environment for certain."""
-    accepts: bool = False
-    """Whether a value that `annotation` accepts is accepted for certain, apart from combinations of settings."""
 
 
 @dataclass
@@ -129,103 +125,63 @@ def _fields(module: _Module, node: ast.ClassDef) -> dict[str, Setting]:
             if not isinstance(parent, ast.ClassDef):
                 raise NotCertain
             settings |= _fields(where, parent)
-    changed: set[str] = set()  # settings whose values a validator of this class may convert; "*": all
-    checked: set[str] = set()  # settings that a validator of this class may refuse
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             if (setting := _setting(module, statement.target.id, statement)) is not None:
                 settings[setting.name] = setting
-        elif isinstance(statement, ast.FunctionDef):
-            _read_validator(statement, changed, checked)
-        elif isinstance(statement, ast.Assign):  # model_config, or a name that a validator shares
-            changed.add("*")
-        elif not isinstance(statement, ast.Expr | ast.Pass | ast.AsyncFunctionDef):
+        elif not isinstance(statement, ast.Expr | ast.Pass | ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef):
             raise NotCertain
-    return {name: _after(setting, changed, checked) for name, setting in settings.items()}
-
-
-def _after(setting: Setting, changed: set[str], checked: set[str]) -> Setting:
-    """The setting as the class's validators leave it."""
-    refuses = setting.refuses and not changed & {setting.name, "*"}
-    accepts = setting.accepts and not (changed | checked) & {setting.name, "*"}
-    return replace(setting, refuses=refuses, accepts=accepts)
-
-
-def _read_validator(function: ast.FunctionDef, changed: set[str], checked: set[str]) -> None:
-    """Add the settings that a method of the class converts or checks, if it is one of pydantic's validators."""
-    for decorator in function.decorator_list:
-        name = _last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
-        if name in ("classmethod", "staticmethod", "property", "cached_property", "computed_field"):
-            continue
-        if not isinstance(decorator, ast.Call) or name not in ("field_validator", "model_validator"):
-            changed.add("*")
-            continue
-        given = {k.arg: k.value for k in decorator.keywords}
-        mode = _literal(given["mode"]) if "mode" in given else "after"
-        fields = {str(_literal(argument)) for argument in decorator.args} if name == "field_validator" else {"*"}
-        if mode != "after":
-            changed |= fields
-        elif name == "field_validator":  # a model validator checks combinations, when the environment loads
-            checked |= fields
+    return settings
 
 
 def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | None:
     """The setting that `name: annotation = value` declares; None if it declares none."""
     if name.startswith("_") or name == "model_config" or _last_name(statement.annotation) == "ClassVar":
         return None
-    value, bounds, certain = statement.value, {}, True
+    value, bounds = statement.value, {}
     if isinstance(value, ast.Call) and _last_name(value.func) == "Field":
-        bounds, value, certain = _read_field(module, value)
+        bounds, value = _read_field(module, value)
     try:
         default = _constant(module, value) if value is not None else None
     except NotCertain:
         default = None
     try:
-        annotation, bounded = _annotation(module, statement.annotation)
+        annotation = _annotation(module, statement.annotation)
     except NotCertain:
         return Setting(name, _shown(statement.annotation), default)
-    kind = kind_of(annotation)
-    if bounds is None:
-        return Setting(name, kind, default)
-    if bounds:
-        from pydantic import Field
-
-        annotation = _ANNOTATED[annotation, Field(**bounds)]
-    return Setting(name, kind, default, annotation, refuses=True, accepts=certain and bounded)
+    return Setting(name, kind_of(annotation), default, _bounded(annotation, bounds))
 
 
-def _read_field(module: _Module, call: ast.Call) -> tuple[dict[str, Any] | None, ast.expr | None, bool]:
-    """(bounds, default, whether all bounds are known) of a call of pydantic's Field.
+def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:
+    from pydantic import Field
 
-    The bounds are None if the call has an argument that changes what is accepted in another way.
-    """
+    return _ANNOTATED[annotation, Field(**bounds)] if bounds else annotation
+
+
+def _read_field(module: _Module, call: ast.Call) -> tuple[dict[str, Any], ast.expr | None]:
+    """(the bounds that are known, default) of a call of pydantic's Field."""
     default = call.args[0] if call.args else None
     bounds: dict[str, Any] = {}
-    certain = True
     for keyword in call.keywords:
         if keyword.arg == "default":
             default = keyword.value
         elif keyword.arg in _BOUNDS:
-            try:
+            with suppress(NotCertain):
                 bounds[keyword.arg] = _constant(module, keyword.value)
-            except NotCertain:
-                certain = False
-        elif keyword.arg not in _HARMLESS:
-            return None, default, False
-    return bounds, default, certain
+    return bounds, default
 
 
-def _annotation(module: _Module, node: ast.expr) -> tuple[Any, bool]:
-    """(the type that an annotation means, whether all its bounds are known). Raises NotCertain."""
+def _annotation(module: _Module, node: ast.expr) -> Any:
+    """The type that an annotation means, with the bounds that are known. Raises NotCertain."""
     if isinstance(node, ast.Constant):
         if node.value is None:
-            return None, True
+            return None
         if isinstance(node.value, str):
             return _annotation(module, ast.parse(node.value, mode="eval").body)
         raise NotCertain
     if isinstance(node, ast.Name) and node.id not in module.names:
         if node.id in _SIMPLE:
-            return _SIMPLE[node.id], True
+            return _SIMPLE[node.id]
         raise NotCertain
     if isinstance(node, ast.Name | ast.Attribute):
         where, value = _evaluate(module, node)
@@ -233,34 +189,26 @@ def _annotation(module: _Module, node: ast.expr) -> tuple[Any, bool]:
             raise NotCertain
         return _annotation(where, value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        parts = [_annotation(module, side) for side in (node.left, node.right)]
-        return _UNION[tuple(part[0] for part in parts)], all(part[1] for part in parts)
+        return _UNION[_annotation(module, node.left), _annotation(module, node.right)]
     if isinstance(node, ast.Subscript):
         return _generic(module, _last_name(node.value), node.slice)
     raise NotCertain
 
 
-def _generic(module: _Module, name: str, inside: ast.expr) -> tuple[Any, bool]:
+def _generic(module: _Module, name: str, inside: ast.expr) -> Any:
     """Like `_annotation`, for Literal[...], Optional[...], Union[...] and Annotated[..., Field(...)]."""
     parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
     if name == "Literal":
-        return _LITERAL[tuple(_literal(part) for part in parts)], True
+        return _LITERAL[tuple(_literal(part) for part in parts)]
     if name == "Annotated":
-        annotation, certain = _annotation(module, parts[0])
+        annotation = _annotation(module, parts[0])
         for part in parts[1:]:
             if not (isinstance(part, ast.Call) and _last_name(part.func) == "Field"):
                 raise NotCertain
-            bounds, _, known = _read_field(module, part)
-            if bounds is None:
-                raise NotCertain
-            from pydantic import Field
-
-            annotation, certain = _ANNOTATED[annotation, Field(**bounds)], certain and known
-        return annotation, certain
+            annotation = _bounded(annotation, _read_field(module, part)[0])
+        return annotation
     if name in ("Optional", "Union"):
-        members = [_annotation(module, part) for part in parts]
-        types = [member[0] for member in members] + ([None] if name == "Optional" else [])
-        return _UNION[tuple(types)], all(member[1] for member in members)
+        return _UNION[(*(_annotation(module, part) for part in parts), *((None,) if name == "Optional" else ()))]
     raise NotCertain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,6 @@ from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.options import option, require
-from plumbob.trainer.config.reward_weights import read_weights
 
 TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
 
@@ -285,3 +285,19 @@ class LearningConfig:
     def tasks_per_epoch(self) -> bool:
         """Whether the number of steps is that of a pass over the tasks, which must then have an end."""
         return self.max_steps == -1
+
+
+def read_weights(text: str | None) -> dict[str, float]:
+    """Component -> weight. Example: `read_weights("correct=1,format=0")`. Raises UserError."""
+    weights: dict[str, float] = {}
+    for pair in (text or "").split(",") if text is not None else ():
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        right = bool(name and equals) and math.isfinite(weight)
+        require(right, f"--reward-weights needs NAME=WEIGHT, separated by commas, not {pair!r}")
+        require(name not in weights, f"--reward-weights names {name} twice")
+        weights[name] = weight
+    return weights

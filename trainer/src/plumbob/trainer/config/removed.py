@@ -57,6 +57,7 @@ REMOVED = {
         "weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out (sequence_mask)",
         (1.05, 2.0),
     ),
+    "stop_when_flat": Removed("a run takes all its steps, and --keep-best keeps the best checkpoint", harmless=True),
     "keep_control_tokens": Removed("a control token that a message spells stays text", (False,)),
     "explain_unread_calls": Removed(
         "the model is told the form of a call that could not be read, at most twice in a rollout", (True,)

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
-from plumbob.trainer.config import best_metric, mixture, rollout_options
+from plumbob.trainer.config import mixture, rollout_options
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
-from plumbob.trainer.config.learning import LearningConfig
+from plumbob.trainer.config.learning import LearningConfig, read_weights
 from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
-from plumbob.trainer.config.reward_weights import read_weights
 
 FIXED_ON_RESUME = (
     "env",
@@ -39,6 +38,8 @@ FIXED_ON_RESUME = (
 PLACE = ("output_dir", "run_name")
 """Settings that --resume cannot change, because they only say where a new run is written."""
 
+EVALUATED = "eval/"
+"""How the names of metrics of held-out evaluations begin."""
 LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
@@ -148,12 +149,6 @@ class TrainConfig(LearningConfig):
         "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that "
         "is nothing the model earns, such as policy/entropy, a warning says so.",
     )
-    stop_when_flat: int | None = option(
-        None,
-        "End the run after this many evaluations in a row without a new best of the metric of --keep-best (default: "
-        "eval/greedy). A metric of every step is judged at every step.",
-        at_least=1,
-    )
     save_steps: int | None = option(
         None,
         "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
@@ -163,9 +158,9 @@ class TrainConfig(LearningConfig):
     save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
     keep_traces: str = option(
         "auto",
-        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, a number per "
-        "step such as 64, or a share such as 5%. auto: all, or, if those of the whole run would take more than about "
-        "10 GB (compressed), as many of each step as fit.",
+        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per "
+        "step such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many "
+        "of each step as fit.",
     )
     output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
     run_name: str | None = option(
@@ -219,7 +214,7 @@ class TrainConfig(LearningConfig):
         read_weights(self.reward_weights)
         self._check_objective()
         self._check_vllm()
-        self._check_judged_metric()
+        self._check_keep_best()
 
     def _check_vllm(self) -> None:
         ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
@@ -248,12 +243,12 @@ class TrainConfig(LearningConfig):
             owner, dot, _ = pair.partition("=")[0].partition(".")
             require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
 
-    def _check_judged_metric(self) -> None:
-        """Raise UserError if no evaluation of the run will have the judged metric, so that nothing could be judged."""
-        metric = self.judged_metric
-        if metric is None or not metric.startswith(best_metric.EVALUATED):
+    def _check_keep_best(self) -> None:
+        """Raise UserError if no evaluation of the run will have the metric of --keep-best, so that nothing could be judged."""
+        metric = self.keep_best
+        if metric is None or not metric.startswith(EVALUATED):
             return
-        given = "--stop-when-flat" if self.keep_best is None else f"--keep-best {metric}"
+        given = f"--keep-best {metric}"
         known = self._evaluation_metrics()
         if metric not in known:
             more = "; pass@k needs --eval-rollouts of at least k" if metric.startswith("eval/pass@") else ""
@@ -266,7 +261,7 @@ class TrainConfig(LearningConfig):
     def _evaluation_metrics(self) -> list[str]:
         """Names of the metrics that a held-out evaluation of this run has, apart from its number of tasks."""
         ks = ks_of(self.eval_rollouts) if self.eval_rollouts > 1 else []
-        names = [f"{best_metric.EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
+        names = [f"{EVALUATED}{how}" for how in ("greedy", "sampled", *(f"pass@{k}" for k in ks))]
         return names + [f"{name}/{env}" for env, _ in self.members for name in names if self.mixture]
 
     def for_each_environment(self) -> list[TrainConfig]:
@@ -279,14 +274,9 @@ class TrainConfig(LearningConfig):
             data = {key: own.pop(key, None) for key in ("datasets", "eval_datasets")}
             pairs = tuple(f"{key}={value}" for key, value in own.items())
             # What judges the whole run is checked for the whole run.
-            alone: dict[str, Any] = {"mixture": (), "keep_best": None, "stop_when_flat": None}
+            alone: dict[str, Any] = {"mixture": (), "keep_best": None}
             result.append(dataclasses.replace(self, env=name, env_args=pairs, **data, **alone))
         return result
-
-    @property
-    def judged_metric(self) -> str | None:
-        """The metric of --keep-best and --stop-when-flat; None without these options."""
-        return self.keep_best or (best_metric.DEFAULT if self.stop_when_flat is not None else None)
 
     def correction(self) -> tuple[CorrectionMode, float]:
         """(mode, cap) of the importance weights, with the default for the precision."""

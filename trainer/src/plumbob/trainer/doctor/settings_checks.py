@@ -11,7 +11,7 @@ from typing import Any
 
 from plumbob.doctor.findings import Finding, Stage
 from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
-from plumbob.trainer.config import best_metric
+from plumbob.trainer.config import doubtful_settings
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.model_path import model_path
 
@@ -59,7 +59,7 @@ def checks(config: TrainConfig) -> Iterator[Finding]:
     if config.weight_decay and config.learning_rate is not None and rates:
         yield _decay(config, config.learning_rate, rates)
     if config.keep_best is not None:
-        why = best_metric.why_not_better(config.keep_best)
+        why = doubtful_settings.why_not_better(config.keep_best)
         said = why or f"--keep-best {config.keep_best} keeps the checkpoint that earns the most"
         cause = None if why is None else "saved-model-differs"
         yield Finding.of("the final model is chosen by what it earns", (cause, said), "saved")

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import torch
 from plumbob.rollout import Completion, Sampling
@@ -76,7 +76,6 @@ class EngineParts:
     world: World
     directory: Path
     """The run directory."""
-    tokenizer: Any
     vocab_size: int
     positions: int | None
     """The longest context that the model was made for, in tokens; None if its configuration does not say."""

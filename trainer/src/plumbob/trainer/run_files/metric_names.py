@@ -6,11 +6,24 @@ A part in capitals is a placeholder for a name that the environment, the run or 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from plumbob.console import UserError
 from plumbob.trainer.config.options import did_you_mean
-from plumbob.trainer.run_files.metric import Metric
-from plumbob.trainer.run_files.rollout_metric_names import ROLLOUTS
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. Example: `Metric("rollout/turns", "turns", "Assistant turns per rollout, mean.")`."""
+
+    name: str
+    unit: str
+    meaning: str
+
+    def matches(self, name: str) -> bool:
+        """Whether `name` is this metric's name, with any placeholder replaced."""
+        return re.fullmatch(re.sub(r"[A-Z]+", ".+", self.name), name) is not None
+
 
 METRICS = (
     Metric("step", "steps", "Number of the training step, counted from 1."),
@@ -100,31 +113,124 @@ METRICS = (
         "share that this limit ended, some of them long before because a tool result would not fit; "
         "rollout/truncated_share counts every limit.",
     ),
-    *ROLLOUTS,
-    # Of each environment, in a run of several
+    # Rollouts and evaluations
+    Metric("rollout/count", "rollouts", "Number of rollouts sampled in the step."),
     Metric(
-        "reward/mean/ENV", "reward", "Mean reward of the rollouts of this environment. Only with several environments."
+        "rollout/errored",
+        "rollouts",
+        "Number of rollouts that failed in the environment or the engine. A rollout that failed in the environment "
+        "is left out of its group; if the engine failed, the whole group is left out (groups/broken).",
     ),
-    Metric("groups/count/ENV", "groups", "Number of groups of this environment. Only with several environments."),
     Metric(
-        "groups/zero_signal/ENV",
-        "groups",
-        "Number of groups of this environment whose rewards are all equal. Only with several environments.",
+        "rollout/engine_errors",
+        "rollouts",
+        "Number of rollouts that failed in the engine, or where the chat template turns messages into tokens: "
+        "the part of rollout/errored that is not the environment's.",
     ),
-    Metric("rollout/turns/ENV", "turns", "As rollout/turns, of this environment. Only with several environments."),
     Metric(
-        "rollout/sampled_tokens/ENV",
+        "rollout/stuck",
+        "rollouts",
+        "Number of failed rollouts (they are also in rollout/errored) in which a tool, hook or reward did not end within "
+        "--max-tool-seconds, or scoring within --max-seconds.",
+    ),
+    Metric(
+        "rollout/no_turn",
+        "rollouts",
+        "Number of rollouts left out because they ended before the model's first turn, for example because the prompt "
+        "alone reaches --max-context.",
+    ),
+    Metric(
+        "rollout/unusable_tokens",
         "tokens",
-        "As rollout/sampled_tokens, of this environment. Only with several environments.",
+        "Mean number of sampled tokens of the rollouts that failed or cannot be used; compare rollout/sampled_tokens. "
+        "Absent without such rollouts.",
     ),
     Metric(
-        "rollout/truncated_share/ENV",
-        "share",
-        "As rollout/truncated_share, of this environment. Only with several environments.",
+        "rollout/truncated_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the rollouts that a limit cut off. Absent without such rollouts.",
     ),
-    Metric("eval/greedy/ENV", "reward", "As eval/greedy, of this environment. Only with several environments."),
-    Metric("eval/sampled/ENV", "reward", "As eval/sampled, of this environment. Only with several environments."),
-    Metric("eval/pass@K/ENV", "share", "As eval/pass@K, of this environment. Only with several environments."),
+    Metric(
+        "rollout/whole_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the other rollouts, in steps with rollout/truncated_tokens.",
+    ),
+    Metric(
+        "rollout/repetitive_share",
+        "share",
+        "Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half of their sequences of four "
+        "tokens are different.",
+    ),
+    Metric(
+        "rollout/stale",
+        "rollouts",
+        "Number of rollouts discarded because a rollout of their group is older than --max-staleness allows.",
+    ),
+    Metric(
+        "rollout/stale_tokens",
+        "tokens",
+        "Mean number of sampled tokens of the rollouts in rollout/stale; compare rollout/sampled_tokens. Absent without "
+        "such rollouts.",
+    ),
+    Metric(
+        "rollout/not_finite",
+        "rollouts",
+        "Number of rollouts left out because a reward or log-probability is NaN or infinite.",
+    ),
+    Metric(
+        "rollout/truncated_share",
+        "share",
+        "Share of rollouts that a limit cut off (--max-tokens, --max-context, --max-turns or --max-seconds).",
+    ),
+    Metric("rollout/stopped/REASON", "share", "Share of rollouts that ended for this stop reason."),
+    Metric("rollout/turns", "turns", "Mean number of assistant turns per rollout."),
+    Metric("rollout/tools", "tools", "Mean number of tools that a rollout has."),
+    Metric("rollout/tool_calls", "calls", "Mean number of tool calls per rollout."),
+    Metric("rollout/tool_errors", "calls", "Mean number of tool calls per rollout that ended in an error."),
+    Metric("rollout/malformed_calls", "calls", "Mean number of tool calls per rollout that could not be parsed."),
+    Metric(
+        "rollout/unread_calls",
+        "replies",
+        "Mean number of replies per rollout that look like a tool call in a form that is not read.",
+    ),
+    Metric("rollout/sampled_tokens", "tokens", "Mean number of sampled tokens per rollout."),
+    Metric("rollout/row_tokens", "tokens", "Mean number of tokens per rollout, prompt and tool results included."),
+    Metric("env/NAME", "-", "Mean of this metric of the environment over the rollouts that report it."),
+    Metric("eval/greedy", "reward", "Held-out reward at temperature 0, in steps with an evaluation."),
+    Metric("eval/sampled", "reward", "Held-out reward at the training temperature, in steps with an evaluation."),
+    Metric(
+        "eval/pass@K",
+        "share",
+        "Estimated probability that at least one of K rollouts of a held-out task passes (--pass-threshold), with "
+        "--eval-rollouts above 1, in steps with an evaluation.",
+    ),
+    Metric(
+        "eval/prompts_differ",
+        "-",
+        "1 if the evaluation before the step prompted held-out tasks with another system prompt or other tools than the "
+        "step's tasks, else absent. Only in the step after an evaluation, in runs of one environment.",
+    ),
+    Metric(
+        "eval/cut_off",
+        "share",
+        "Share of the held-out rollouts, at the training temperature, that limits cut off, where it differs from the step's by "
+        "more than half. Only in the step after an evaluation, in runs of one environment.",
+    ),
+    Metric("eval/count", "tasks", "Number of held-out tasks that were evaluated."),
+    *(
+        Metric(f"{name}/ENV", unit, f"As {name}, of this environment. Only with several environments.")
+        for name, unit in (
+            ("reward/mean", "reward"),
+            ("groups/count", "groups"),
+            ("groups/zero_signal", "groups"),
+            ("rollout/turns", "turns"),
+            ("rollout/sampled_tokens", "tokens"),
+            ("rollout/truncated_share", "share"),
+            ("eval/greedy", "reward"),
+            ("eval/sampled", "reward"),
+            ("eval/pass@K", "share"),
+        )
+    ),
     # Supervised fine-tuning
     Metric(
         "sft/loss",
@@ -189,7 +295,6 @@ METRICS = (
     ),
     # Engine against trainer
     Metric("sync/version", "syncs", "Policy version that the engine serves after the step (number of weight syncs)."),
-    Metric("sync/weights", "tensors", "Number of tensors that the weight sync sent to the engine."),
     Metric("sync/bytes", "bytes", "Number of bytes that the weight sync sent."),
     Metric(
         "sync/bound_modules", "modules", "Number of modules of the server's model to which the synced adapter is bound."
@@ -241,7 +346,6 @@ METRICS = (
         "common at their beginning once.",
     ),
     Metric("train/largest_pass", "tokens", "Most tokens that one of these passes computed."),
-    Metric("train/microbatches", "microbatches", "Number of forward and backward passes, on all processes together."),
     Metric("train/microbatch_tokens", "tokens", "Current maximum number of tokens in one microbatch."),
     Metric("train/out_of_memory", "retries", "Number of out-of-memory retries since the run began."),
     Metric(
@@ -261,11 +365,6 @@ METRICS = (
         "Main memory that the process holds at the end of the step, the largest of all processes.",
     ),
     Metric("memory/main_gib", "GiB", "Main memory of the machine, or of the container if it is given less."),
-    Metric(
-        "memory/rank_RANK_gib",
-        "GiB",
-        "As memory/peak_gib, on process RANK; only with several processes.",
-    ),
     Metric("time/rollout", "s", "Time for which the step waited for its rollouts."),
     Metric("time/train", "s", "Time to compute advantages and gradients and to update the weights."),
     Metric("time/sync", "s", "Time of the weight sync, including the comparison of log-probabilities after it."),

@@ -1,4 +1,7 @@
-"""Checkpoints: each is written to a temporary folder, then renamed, so a folder with a final name is complete."""
+"""Checkpoints: each is written to a temporary folder, then renamed, so a folder with a final name is complete.
+
+manifest.json has size and SHA-256 of each file of a checkpoint, so that damage is found before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ from plumbob.console import first_line
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
-from plumbob.trainer.training.best import kept_step
-from plumbob.trainer.training.manifest import write_manifest
+from plumbob.trainer.training.run import kept_step
 from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     from plumbob.trainer.training.run import Run, TrainState
 
+
+import hashlib
+
+MANIFEST = "manifest.json"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What writing model files raises on a full disk: torch and safetensors have errors of their own."""
 SAVING_SHARE = 0.03
@@ -205,3 +211,50 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def write_manifest(folder: Path) -> None:
+    """Write manifest.json over all other files of a folder and its subfolders. Raises OSError."""
+    files = _files(folder)
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL, so large files are read side by side
+        entries = dict(zip(files, pool.map(lambda name: _entry(folder / name), files), strict=True))
+    (folder / MANIFEST).write_text(json.dumps(entries, indent=1))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the first file that differs from manifest.json, in a few words; None if all are intact."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text())
+        wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+
+    def check(name: str) -> str | None:
+        size, checksum = wanted[name]
+        path = folder / name
+        try:
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            return (
+                None if _entry(path)["sha256"] == checksum else f"{name} does not have the checksum it was saved with"
+            )
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+
+    with ThreadPoolExecutor() as pool:
+        return next(filter(None, pool.map(check, wanted)), None)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+    )
+
+
+def _entry(path: Path) -> dict[str, int | str]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

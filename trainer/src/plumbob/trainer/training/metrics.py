@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import Advantages
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.weight_sync import SyncReport
@@ -19,7 +21,6 @@ from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
 from plumbob.trainer.training.out_of_memory import GIB
-from plumbob.trainer.training.rollout_metrics import shape_metrics, within_groups
 from plumbob.trainer.training.run import Run, TrainState
 from plumbob.trainer.training.tally import Tally
 
@@ -147,14 +148,12 @@ NEAR_LIMIT = 10
 
 def debug_metrics(batch: Batch, advantages: Advantages, max_context: int) -> dict[str, float]:
     """The step's numbers under the names of a widespread debugging checklist for GRPO, with the meanings they have there."""
-    samples, groups = batch.drawn, defaultdict(list)
-    for sample in samples:
-        groups[sample.group].append(sample.reward)
+    samples = batch.drawn
     sizes = [abs(value) for value in advantages.values]
     return {
         "debug/advantage_max": max(sizes, default=0.0),
         "debug/advantage_mean": mean_of(sizes),
-        "debug/reward_std": mean_of([statistics.pstdev(rewards) for rewards in groups.values()]),
+        "debug/reward_std": mean_of([statistics.pstdev([s.reward for s in group]) for group in _by_group(samples)]),
         "debug/context_length_mean": mean_of([len(s.token_ids) for s in samples]),
         "debug/context_truncation_rate": mean_of([len(s.token_ids) >= max_context - NEAR_LIMIT for s in samples]),
     }
@@ -165,13 +164,11 @@ def environment_metrics(environments: Sequence[Tasks], batch: Batch) -> dict[str
     result: dict[str, float] = {}
     for env, tasks in enumerate(environments if len(environments) > 1 else ()):
         own = [s for s in batch.drawn if batch.taken[int(s.group.split("/")[1])].env == env]
-        rewards: dict[str, list[float]] = defaultdict(list)
-        for sample in own:
-            rewards[sample.group].append(sample.reward)
+        groups = _by_group(own)
         result |= {
             f"reward/mean/{tasks.name}": mean_of([s.reward for s in own]),
-            f"groups/count/{tasks.name}": len(rewards),
-            f"groups/zero_signal/{tasks.name}": sum(min(r) == max(r) for r in rewards.values()),
+            f"groups/count/{tasks.name}": len(groups),
+            f"groups/zero_signal/{tasks.name}": sum(len({s.reward for s in group}) == 1 for group in groups),
             f"rollout/turns/{tasks.name}": mean_of([s.metrics["rollout/turns"] for s in own]),
             f"rollout/sampled_tokens/{tasks.name}": mean_of([s.num_sampled for s in own]),
             f"rollout/truncated_share/{tasks.name}": sum(s.truncated for s in own) / max(len(own), 1),
@@ -185,7 +182,6 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
     values = {
         "sync/version": update.version,
         "sync/parity": report.parity,
-        "sync/weights": update.num_weights,
         "sync/bytes": update.num_bytes,
         "sync/bound_modules": update.bound_modules,
     }
@@ -193,7 +189,7 @@ def sync_metrics(report: SyncReport) -> dict[str, float]:
 
 
 def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
-    """Memory of the step in GiB: of the GPU its peak, in total and by rank, of the main memory what is taken now. Collective.
+    """Memory of the step in GiB: of the GPU its peak, of the main memory what is taken now. Collective.
 
     The peak is that of the step: torch's counter begins anew here. Evaluations after a step count to the next one.
     """
@@ -207,9 +203,8 @@ def memory_metrics(world: World, state: TrainState) -> dict[str, float]:
     free, _ = torch.cuda.mem_get_info(world.device)
     room = (free + torch.cuda.memory_reserved(world.device)) / GIB
     pairs = world.gather((peak, room))
-    by_rank = {f"memory/rank_{rank}_gib": own for rank, (own, _) in enumerate(pairs)} if world.size > 1 else {}
-    fullest = max(pairs, key=lambda pair: pair[0])
-    return {**metrics, "memory/peak_gib": fullest[0], "memory/gpu_gib": fullest[1], **by_rank}
+    peak, room = max(pairs, key=lambda pair: pair[0])
+    return {**metrics, "memory/peak_gib": peak, "memory/gpu_gib": room}
 
 
 @functools.cache
@@ -219,3 +214,95 @@ def main_gib() -> float:
     with suppress(OSError, ValueError):  # no such file, or "max"
         most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return most / GIB
+
+
+END = 64
+"""Number of sampled tokens at a rollout's end in which repetition is looked for."""
+NGRAM = 4
+"""Number of tokens of the sequences that may occur more than once."""
+TINY_SPREAD = 0.02
+"""Difference of a group's rewards, as a share of the step's largest, below which scaling makes full-size advantages of it."""
+
+
+def repeats_itself(sample: Sample) -> bool:
+    """Whether the last `END` sampled tokens repeat themselves; false if the last turn has fewer.
+
+    It is the share of repeated n-grams of Welleck et al. (arXiv:1908.04319, sec. 6), 1% in human text, above a half.
+    """
+    last = len(sample.token_ids)
+    while last and not sample.loss_mask[last - 1]:
+        last -= 1
+    # If the last turn is shorter, what comes before it is not the rollout's end.
+    return last >= END and all(sample.loss_mask[last - END : last]) and repeats(sample.token_ids[last - END : last])
+
+
+def repeats(end: Sequence[int]) -> bool:
+    """Whether of the sequences of `NGRAM` tokens in `end`, fewer than half are different."""
+    count = len(end) - NGRAM + 1
+    return len({tuple(end[i : i + NGRAM]) for i in range(count)}) < count / 2
+
+
+def _by_group(samples: Sequence[Sample]) -> list[list[Sample]]:
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    return list(groups.values())
+
+
+def length_correlation(samples: Sequence[Sample]) -> float | None:
+    """Pearson correlation of reward and number of sampled tokens within groups; None if either never differs."""
+    rewards, lengths = [], []
+    for group in _by_group(samples):
+        mean_reward = math.fsum(s.reward / len(group) for s in group)
+        counts = [s.num_sampled for s in group]
+        mean_length = sum(counts) / len(group)
+        rewards += [s.reward - mean_reward for s in group]
+        lengths += [count - mean_length for count in counts]
+    largest = max(map(abs, rewards), default=0.0)
+    if largest < 1e-12 or not any(lengths):
+        return None
+    rewards = [r / largest for r in rewards]  # squares of large numbers are beyond floats
+    size = math.sqrt(math.fsum(r * r for r in rewards) * math.fsum(x * x for x in lengths))
+    return math.fsum(r * x for r, x in zip(rewards, lengths, strict=True)) / size
+
+
+def shape_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Metrics of a step's usable rollouts that describe groups as a whole, lengths and ends."""
+    means = [math.fsum(s.reward / len(group) for s in group) for group in _by_group(samples)]
+    correlation = length_correlation(samples)
+    return {
+        **({"reward/group_std": _deviation(means)} if len(means) > 1 else {}),
+        **({} if correlation is None else {"reward/length_correlation": correlation}),
+        "rollout/repetitive_share": sum(map(repeats_itself, samples)) / max(len(samples), 1),
+    }
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample (divided by n - 1), of numbers of any size."""
+    largest = max(map(abs, values))
+    return statistics.stdev([v / largest for v in values]) * largest if largest else 0.0
+
+
+def within_groups(samples: Sequence[Sample], components: Sequence[str]) -> dict[str, float]:
+    """Metrics of how rewards differ within their groups, which is all that training sees of them.
+
+    `groups/tiny_spread_share`: share of the groups with a signal whose rewards differ by less than `TINY_SPREAD`
+    of the step's largest |reward|. `reward/NAME/variance_share`, only with several components:
+    share of component NAME in the sum of all components' variances within groups.
+    """
+    groups = _by_group(samples)
+    spreads = [max(rewards) - min(rewards) for rewards in ([s.reward for s in group] for group in groups)]
+    largest = max((abs(s.reward) for s in samples), default=0.0)
+    signal = [spread for spread in spreads if spread > 0]
+    unit = 2.0**700 if largest > 2.0**400 else 1.0  # squares of larger numbers are beyond floats
+    result = {"groups/tiny_spread_share": sum(s < TINY_SPREAD * largest for s in signal) / max(len(signal), 1)}
+    if len(components) > 1:
+        variances = {
+            name: sum(statistics.pvariance([s.rewards.get(name, 0.0) / unit for s in g]) * len(g) for g in groups)
+            for name in components
+        }
+        total = sum(variances.values())
+        result |= {
+            f"{component_metric(name)}/variance_share": v / total if total else 0.0 for name, v in variances.items()
+        }
+    return result

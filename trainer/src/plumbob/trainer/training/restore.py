@@ -17,10 +17,8 @@ from plumbob.trainer.config.removed import without_removed
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
-from plumbob.trainer.training.best import restored
-from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state, tidy
-from plumbob.trainer.training.manifest import damage
-from plumbob.trainer.training.run import Run
+from plumbob.trainer.training.checkpoint import damage, latest, own_file, set_random_state, tidy
+from plumbob.trainer.training.run import Run, restored_best
 from safetensors import SafetensorError
 
 
@@ -145,7 +143,7 @@ def _restore_state(run: Run, saved: Mapping[str, Any]) -> None:
     state.evaluations = {
         when: {how: Estimate(**values) for how, values in both.items()} for when, both in saved["evaluations"].items()
     }
-    state.best = restored(saved.get("best"), run)
+    state.best = restored_best(saved.get("best"), run)
 
 
 def _check_tasks(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

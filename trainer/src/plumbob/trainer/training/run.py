@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plumbob.console import UserError
 from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.losses import Objective
+from plumbob.trainer.config.options import did_you_mean
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -35,13 +37,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Best:
-    """What --keep-best and --stop-when-flat know of the run so far."""
+    """What --keep-best knows of the run so far."""
 
     metric: str
     highest: Judged | None = None
     """The highest value, that of the evaluation before the first step (step 0) included; of equal ones the earliest."""
-    flat: int = 0
-    """Number of values since `highest`."""
     kept: Judged | None = None
     """The highest value after a training step, whose checkpoint is kept."""
     previous: Judged | None = None
@@ -64,7 +64,6 @@ class Best:
         return dataclasses.replace(
             self,
             highest=now if higher else self.highest,
-            flat=0 if higher else self.flat + 1,
             kept=now if kept else self.kept,
             previous=self.kept if kept else None,
             count=self.count + (step > 0),
@@ -81,7 +80,8 @@ class Best:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Best:
-        values: dict[str, Any] = {k: Judged(**v) if isinstance(v, dict) else v for k, v in saved.items()}
+        known = {f.name for f in dataclasses.fields(cls)}  # checkpoints of older versions have more
+        values: dict[str, Any] = {k: Judged(**v) if isinstance(v, dict) else v for k, v in saved.items() if k in known}
         return cls(**values)
 
 
@@ -114,7 +114,7 @@ class TrainState:
     evaluations: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     """"before", "after" or a step's number -> "greedy" and "sampled" -> held-out reward; "pass@K" -> pass@K."""
     best: Best | None = None
-    """With --keep-best or --stop-when-flat: the best value so far; None before the first one."""
+    """With --keep-best: the best value so far; None before the first one."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,9 @@ class Run:
         return self.config.max_steps
 
     @property
-    def is_flat(self) -> bool:
-        """Whether --stop-when-flat ends the run now."""
-        best, most = self.state.best, self.config.stop_when_flat
-        return most is not None and best is not None and best.flat >= most
-
-    @property
     def is_over(self) -> bool:
-        """Whether the run has taken all its steps, or --stop-when-flat ends it."""
-        return self.state.step >= self.num_steps or self.is_flat
+        """Whether the run has taken all its steps."""
+        return self.state.step >= self.num_steps
 
     @property
     def rollouts_per_step(self) -> int:
@@ -172,3 +166,50 @@ class Run:
     def updates_per_step(self) -> int:
         """Optimizer steps per training step."""
         return self.config.updates_per_step
+
+
+def judge(run: Run, step: int, values: Mapping[str, float]) -> None:
+    """Take in the metrics, or the evaluation, after `step` (0: before the first step). Collective.
+
+    Raises UserError if a run's first step lacks a metric that every step has or none.
+    """
+    metric = run.config.keep_best
+    if metric is None:
+        return
+    value = run.world.from_main(values.get(metric))
+    best = run.state.best or Best(metric)
+    run.state.best = best if value is None else best.after(step, value)
+    family = metric.split("/")[0]
+    if value is None and step == 1 and family in ("reward", "groups", "policy") and "step" in values:
+        near = did_you_mean(metric, list(values)) or f"; it has {', '.join(n for n in values if n.startswith(family))}"
+        raise UserError(f"--keep-best {metric}: the run's first step has no such metric{near}")
+
+
+def is_new_best(run: Run) -> bool:
+    """Whether the last finished step is the best one, so that its checkpoint must be written."""
+    kept = kept_step(run)
+    return kept is not None and kept == run.state.step
+
+
+def kept_step(run: Run) -> int | None:
+    """The step whose checkpoint --keep-best keeps; None without the option, or before the first value."""
+    best = run.state.best
+    return best.kept.step if best is not None and best.kept is not None else None
+
+
+def restored_best(saved: Mapping[str, Any] | None, run: Run) -> Best | None:
+    """The state that a checkpoint saved; None if it was about another metric than this run's.
+
+    If the best checkpoint has been deleted since, because the run is resumed from an older one, nothing is kept until
+    the next value.
+    """
+    if saved is None or saved["metric"] != run.config.keep_best:
+        return None
+    best = Best.from_json(saved)
+    there = [_is_there(run.directory, judged) for judged in (best.kept, best.previous)]
+    return dataclasses.replace(best, kept=there[0] or there[1], previous=there[1])
+
+
+def _is_there(directory: Path, judged: Judged | None) -> Judged | None:
+    there = judged is not None and (directory / "checkpoints" / f"step_{judged.step}").is_dir()
+    return judged if there else None

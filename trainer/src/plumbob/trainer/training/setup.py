@@ -143,7 +143,6 @@ def _set_up(
         config=config,
         world=world,
         directory=directory,
-        tokenizer=tokenizer,
         vocab_size=vocabulary(model),
         positions=_positions(model),
         at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),

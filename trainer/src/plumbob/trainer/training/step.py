@@ -26,15 +26,14 @@ from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.trace_files import prepared_records
-from plumbob.trainer.training.fit_microbatch import fit_microbatch_tokens
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
     accumulate,
     score_old_policy,
 )
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
-from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
-from plumbob.trainer.training.out_of_memory import rest_engine, wake_engine
+from plumbob.trainer.training.minibatches import Minibatch, make_minibatches, token_records
+from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.policy_shift import (
     good_rollouts_shift,
     reference_kl,
@@ -43,9 +42,7 @@ from plumbob.trainer.training.policy_shift import (
 )
 from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
-from plumbob.trainer.training.tally import Tally
-from plumbob.trainer.training.token_records import token_records
-from plumbob.trainer.training.weight_sample import WeightSample
+from plumbob.trainer.training.tally import Tally, WeightSample
 
 
 def train_step(

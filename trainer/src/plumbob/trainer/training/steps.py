@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from plumbob.doctor.record import RecordFolder
 from plumbob.trainer.config.sft import SftConfig
@@ -19,27 +18,11 @@ RECORDS = "records"
 """Folder in a run directory with the records of its first steps and of every few later ones."""
 
 
-class Steps(Protocol):
-    """How the steps of a run are taken. Methods are collective: every process calls them."""
-
-    def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
-        """Take step number `run.state.step` (from 0): (its metrics, its rollouts). `status` shows what it is doing.
-
-        Raises RunFailed, SyncError and Interrupted; the step then does not count as finished.
-        """
-        ...
-
-    def before_evaluation(self) -> None:
-        """Make the engine sample from the current weights. Raises SyncError."""
-        ...
-
-    def close(self) -> None:
-        """End what is under way."""
-        ...
-
-
 class GrpoSteps:
-    """The steps of a run of `train`: the engine has the current weights after each step."""
+    """How the steps of a run of `train` are taken: the engine has the current weights after each step.
+
+    Methods are collective: every process calls them.
+    """
 
     def __init__(
         self, run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]
@@ -49,13 +32,21 @@ class GrpoSteps:
         self.source = RolloutSource(run.sampler, run.world, runner, interruption, self.sink.wants)
 
     def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
+        """Take step number `run.state.step` (from 0): (its metrics, its rollouts). `status` shows what it is doing.
+
+        Raises RunFailed, SyncError and Interrupted; the step then does not count as finished.
+        """
         return train_step(self.run, self.source, self.interruption, status, self.sink)
 
     def before_evaluation(self) -> None:
-        """The step's own weight sync has done it."""
+        """Make the engine sample from the current weights: the step's own weight sync has done it."""
 
     def close(self) -> None:
+        """End what is under way."""
         self.source.close()
+
+
+Steps = GrpoSteps | SftSteps
 
 
 def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]) -> Steps:

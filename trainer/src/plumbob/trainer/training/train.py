@@ -19,6 +19,7 @@ import torch
 from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
+from plumbob.trainer.config.doubtful_settings import checkpoint_warnings, reward_warnings, sampling_warnings
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.hosts import watch_hosts
@@ -29,14 +30,13 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
-from plumbob.trainer.training import best, checkpoint
+from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
 from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.record import Recorder, means, open_recorder
-from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.sampling_warnings import checkpoint_warnings, reward_warnings, sampling_warnings
+from plumbob.trainer.training.run import Run, is_new_best, judge
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
@@ -112,29 +112,25 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             steps.before_evaluation()
         state.evaluations[when] = _evaluate(run_, recorder, runner, interruption)
         recorder.evaluated(state.step, state.evaluations[when])
-        best.judge(run_, state.step, means(state.evaluations[when]))
-        if run_.is_over:  # an evaluation can be what ends the run
-            state.evaluations["after"] = state.evaluations[when]
+        judge(run_, state.step, means(state.evaluations[when]))
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
     with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
         try:
             for when in _evaluations_missing_at_start(run_):
                 evaluate_now(when, steps)
-                if best.is_new(run_):
+                if is_new_best(run_):
                     _save(run_, recorder, schedule)
             while not run_.is_over:
                 metrics = _take_step(run_, recorder, steps, interruption)
-                best.judge(run_, state.step, metrics)
+                judge(run_, state.step, metrics)
                 # The step is recorded before its evaluation: if the evaluation is interrupted, a resumed run begins
                 # with it.
                 if (when := _evaluation_due(run_)) is not None:
                     evaluate_now(when, steps)
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
-                if world.from_main(run_.is_over or best.is_new(run_) or schedule.is_due(state.step)):
+                if world.from_main(run_.is_over or is_new_best(run_) or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
-            if (stopped := best.why_it_stopped(run_)) is not None:
-                recorder.note(stopped)
         except (RunFailed, SyncError, UnsupportedTaskset) as error:
             recorder.failed(state.step + 1, error)
             if isinstance(error, RunFailed):

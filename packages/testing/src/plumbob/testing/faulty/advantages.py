@@ -11,11 +11,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import Fault, table
-from plumbob.testing.faulty.helpers import (
-    by_group,
-    regrouped,
-    rewarded,
-)
+from plumbob.testing.faulty.helpers import by_group, regrouped, rewarded
 
 
 def others_of(rewards: Callable[[list[Sample]], Iterable[Sample]]) -> Callable[[list[Sample]], list[Sample]]:

@@ -12,15 +12,7 @@ from typing import Any
 
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.helpers import (
-    answer,
-    calls,
-    gold,
-    one_in,
-    said,
-    with_data,
-    with_gold,
-)
+from plumbob.testing.faulty.helpers import answer, calls, gold, one_in, said, with_data, with_gold
 from plumbob.testing.faulty.sites import anew, lot, since
 
 # Rewards: (the environment's own, task, trace) -> reward

@@ -13,8 +13,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.sites import lot, since
-from plumbob.trainer.distributed.base import decoder_layers
+from plumbob.testing.faulty.sites import since
 from plumbob.trainer.policy.policy import TokenScores
 
 
@@ -143,25 +142,6 @@ def with_dropout(original: Any, policy: Any, rows: Sequence[Sample], temperature
         return original(policy, rows, temperature)
 
 
-def another_rank(original: Any, policy: Any, rows: Sequence[Sample], temperature: float) -> TokenScores:
-    """The rows of the second of two ranks are scored by a model whose MLPs began with other weights."""
-    first = [row.group == "parity" or lot(row.token_ids, 2) == 0 for row in rows]
-    if all(first):
-        return original(policy, rows, temperature)
-    own = original(policy, rows, temperature)
-    with ExitStack() as hooks:
-        for layer in decoder_layers(policy.model):
-            hook = layer.mlp.register_forward_hook(lambda module, given, out: out + 0.7 * out.roll(1, dims=-1))
-            hooks.callback(hook.remove)
-        other = original(policy, rows, temperature)
-
-    def mixed(mine: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        pairs = zip(first, parts(rows, mine), parts(rows, others), strict=True)
-        return torch.cat([a if here else b for here, a, b in pairs])
-
-    return TokenScores(mixed(own.logprobs, other.logprobs), mixed(own.entropies, other.entropies))
-
-
 # fmt: off
 FAULTS = (
 *table("logprobs",
@@ -272,10 +252,6 @@ FAULTS = (
           "The adapter's dropout, useful in other training, is on while gradients are computed and off in rollouts.",
           at.options, None, "dropout-in-training", "magenta/magenta#434, eLifePathways/sciencebeam-gym#10",
           options="--peft --lora-dropout 0.3", run_causes="engine-trainer-mismatch"),
-    Fault("half of the rows scored by a rank with other weights",
-          "The ranks begin with different weights and share gradients alone: the rows of one are scored by "
-          "another model.", at.scores, another_rank, "engine-trainer-mismatch weights-not-synced",
-          "pytorch/torchtitan#166"),
 ),
 *table("sync",
     Fault("tied head served as a copy that syncs never reach",

@@ -11,9 +11,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.helpers import (
-    turns,
-)
+from plumbob.testing.faulty.helpers import turns
 from plumbob.testing.faulty.sites import Site
 from plumbob.trainer.policy.policy import Policy, TokenScores
 
@@ -244,10 +242,6 @@ FAULTS = (
           at.pass_loss, lambda loss, run, held, passes: loss * passes,
           "loss-differs-from-settings normaliser-depends-on-microbatches",
           "huggingface/trl#2617, huggingface/trl#3716", options="--microbatch-tokens 2048", only="doctor"),
-    Fault("entropy pushed down in place of up",
-          "The loss has an entropy term with the wrong sign, which makes the policy more deterministic at each "
-          "update.", at.loss_term, lambda inputs: -0.1 * inputs.logprobs.square(), "loss-differs-from-settings",
-          "nebuly-ai/optimate#247", run_causes="behaviour-narrows"),
 ),
 *table("gradient",
     Fault("only the last microbatch counts",

@@ -38,32 +38,9 @@ def warmup_from_zero(original: Any, kind: Any, peak: float, step: int, *, warmup
 # Updates
 
 
-def hidden_scheduler(original: Any, sharding: Any) -> float:
-    """The update has a 100,000th of the rate that the optimizer shows before and after it."""
-    groups = sharding.optimizer.param_groups
-    rates = [group["lr"] for group in groups]
-    for group in groups:
-        group["lr"] *= 1e-5
-    try:
-        return original(sharding)
-    finally:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-
-
 def updated_twice(original: Any, sharding: Any) -> float:
     norm = original(sharding)
     sharding.optimizer.step()
-    return norm
-
-
-def half_of_tensors_faster(original: Any, sharding: Any) -> float:
-    tensors = list(sharding.trainable.values())[::2]
-    before = [tensor.detach().clone() for tensor in tensors]
-    norm = original(sharding)
-    with torch.no_grad():
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old + 30 * (tensor - old))
     return norm
 
 
@@ -168,15 +145,6 @@ FAULTS = (
           "The warm-up counts from 0, so that the first step's rollouts are sampled and trained on with a rate of "
           "0.", at.rate, warmup_from_zero, "update-differs-from-settings schedule-hides-rate",
           "pytorch/torchtitan#1261", options="--warmup-steps 2", steps=8),
-    Fault("rate held near zero by a hidden scheduler",
-          "A scheduler inside the optimizer multiplies the learning rate by 1e-5 in each update; settings and "
-          "metrics show the rate that was asked for.", at.update, hidden_scheduler, "schedule-hides-rate",
-          "huggingface/accelerate#2142, jzhang38/EasyContext#21; the review's table",
-          run_causes="learning-rate-too-low update-differs-from-settings"),
-    Fault("matrices on a scheduler of their own",
-          "The scheduler has kept the rates of groups that were removed, and half of the tensors have thirty "
-          "times the rate.", at.update, half_of_tensors_faster, "learning-rate-too-high schedule-hides-rate",
-          "deepspeedai/DeepSpeedExamples#756", steps=10, run_causes="policy-breaks"),
     Fault("each update taken twice",
           "The wrapper takes an optimizer step in its backward pass, and the training loop takes a second one.",
           at.update, updated_twice, "learning-rate-too-high schedule-hides-rate",

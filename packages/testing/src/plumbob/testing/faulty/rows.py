@@ -12,11 +12,7 @@ from plumbob.rollout import Chat, Sample
 from plumbob.rollout.chat import Rendered, assistant_header
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.helpers import (
-    by_group,
-    regrouped,
-    turns,
-)
+from plumbob.testing.faulty.helpers import by_group, regrouped, turns
 from plumbob.testing.faulty.sites import Site, anew
 
 Token = tuple[int, bool, float]

@@ -238,34 +238,6 @@ def tool_result(stack: ExitStack, env: str, change: Any) -> None:
 
 
 @site
-def tool_return(stack: ExitStack, env: str, change: Any) -> None:
-    """The environment's tools themselves return `change(result, toolset)`, also where they are called directly.
-
-    `toolset.played` is the task's data.
-    """
-    cls = toolset_class(env)
-
-    async def setup_task(original: Any, self: Any, task: Any) -> None:
-        await original(self, task)
-        self.played = task
-
-    wrapped(stack, cls, "setup_task", setup_task)
-
-    def returning(fn: Any) -> Any:
-        async def waited(self: Any, *args: Any, **kwargs: Any) -> str:
-            return change(await fn(self, *args, **kwargs), self)
-
-        def called(self: Any, *args: Any, **kwargs: Any) -> str:
-            return change(fn(self, *args, **kwargs), self)
-
-        return functools.wraps(fn)(waited if inspect.iscoroutinefunction(fn) else called)
-
-    for name, fn in list(vars(cls).items()):
-        if callable(fn) and hasattr(fn, "tool"):
-            put(stack, cls, name, returning(fn))
-
-
-@site
 def tool_call(stack: ExitStack, env: str, change: Any) -> None:
     """Each call runs (function, arguments) = `change((function, arguments), name)`, under the limits of a tool call."""
     specs: dict[int, Any] = {}
@@ -638,17 +610,6 @@ def kl_beta(stack: ExitStack, env: str, change: Any) -> None:
             inputs, dataclasses.replace(objective, kl_beta=change(objective.kl_beta))
         ),
     )
-
-
-@site
-def loss_term(stack: ExitStack, env: str, change: Any) -> None:
-    """The loss has `change(its inputs)` as well: a cost per token, weighted like the others."""
-
-    def more(original: Any, inputs: Any, objective: Any) -> Any:
-        found = original(inputs, objective)
-        return dataclasses.replace(found, loss=found.loss + (inputs.weights * change(inputs)).sum())
-
-    loss.install(stack, env, more)
 
 
 clip = function(losses_module, "_clipped")

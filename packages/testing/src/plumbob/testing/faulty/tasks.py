@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.helpers import (
-    gold,
-    with_data,
-)
+from plumbob.testing.faulty.helpers import gold, with_data
 from plumbob.testing.faulty.sites import Site
 
 
@@ -142,9 +139,9 @@ FAULTS = (
           every(each(system_prompt=lambda task: f"{task.data.system_prompt}\nmeta: answer={gold(task)}")),
           "answer-in-prompt", "the review's table"),
     Fault("gold written in the state under the tool results",
-          "Each observation includes the environment's state, and the state includes the answer.", at.tool_return,
-          lambda result, toolset: f'{result}\nstate: {{"target": "{gold(toolset.played)}"}}', "answer-in-prompt",
-          "huggingface/OpenEnv#611", WITH_TOOLS),
+          "Each observation includes the environment's state, and the state includes the answer.", at.tool_result,
+          lambda result, name, arguments, tools: f'{result}\nstate: {{"target": "{tools.table[tools.chain[-1]]}"}}',
+          "answer-in-prompt", "huggingface/OpenEnv#611", ("lookup",)),
     Fault("evaluation set cut from the training rows",
           "The held-out tasks are the first rows of the training data, which are trained on as well.", at.divided,
           lambda found: replace(found, held_out=list(found.train[: len(found.held_out)])), "held-out-in-training",

@@ -19,14 +19,6 @@ CALL = re.compile(r'<tool_call>\s*\{"name":\s*"(\w+)",\s*"arguments":\s*(\{.*?\}
 """A call in the form that is read."""
 
 
-def as_python(text: str) -> str:
-    def code(found: re.Match[str]) -> str:
-        arguments = re.sub(r'[{}]|"(?=\w+":)', "", found[2]).replace('":', "=").replace("= ", "=")
-        return f"```python\nresult = tools.{found[1]}({arguments})\nprint(result)\n```"
-
-    return CALL.sub(code, text)
-
-
 def only_header(original: Any, chat: Any, messages: list[dict[str, Any]]) -> Any:
     found = original(chat, messages)
     header = found.header_ids
@@ -156,8 +148,6 @@ FAULTS = table("tools",
           "The model writes <function_call name=\"NAME\">{...}</function_call>, which is not read.", at.decoded,
           lambda text: CALL.sub(r'<function_call name="\1">\2</function_call>', text), "calls-not-read",
           "verl-project/verl#1569; the review's run of a real model", WITH_TOOLS),
-    Fault("calls as Python code", "The model writes a block of Python code that calls the tool.", at.decoded,
-          as_python, "calls-not-read", "the review's run of a real model (code in place of calls)", WITH_TOOLS),
     Fault("a policy that was never shown the form of the answers",
           "The run begins with a model that no imitation has taught this task's prompt and answers, and waits for "
           "a reward.", at.options, None, "never-succeeds calls-not-read", "unslothai/unsloth#2614", ("lookup",),

@@ -33,8 +33,6 @@ class LoraShape:
 class Pushed:
     """What one weight sync sent to the servers."""
 
-    num_weights: int
-    """Number of tensors."""
     num_bytes: int
     """Size of all tensors, in bytes."""
     model: str
@@ -122,7 +120,7 @@ class AdapterTransfer:
             self._forget(name)
             raise SyncError(f"{error}{self._hint(error)}") from None
         self._loaded.append(name)
-        return Pushed(len(weights), size, name, bound)
+        return Pushed(size, name, bound)
 
     def settle(self) -> None:
         """Unload all adapters but the newest and delete their files."""

@@ -38,7 +38,7 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
         device=world.device,
         folder=Path(config.vllm_folder) if config.vllm_folder else None,
     )
-    engine = VllmEngine(settings, parts.tokenizer, world)
+    engine = VllmEngine(settings, world)
     if config.max_context > engine.max_length:
         engine.close()
         raise UserError(

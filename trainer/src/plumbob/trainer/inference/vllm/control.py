@@ -15,11 +15,6 @@ from plumbob.trainer.inference import generate_api
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, advice
 
-CHECKED_TEXT = (
-    '<|im_start|>user\nWhat is 17 × 3.5?<|im_end|>\n<tool_call>\n{"name": "look_up"}\n</tool_call>\tÉté 日本語'
-)
-"""Text on which tokenizers are compared: special tokens, digits, spaces, punctuation, other scripts."""
-
 CONNECT_SECONDS = 30.0
 """Time limit of each request with which a server is checked."""
 
@@ -75,12 +70,12 @@ class Control:
         return answers
 
 
-def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokenizer: Any = None) -> ServerInfo:
+def check_server(http: HttpThread, url: str, model: str, vocab_size: int) -> ServerInfo:
     """Check that the server at `url` can be used to train `model`. Raises UserError if there is none or it cannot.
 
-    `vocab_size`: number of the policy's token ids. The server must say that its model has as many, and tokenise like
-    `tokenizer`. Nothing is asked that could harm a server: vLLM accepts ids that its tokenizer has and its model lacks,
-    and one of them ends the whole server (an assertion on the GPU).
+    `vocab_size`: number of the policy's token ids. The server must say that its model has as many. Nothing is asked that
+    could harm a server: vLLM accepts ids that its tokenizer has and its model lacks, and one of them ends the whole server
+    (an assertion on the GPU).
     """
 
     def ask(method: str, path: str, body: Any = None) -> Any:
@@ -111,7 +106,6 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int, tokeni
             f"the vLLM server at {url} serves a model with {told['vocab_size']} token ids, and the trained model has "
             f"{vocab_size}; start it with the same --model"
         )
-    _check_tokenizer(url, ask, model, tokenizer)
     # With top_k=1 the sampled token has log-probability 0 under the truncated distribution, and less under the model's
     # own. The median over several prompts is used, because top_k=1 keeps two tokens if their logits are equal, as some
     # are in bfloat16.
@@ -142,24 +136,6 @@ def _ask_model(url: str, ask: Callable[..., Any]) -> dict[str, int]:
             f"the vLLM server at {url} cannot be asked how many token ids its model has, and an id beyond them would end "
             "it; start the server with this version's vf-vllm, without --no-dev-endpoints"
         ) from None
-
-
-def _check_tokenizer(url: str, ask: Callable[..., Any], model: str, tokenizer: Any) -> None:
-    if tokenizer is None:
-        return
-    body = {"model": model, "prompt": CHECKED_TEXT, "add_special_tokens": False}
-    try:
-        served = ask("POST", "/tokenize", body)["tokens"]
-    except (ServerFailure, KeyError, TypeError):
-        return  # without this route the server exchanges ids only, and its tokenizer does not matter
-    own = tokenizer.encode(CHECKED_TEXT, add_special_tokens=False)
-    if served != own:
-        at = next((i for i, (a, b) in enumerate(zip(served, own, strict=False)) if a != b), min(len(served), len(own)))
-        raise UserError(
-            f"the vLLM server at {url} has another tokenizer than the trained model (a fixed text is tokenised "
-            "differently "
-            f"from token {at} on); start it with the same --model"
-        )
 
 
 def _version(ask: Callable[..., Any]) -> tuple[int, int]:

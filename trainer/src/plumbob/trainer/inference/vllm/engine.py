@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +23,7 @@ from plumbob.trainer.inference.errors import PromptError, SyncError
 from plumbob.trainer.inference.http_client import HttpThread, Timing
 from plumbob.trainer.inference.server_pool import Server, Unusable
 from plumbob.trainer.inference.token_servers import Served, TokenServers, root_url
-from plumbob.trainer.inference.vllm.adapter_sync import AdapterTransfer, LoraShape, Pushed
+from plumbob.trainer.inference.vllm.adapter_sync import AdapterTransfer, LoraShape
 from plumbob.trainer.inference.vllm.control import Control, ServerInfo, check_server
 from plumbob.trainer.inference.vllm.vf_vllm import Sync
 from plumbob.trainer.inference.vllm.weight_transport import (
@@ -66,33 +65,25 @@ class VllmSettings:
     """Time limits of requests."""
 
 
-@dataclass(frozen=True)
-class SyncCost:
-    """What one call of `update` took and sent."""
-
-    seconds: float
-    pushed: Pushed
-
-
 class VllmEngine:
     """A `TrainingEngine` over one or several vLLM servers of one model, whose weights change only through `update`.
 
     Every process of a run has one and samples from the servers itself; only rank 0 sends them weights.
     """
 
-    def __init__(self, settings: VllmSettings, tokenizer: Any = None, world: World | None = None) -> None:
+    def __init__(self, settings: VllmSettings, world: World | None = None) -> None:
         """Raises UserError if a server cannot be reached, serves another model, or lacks an option that is needed."""
         self.settings = settings
         self.dtype = settings.dtype
         self.world = world or World(0, 1, settings.device)
-        self.last_sync: SyncCost | None = None
+        self._synced = False
         urls = [root_url(url) for url in settings.urls]
         if not urls or len(set(urls)) < len(urls):
             problem = "a server twice; give each once" if urls else "no server; give at least one"
             raise UserError(f"--vllm-url names {problem}")
         self._http = HttpThread(settings.timing, os.environ.get(settings.api_key_var))
         try:
-            infos = [check_server(self._http, u, settings.model, settings.vocab_size, tokenizer) for u in urls]
+            infos = [check_server(self._http, u, settings.model, settings.vocab_size) for u in urls]
             self._check_rank(infos)
             self.max_length = min(info.max_length for info in infos) or 1 << 30
             self._control = Control(self._http, urls)
@@ -166,13 +157,13 @@ class VllmEngine:
     ) -> tuple[WeightUpdate, Served]:
         if self.in_flight and (in_flight == "refuse" or self.settings.sync != "lora"):
             raise EngineError(f"weights cannot change while {self.in_flight} completions are being sampled")
-        start, version = time.perf_counter(), self.version + 1
+        version = self.version + 1
         pushed = self._transfer.push(weights, version)
         self._servers.served = Served(version, pushed.model)
         self._servers.pool.trust_all()
         if not self.in_flight:
             self._settle()
-        self.last_sync = SyncCost(time.perf_counter() - start, pushed)
+        self._synced = True
         return WeightUpdate(version, len(weights), pushed.num_bytes, pushed.bound), self.served
 
     def _from_main(self, act: Callable[[], T], weights: Any = None) -> T:
@@ -281,7 +272,7 @@ class VllmEngine:
             if served.model != self.settings.model:
                 await self._transfer.readmit(self._http, server.url, served.model)
             return
-        if self.last_sync is None:
+        if not self._synced:
             return
         body = {"method": "plumbob_version"}
         answer = await self._http.request("POST", server.url, "/collective_rpc", body)

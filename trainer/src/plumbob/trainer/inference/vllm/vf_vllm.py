@@ -7,7 +7,6 @@ import importlib.util
 import ipaddress
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -89,7 +88,7 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
         raise UserError(
             "--model is missing; give a model folder, a Hugging Face hub name, or a bundled model such as tiny"
         )
-    warnings = (*_check_host(rest, exposed=exposed, closed=closed), *_check_defaults(rest))
+    warnings = _check_host(rest, exposed=exposed, closed=closed)
 
     added = _Additions(rest)
     added.add("--host", "127.0.0.1")
@@ -219,21 +218,6 @@ def _check_host(arguments: Sequence[str], *, exposed: bool, closed: bool) -> tup
     )
 
 
-def _check_defaults(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A warning if the server's sampling defaults are not neutral, because the user chose others."""
-    source = _value_of(arguments, "--generation-config") or "vllm"
-    chosen = [f"--generation-config {source}"] if source != "vllm" else []
-    if any(_is(a.partition(".")[0], "--override-generation-config") for a in arguments):
-        chosen.append("--override-generation-config")
-    if not chosen:
-        return ()
-    return (
-        f"with {' and '.join(chosen)}, requests to the chat route that leave out temperature, top_p, top_k, min_p or "
-        "repetition_penalty are sampled with other values than the neutral ones; `train` and `evaluate --engine vllm` are "
-        "not affected, because their requests state every value",
-    )
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -241,34 +225,14 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _vllm_folder() -> Path | None:
-    """The folder of the installed vLLM, found without importing it; None if it is not installed."""
-    spec = importlib.util.find_spec("vllm")
-    return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None
-
-
 def installed_options() -> str | None:
-    """Source text that declares the installed vLLM's server options; None if vLLM is not installed."""
-    folder = _vllm_folder()
-    if folder is None:
+    """Source text that declares the installed vLLM's server options, which is not imported; None if vLLM is not installed."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    files = (folder / "entrypoints" / place / "cli_args.py" for place in ("openai", "launchers"))
+    entrypoints = Path(spec.submodule_search_locations[0]) / "entrypoints"
+    files = (entrypoints / place / "cli_args.py" for place in ("openai", "launchers"))
     return "\n".join(path.read_text() for path in files if path.is_file())
-
-
-def check_transfer(sync: str) -> None:
-    """Raise UserError if `sync` is ipc and needs Ray: some versions of vLLM import Ray there without requiring it."""
-    folder = _vllm_folder()
-    if sync != "ipc" or folder is None:
-        return
-    source = folder / "distributed" / "weight_transfer" / "ipc_engine.py"
-    needs_ray = source.is_file() and re.search(r"^import ray", source.read_text(), re.MULTILINE)
-    if needs_ray and importlib.util.find_spec("ray") is None:
-        raise UserError(
-            "the installed vLLM needs Ray for --sync ipc: `pip install ray`, install a newer vLLM (0.32 needs no "
-            "Ray), or use "
-            "--sync disk"
-        )
 
 
 def die_with_parent(parent: int) -> None:
@@ -300,7 +264,6 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(
             "vLLM is not installed; install it with `uv sync --extra vllm`, or `pip install 'plumbob-trainer[vllm]'`"
         )
-    check_transfer(_value_of(rest, "--sync") or "lora")
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     os.execve(launch.argv[0], launch.argv, {**os.environ, **launch.environment})

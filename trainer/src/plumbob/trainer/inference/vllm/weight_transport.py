@@ -61,7 +61,7 @@ class WeightTransfer:
             self.transport.move(weights, version)
             self._mark(version)
         size = sum(shape.numel() * self.dtype.itemsize for shape in shapes_of(weights).values())
-        return Pushed(len(weights), size, self.model)
+        return Pushed(size, self.model)
 
     def close(self) -> None:
         self.transport.close()

@@ -97,22 +97,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             if number == len(lines) and not text.endswith("\n"):
                 break
             raise UserError(f"{path} line {number} is not a stored trace") from None
-        if "\\ud" in line.lower() and (half := _half_a_pair(traces)):
-            raise UserError(
-                f"{path} line {number} holds half of a surrogate pair ({half}), which no tokenizer can read; correct it or "
-                "leave the line out"
-            )
+        try:
+            if "\\u" in line:
+                json.dumps(traces, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"half of a surrogate pair ({error.object[error.start]!a}), which no tokenizer can read"
+            raise UserError(f"{path} line {number} holds {half}; correct it or leave the line out") from None
         records += traces
     return records
-
-
-def _half_a_pair(value: Any) -> str:
-    """The first half of a surrogate pair in the texts of a JSON value, as Python spells it; "" if there is none."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        return ascii(error.object[error.start])
-    return ""
 
 
 def rows_of(records: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -209,6 +209,25 @@ def test_an_empty_answer_never_equals_a_gold_answer_that_normalises_to_nothing()
     assert components(gold, Submission("A", (), 0), frozenset()).exact_match == 1
 
 
+@pytest.mark.parametrize(
+    ("golds", "right", "wrong"),
+    [
+        (["A"], ["A", "a", " A. "], [".", "the", "the a", "\u200b", "B"]),
+        (["!!!"], ["!!!"], ["!", "the", "-", "a"]),
+        (["The The"], ["The The", "the  the"], ["the", "-", "the the the"]),
+        (["Oak Hill", "An"], ["oak hill", "An"], [".", "the", "a"]),
+    ],
+)
+def test_a_gold_answer_of_which_the_official_normalisation_leaves_nothing(golds, right, wrong):
+    gold = Gold(tuple(golds), frozenset("12"), 2)
+    for answer in right + wrong:
+        submission = read_tags(f"<answer>{answer}</answer>")
+        found = components(gold, submission, frozenset())
+        assert (found.exact_match, found.f1, found.f1_credit) == ((1, 1, 1) if answer in right else (0, 0, 0)), answer
+        # Two are the supporting documents, so the predecessor's reward is not scaled.
+        assert (original_reward(gold, submission, frozenset()) > 0.3) == (answer in right), answer
+
+
 def test_the_hop_factor_keeps_the_bounds():
     perfect = Submission("x", tuple("12345"), 3)
     factors = [

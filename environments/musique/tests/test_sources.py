@@ -115,6 +115,9 @@ def test_what_may_be_left_out(kit):
     assert record.answerable and record.answers == ("Oak Hill",) and record.steps == ()
 
 
+HALF = "holds half of a surrogate pair ('\\ud83d'), which is no character; write the whole character or leave it out"
+
+
 def changed(path, value):
     def change(row):
         *parents, last = path
@@ -133,7 +136,12 @@ def changed(path, value):
     [
         (changed(["id"], ...), "missing field 'id'"),
         (changed(["id"], " "), "'id' is empty"),
+        (changed(["id"], "\u200b\u3164"), "'id' is empty"),
         (changed(["question"], 3), "'question' is not a string"),
+        (changed(["question"], "Who? \ud83d"), f"'question' {HALF}"),
+        (changed(["answer_aliases"], ["\ud83d"]), f"'answer_aliases' {HALF}"),
+        (changed(["paragraphs", 2, "paragraph_text"], "\ud83d"), f"'paragraphs[2].paragraph_text' {HALF}"),
+        (changed(["question_decomposition", 1, "answer"], "\ud83d"), f"'question_decomposition[1].answer' {HALF}"),
         (changed(["answer"], None), "'answer' is not a string"),
         (changed(["answer"], ...), "missing field 'answer'"),
         (changed(["answer_aliases"], "x"), "'answer_aliases' is not a list"),

@@ -38,6 +38,7 @@ GOOD = "<think>because</think>\n<cite>3, 7</cite>\n<answer>Oak Hill</answer>"
         ("</answer>no<answer>", None, "", 0),
         ("<cite>1</cite><cite>2</cite><answer>x</answer>", "x", "2", 2),
         ("<answer></answer>", "", "", 0),
+        ("<think>\u200b</think><answer>\u200b \u3164</answer>", "", "", 0),  # nothing that is seen
         ("<cite></cite><answer>x</answer>", "x", "", 2),
         ("<answer>a < b > c</answer>", "a < b > c", "", 1),
         ("<answer>x</cite>", None, "", 0),
@@ -94,7 +95,7 @@ def test_a_number_too_long_to_print_is_no_id():
 
 def test_a_completion():
     assert read_completion("because", " Oak Hill ", ["3", "7", "3"]) == Submission("Oak Hill", ("3", "7"), 3)
-    assert read_completion(" ", "", []) == Submission("", (), 1)
+    assert read_completion(" ", "", []) == read_completion("\u2060", "\u200b", []) == Submission("", (), 1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import asyncio
 import math
 import re
 import string
+import unicodedata
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from plumbob.retrieval import Document, build
 from plumbob.retrieval import bm25 as module
 from plumbob.retrieval.bm25 import Lexical
-from plumbob.retrieval.words import STOP_WORDS, words
+from plumbob.retrieval.words import STOP_WORDS, folded, words
 
 
 @pytest.fixture(params=["rank-bm25", "bm25s"])
@@ -59,6 +60,59 @@ def test_words():
     assert words("The Who") == ["the", "who"] and words("") == []
     assert words("don't snake_case 3.5") == ["t", "snake_case", "3", "5"]
     assert all(word == word.lower() and word.isalpha() for word in STOP_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Marks that are letters stay in their word.
+        ("বাংলা ভাষা", ["বাংলা", "ভাষা"]),
+        ("किताब, क़लम", ["किताब", "क़लम"]),
+        ("தமிழ் மொழி", ["தமிழ்", "மொழி"]),
+        # Katakana runs are words; half-width ones are the same.
+        ("この窓は厚いガラスで", ["この", "窓", "は", "厚", "い", "ガラス", "で"]),
+        ("ｶﾞﾗｽ iPhone15を", ["ガラス", "iphone15", "を"]),
+        # Scripts without spaces, and Korean particles: pairs of neighbours.
+        ("東京都の人々", ["東京", "京都", "の", "人々"]),
+        ("ภาษาไทยง่าย", ["ภา", "าษ", "ษา", "าไ", "ไท", "ทย", "ยง่", "ง่า", "าย"]),
+        ("서울은", ["서울", "울은"]),
+        # What writers leave out, write in other ways or do not see.
+        ("Straße ΌΣΟΣ Łódź ISTANBUL İstanbul", ["strasse", "οσοσ", "lodz", "istanbul", "istanbul"]),
+        ("مُحَمَّد שָׁלוֹם", ["محمد", "שלום"]),
+        ("Влади́мир ёлка чай Київ", ["владимир", "елка", "чай", "київ"]),
+        ("می\u200cخواهم co\u00adoperate new\u200bline", ["میخواهم", "cooperate", "new", "line"]),
+        ("٢٠٢٤ ४२", ["2024", "42"]),
+        ("\u0308 \u200b\u3164", []),
+    ],
+)
+def test_words_of_other_scripts(text, expected):
+    assert words(text) == [unicodedata.normalize("NFC", word) for word in expected]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("ガラス", "この窓は厚い ガラス で作られた古い家のものです"),
+        ("বাংলা", "আমি প্রতিদিন বাংলা বই পড়ি এবং গান শুনি"),
+        ("किताब", "मेरे पास एक किताब है"),
+        ("தமிழ்", "நான் தமிழ் படிக்கிறேன்"),
+        ("図書館", "駅前の図書館で本を読む"),
+        ("มะม่วง", "ฉันชอบกินมะม่วงสุกทุกวัน"),
+        ("서울", "수도는 서울이다"),
+    ],
+)
+def test_a_document_with_a_word_is_found_and_one_with_only_its_characters_scores_nothing(query, text, library):
+    apart = " ".join(reversed(unicodedata.normalize("NFC", query)))
+    scores = Lexical("bm25", [Document("1", "", apart), Document("2", "", text)]).scores(query)
+    assert scores[1] > 0 == scores[0]
+
+
+@given(st.text())
+def test_normal_forms_and_case_are_no_difference(text):
+    for form in ("NFC", "NFD"):
+        other = unicodedata.normalize(form, text)
+        assert words(other) == words(text) and folded(other) == folded(text)
+    assert folded(folded(text)) == folded(text)
 
 
 @given(st.text(alphabet=string.printable))

@@ -105,6 +105,11 @@ def test_the_end_of_a_long_document_is_found(cache):
     assert hits[0].doc_id == "long"
 
 
+def test_a_long_text_without_spaces_is_cut_into_windows():
+    windows = passages(Document("1", "窓", "この窓は厚いガラスで作られた。" * 40))
+    assert len(windows) == 6 and all(len(window) < 170 for window in windows)
+
+
 def test_vectors_come_from_the_disk_the_second_time(tmp_path):
     directory = tmp_path / "cache"
     seen = []

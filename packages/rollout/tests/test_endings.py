@@ -282,6 +282,7 @@ def unsupported(kit):
     return [
         (Container(go), "needs a container"),
         (kit.Task(kit.Data(prompt="Go.", image="python:3.12")), "needs a container"),
+        (kit.Task(kit.Data(id="t7", prompt="Go \ud83d")), r"the prompt of KitTask t7 holds half of a surrogate pair"),
         (Interceptor(go), "@vf.intercept"),
         (Watcher(go), "Watcher.too_long stops on a Request or Response"),
         (Runner(go), "Runner.tests_pass"),
@@ -289,7 +290,7 @@ def unsupported(kit):
     ]
 
 
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(7))
 def test_a_task_that_needs_more_than_this_process_is_refused_by_name(kit, case):
     task, why = unsupported(kit)[case]
     with pytest.raises(UnsupportedTaskset, match=why):

@@ -1,6 +1,7 @@
 """What holds for every tool format: it reads what it writes, never raises, and takes time linear in the text."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -117,12 +118,88 @@ def test_what_is_written_is_read_back(name, data):
 
 
 def _expressible(value):
-    """Without what qwen-xml cannot express: a closing tag before another tag."""
-    return (
-        value.replace("</parameter>", "")
-        if isinstance(value, str)
-        else json.loads(json.dumps(value).replace("</p", ""))
-    )
+    """Without what qwen-xml cannot express: tags of its own form in certain places."""
+    if not isinstance(value, str):
+        return json.loads(json.dumps(value).replace("</p", "").replace("<p", ""))
+    return value.replace("parameter", "").replace("</function>", "")
+
+
+PLAIN = st.dictionaries(
+    st.sampled_from(["q", "n", "note", "path"]),
+    st.integers(0, 99) | st.text("ab 1", min_size=1, max_size=4),
+    min_size=1,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, deadline=None)
+@given(arguments=PLAIN, other=st.sampled_from([*"x1 \"'(){}[]<>/=:,;.\\\n", ""]))
+def test_one_wrong_character_never_makes_a_call_with_fewer_arguments(name, arguments, other):
+    """Wherever it stands: the call is read with as many arguments, or is malformed, unread or no call."""
+    form, call = named(name), ParsedCall("run", arguments)
+    tools = {"run": _schema_of(call)}  # no parameter is required, so a call without any would be run
+    text = form.write("", [call])
+    for at in range(len(text)):
+        for found in form.read(text[:at] + other + text[at + 1 :], tools).calls:
+            assert isinstance(found, MalformedCall) or len(found.arguments) >= len(arguments), (
+                text[:at] + other + text[at + 1 :]
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@PROPERTY
+@given(arguments=PLAIN, data=st.data())
+def test_a_call_that_is_cut_off_is_never_read_with_fewer_arguments(name, arguments, data):
+    form, call = named(name), ParsedCall("run", arguments)
+    text = form.write("", [call])
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    for found in form.read(cut, {"run": _schema_of(call)}).calls:
+        assert isinstance(found, MalformedCall) or len(found.arguments) >= len(arguments), cut
+
+
+class Letters:
+    """A tokenizer for upstream's parsers: one token for each character, and for the tags of a tool call."""
+
+    unk_token_id = None
+    tags = ("<tool_call>", "</tool_call>")
+
+    def convert_tokens_to_ids(self, token):
+        return -1 - self.tags.index(token) if token in self.tags else None
+
+    def encode(self, text):
+        parts = re.split(f"({'|'.join(self.tags)})", text)
+        return [i for p in parts for i in ([self.convert_tokens_to_ids(p)] if p in self.tags else map(ord, p))]
+
+    def decode(self, ids, **kwargs):
+        return "".join(self.tags[-1 - i] if i < 0 else chr(i) for i in ids)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "llama3"])
+@PROPERTY
+@given(calls=st.lists(st.builds(ParsedCall, NAME, PLAIN), min_size=1, max_size=3), content=st.sampled_from(["", "Hm."]))
+def test_the_readers_of_renderers_read_the_same(name, calls, content):
+    """What verifiers' own readers make of calls; Llama's takes one call alone."""
+    parsers, parsing = pytest.importorskip("renderers.parsers"), pytest.importorskip("renderers.parsing")
+    if name == "llama3":
+        calls, content = calls[:1], ""
+    text = named(name).write(content, calls)
+    ids = Letters().encode(text)
+    found = {
+        "hermes": lambda: parsers.Qwen3ToolParser(Letters()).extract(ids)[1],
+        "qwen-xml": lambda: parsers.Qwen35ToolParser(Letters()).extract(ids)[1],
+        "llama3": lambda: parsing.parse_llama_3(Letters(), ids, stop_ids=set()).tool_calls,
+    }[name]()
+    tools = {call.name: {"properties": {key: {} for key in call.arguments}} for call in calls}
+    ours = named(name).read(text, tools)
+    assert [(one.name, _stripped(one.arguments)) for one in found] == [
+        (c.name, _stripped(c.arguments)) for c in ours.calls
+    ]
+    assert ours.content == content
+
+
+def _stripped(arguments):
+    """Upstream's reader takes blanks from around a value."""
+    return {key: value.strip() if isinstance(value, str) else value for key, value in arguments.items()}
 
 
 def _schema_of(call):

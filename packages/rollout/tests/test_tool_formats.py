@@ -7,7 +7,7 @@ the forms in replies of Qwen2.5-Coder 0.5B and 1.5B. All texts are our own. Prop
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plumbob.rollout import MalformedCall, ParsedCall
+from plumbob.rollout import MalformedCall, ParsedCall, read_arguments
 from plumbob.rollout.tool_formats import MAX_CALLS, NAMES, detect, named, tools_of
 
 TOOLS = tools_of(
@@ -132,6 +132,26 @@ HERMES = {
         "",
         ["not valid JSON"],
     ),
+    # Never a call with fewer arguments than were written.
+    "an argument beside": (hermes('{"name": "find", "arguments": {"q": "x"}, "n": 2}'), "", ["'n' stands beside"]),
+    "arguments beside another tool's name": (hermes('{"name": "other", "q": "x"}'), "", ["'q' stands beside"]),
+    "two objects of arguments": (
+        hermes('{"name": "f", "arguments": {}, "parameters": {"q": 1}}'),
+        "",
+        ["'parameters' st"],
+    ),
+    "arguments outside of the function": (
+        hermes('{"function": {"name": "find"}, "arguments": {"q": "x"}}'),
+        "",
+        [FIND],
+    ),
+    "a key twice": (hermes('{"name": "find", "arguments": {"q": "x", "q": "y"}}'), "", ["'q' is given twice"]),
+    "a key's spelling": (hermes('{"name": "store", "argument": {"note": "x"}}'), "", ["'argument' stands beside"]),
+    "arguments in the next object": (hermes('{"name": "store"}\n{"note": "x"}'), "", ["could not be read", "needs a"]),
+    "arguments as text behind": (hermes('{"name": "store"} note=x'), "note=x", ["could not be read"]),
+    "a broken object behind": (hermes(f'{ONE}\n{{"name": x}}'), "", [FIND, "not valid JSON"]),
+    "cut off after a comma": (hermes('{"name": "find", "arguments": {"q": "x",'), "", ["not valid JSON"]),
+    "what is no argument": (hermes(f'{ONE[:-1]}, "id": "1", "thought": "Hm."}}'), "", [FIND]),
     "the closing tag in an argument": (
         hermes('{"name": "f", "arguments": {"q": "</tool_call>"}}'),
         "",
@@ -170,6 +190,9 @@ LLAMA3 = {
     "bad JSON": ('{"name": "find", "parameters": {q: 1}}', "", ["not valid JSON"]),
     "good and bad": (f'{LLAMA}; {{"name"', "", [FIND, "not valid JSON"]),
     "no name": ('{"parameters": {"q": "x"}}', "", ['needs a "name"']),
+    "an argument beside": ('{"name": "find", "parameters": {"q": "x"}, "n": 2}', "", ["'n' stands beside"]),
+    "a key twice": ('{"name": "find", "parameters": {"q": "x", "q": "y"}}', "", ["'q' is given twice"]),
+    "arguments as text behind": ('{"name": "store"} {"note": "x"}', "", ["could not be read", "text after a call"]),
     "function instead of name": ('{"function": "find", "parameters": {"q": "x"}}', "", [FIND]),
     "parameters a list": ('{"name": "find", "parameters": [1]}', "", ["the arguments " + NEITHER]),
     "no parameters": ('{"name": "now"}', "", [NOW]),
@@ -199,6 +222,8 @@ PYTHONIC = {
     "alone on a line": ('Let me look.\nfind("x")\nThen I answer.', "Let me look.\n\nThen I answer.", [FIND]),
     "in a code block": ('```python\nr = find(q="x")\nprint(now())\n```', "", [FIND, NOW]),
     "a variable": ("[find(q=word)]", "", ["literal"]),
+    "an argument twice": ("[find(q='x', q='y')]", "", ["'q' is given twice"]),
+    "by position and by name": ("[find('x', q='y')]", "", ["'q' is given twice"]),
     "never closed": ('[find(q="x"', "", ["literal"]),
 }
 
@@ -216,6 +241,13 @@ MISTRAL = {
     "text behind": (f"[TOOL_CALLS][{ONE}]\nThere.", "There.", [FIND]),
     "bad JSON": ('[TOOL_CALLS][{"name": find}]', "", ["not valid JSON"]),
     "nothing behind": ("[TOOL_CALLS]", "", ["not valid JSON"]),
+    "arguments in another form": ("[TOOL_CALLS]find[ARGS]q=x", "", ["not valid JSON"]),
+    "arguments behind the object": (
+        '[TOOL_CALLS]store{"note": "x"} "flag": true}',
+        "",
+        ['""flag": true}" stands behind'],
+    ),
+    "another name without an object": ("[TOOL_CALLS]now{}store[ARGS]note=x", "", ["stands behind the arguments"]),
 }
 
 
@@ -252,6 +284,32 @@ QWEN_XML = {
     "a parameter not closed": (xml("<parameter=q>\nx\n"), "", ["<parameter=q> was never closed"]),
     "Llama 3.1's custom form": ('<function=find>{"q": "x"}</function>', "", [FIND]),
     "JSON in the tags": (hermes(ONE), "", [FIND]),
+    # Never a call with fewer arguments than were written.
+    "bare text": (xml("ls -la\n", "store"), "", ['"ls -la" is not read as an argument']),
+    "attributes": (xml('<parameter name="q">x</parameter>\n'), "", ["is not read as an argument"]),
+    "tags of the parameters' names": ("<function=store><note>x</note></function>", "", ["is not read as an argument"]),
+    "an opening tag that is not closed": (xml("<parameter=q\nx\n</parameter>\n"), "", ["is not read as an argument"]),
+    "one of two": (xml(parameter("q", "x") + '<parameter name="n">2</parameter>\n'), "", ["<parameter=q> was never"]),
+    "one of two in a line": (
+        xml("<parameter=q>x</parametr><parameter=n>2</parameter>"),
+        "",
+        ["<parameter=q> was never"],
+    ),
+    "behind the end": (xml("</function>\n<parameter=q>x</parameter>", "store"), "", ["is not read as an argument"]),
+    "behind the end, in the tag": ("<tool_call><function=now></function> x=1</tool_call>", "", ["is not read"]),
+    "text behind the end": ("<function=now></function>\nI wait.", "I wait.", [NOW]),
+    "a parameter twice": (xml(parameter("q", "x") + parameter("q", "y")), "", ["'q' is given twice"]),
+    "JSON and more": ('<function=find>{"q": "x"} n=2</function>', "", ["is not read as an argument"]),
+    "a call that is not closed before another": (
+        xml("<parameter=q>\nx\n") + xml(parameter("q", "y")),
+        "",
+        ["<parameter=q> was never closed", ("find", {"q": "y"})],
+    ),
+    "another spelling of the name": (
+        '<invoke name="find">x</invoke>',
+        '<invoke name="find">x</invoke>',
+        ['?<invoke name="f'],
+    ),
 }
 
 SCHEMA = (
@@ -296,6 +354,17 @@ QWEN_CODER = {
         ['?{"name": "fi'],
     ),
     "no arguments": ('{"name": "find"}', '{"name": "find"}', ['?{"name": "find"}']),
+    "an argument beside": (f'{ONE[:-1]}, "n": 2}}', f'{ONE[:-1]}, "n": 2}}', ["?{"]),
+    "arguments behind the object": (
+        '{"name": "store"} "note": 1',
+        '{"name": "store"} "note": 1',
+        ['?{"name": "store"} "n'],
+    ),
+    "a made-up result's key among the arguments": (
+        '{"name": "save", "arguments": {"to": "x", "output": "y',
+        '{"name": "save", "arguments": {"to": "x", "output": "y',
+        [],
+    ),
     "a variable in code": ("find(word)", "find(word)", ["?find(word)"]),
     # What the model makes up after its call.
     "a made-up result": (
@@ -340,6 +409,19 @@ def test_every_format_reads_what_is_unmistakable_in_the_others(other):
         wanted = [call for call in expected if isinstance(call, tuple)]
         found = [call for call in read(text, other)[1] if isinstance(call, tuple)]
         assert [c for c in found if c in wanted][:1] == wanted[:1], (family, case, found)
+
+
+def test_arguments_of_a_chat_endpoint_with_a_key_twice_are_malformed():
+    assert read_arguments("find", '{"q": "x", "n": 2}') == ParsedCall("find", {"q": "x", "n": 2})
+    call = read_arguments("find", '{"q": "x", "q": "y"}')
+    assert isinstance(call, MalformedCall) and call.name == "find" and "'q' is given twice" in call.reason
+
+
+def test_a_call_that_its_own_form_cannot_read_is_not_lost_to_a_call_in_another_form():
+    text = hermes("{") + '\n```python\nfind("x")\n```'
+    assert read(text, "hermes")[1] == [
+        "the call is not valid JSON (Expecting property name enclosed in double quotes: char 1)"
+    ]
 
 
 def test_a_reason_is_a_clause_that_fits_the_observation():

@@ -18,6 +18,7 @@ from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.cli import doctor as doctor_cli
 from plumbob.trainer.cli import evaluate as evaluate_cli
 from plumbob.trainer.cli import serve as serve_cli
+from plumbob.trainer.cli import sft as sft_cli
 from plumbob.trainer.cli import train as train_cli
 from plumbob.trainer.config.chat_template import (
     RECORDED,
@@ -249,6 +250,38 @@ def test_a_template_without_a_place_for_tools_is_used_and_said():
     tools, system = noted(REFUSING)
     assert "described in the first user message" in tools and tools.endswith("and tool results are user messages")
     assert "no place for a system message" in system
+
+
+UNREAD = PLAIN.replace(
+    "{{ message.content }}",
+    "{{ tools | tojson if loop.first and tools }}{{ message.content }}{% for call in message.tool_calls or [] %}"
+    '<invoke name="{{ call.function.name }}">{% for key, value in call.function.arguments.items() %}'
+    '<parameter name="{{ key }}">{{ value }}</parameter>{% endfor %}</invoke>{% endfor %}',
+)
+
+
+def test_a_template_whose_own_calls_are_not_read_back_is_refused_where_there_are_tools():
+    with pytest.raises(
+        UserError, match=r"writes a tool call as '<invoke name=.*not read back.* one of the forms hermes"
+    ):
+        noted(UNREAD)
+    assert noted(UNREAD, "gsm8k", datasets="synthetic") == []
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "evaluate", "doctor"])
+def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unread.jinja").write_text(UNREAD)
+    apps = {"train": train_cli.app, "sft": sft_cli.app, "evaluate": evaluate_cli.evaluate_app, "doctor": doctor_cli.app}
+    more = {"evaluate": ["-n", "2"], "doctor": ["--without-model"]}.get(command, ["--max-steps", "2"])
+    with pytest.raises(SystemExit) as exit_:
+        run_app(command, apps[command], ["lookup", "--model", "tiny", "--chat-template", "unread.jinja", *more])
+    shown = " ".join(" ".join(capsys.readouterr()).split())
+    assert exit_.value.code == (1 if command == "doctor" else 2)
+    assert (
+        "calls-not-read" if command == "doctor" else f"{command}: this model's chat template writes a tool call"
+    ) in shown
+    assert '<invoke name="tool_name">' in shown and "step 1" not in shown
 
 
 def test_thinking_that_a_chat_server_would_drop_is_said():

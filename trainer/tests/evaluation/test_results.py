@@ -181,6 +181,14 @@ def test_a_file_of_something_else(tmp_path, text):
         read_records(path)
 
 
+def test_stored_text_that_no_tokenizer_reads_is_named_and_a_line_separator_in_a_text_ends_no_line(tmp_path):
+    path = tmp_path / "x.jsonl"
+    good, bad = record("a\u2028b", 1.0), record("a\ud83d", 1.0)
+    path.write_text(json.dumps(good, ensure_ascii=False) + "\n" + json.dumps(bad) + "\n")
+    with pytest.raises(UserError, match=r"line 2 holds half of a surrogate pair \('\\ud83d'\)"):
+        read_records(path)
+
+
 def test_comparison_on_shared_tasks_only(results):
     a = results("a.jsonl", [record(k, 0.0) for k in "abcd"])
     b = results("b.jsonl", [record(k, 1.0) for k in "cdef"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from unicodedata import numeric
+from unicodedata import category, normalize, numeric
 
 _VULGAR_FRACTIONS = {sign: Fraction(numeric(sign)).limit_denominator(10) for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _CHARACTERS = str.maketrans(
@@ -17,8 +17,9 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\N{MINUS SIGN}‐‑‒–﹣－", "-"),
         **dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\r\n~", " "),
         **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0f\u00ad", ""),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **dict(zip("，．％＄＋＝／：（）", ",.%$+=/:()", strict=True)),
+        # Digits that Unicode's NFKC makes the usual ones: full-width and mathematical.
+        **{sign: normalize("NFKC", sign) for sign in map(chr, [*range(0xFF10, 0xFF1A), *range(0x1D7CE, 0x1D800)])},
+        **dict(zip("，．。％＄＋＝／：（）", ",..%$+=/:()", strict=True)),
         **dict.fromkeys("€£¥₹₩₽¢₱₺₫₦", "$"),
         **dict.fromkeys("×·⋅∙✕✖", r"\times "),
         **dict.fromkeys("÷⁄∕", "/"),
@@ -95,6 +96,11 @@ def plain(text: str) -> str | None:
     text = _BLANKS_AND_DOLLARS.sub("$", " ".join(text.split()))
     text = _UNIT_FRACTION.sub(r"\1/\2", text)
     return _unwrapped(text)
+
+
+def is_seen(text: str) -> bool:
+    """Whether a text has more than blanks and signs that nobody sees, such as a zero-width space."""
+    return any(not one.isspace() and category(one) not in ("Cf", "Cc") for one in text)
 
 
 def inline_fractions(text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vf_gsm8k.answers import gold_answer
+from vf_gsm8k.notation import is_seen
 from vf_gsm8k.synthetic import generate
 
 Split = Literal["train", "test"]
@@ -116,7 +117,14 @@ def _check(where: str, row: Any, row_id: str) -> Row:
             raise ValueError(f"{where}: missing field '{field}'")
         if not isinstance(row[field], str):
             raise ValueError(f"{where}: '{field}' is not a string")
-    if not row["question"].strip():
+        try:
+            row[field].encode()
+        except UnicodeEncodeError as error:  # JSON can spell it, and no tokenizer can read it
+            raise ValueError(
+                f"{where}: '{field}' holds half of a surrogate pair ({row[field][error.start]!a}), which is no "
+                "character; write the whole character or leave it out"
+            ) from None
+    if not is_seen(row["question"]):
         raise ValueError(f"{where}: 'question' is empty")
     gold = gold_answer(row["answer"])
     if gold is None:

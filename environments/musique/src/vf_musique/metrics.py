@@ -7,6 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from plumbob.retrieval import folded
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -14,6 +16,20 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 def normalize(text: str) -> str:
     """Return lower-case text without punctuation, articles and extra blanks, as in SQuAD (Rajpurkar et al. 2016)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def distinct(prediction: str, answers: Sequence[str]) -> list[str]:
+    """Return the answers with which a reward may compare a prediction.
+
+    The official normalisation leaves nothing of an answer such as "A", "!!!" or "The The", and would make it equal to any
+    text of punctuation and articles. Such an answer counts only for a prediction that reads the same (`folded`).
+    """
+    return [answer for answer in answers if normalize(answer) or _spelled(answer) == _spelled(prediction)]
+
+
+def _spelled(text: str) -> str:
+    """Return the folded text without punctuation, or with it if there is nothing else."""
+    return folded(text.translate(_PUNCTUATION)) or folded(text)
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:

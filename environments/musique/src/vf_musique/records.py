@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plumbob.retrieval import folded
+
 _HOPS = re.compile(r"([0-9])hop[0-9]*(?=__|$)")
 _TEX_QUOTES = re.compile(r"``|''")
 _TYPES: dict[type, str] = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
@@ -84,6 +86,8 @@ def check_record(row: Any, where: str, *, full: bool = False) -> Record:
     aliases = reader.get(row, "answer_aliases", list, default=[])
     if any(not isinstance(alias, str) for alias in aliases):
         raise ValueError(f"{where}: 'answer_aliases' holds something that is not a string")
+    for alias in aliases:
+        reader.check_characters("answer_aliases", alias)
     paragraphs = reader.paragraphs(row)
     steps = reader.steps(row, {paragraph.idx for paragraph in paragraphs})
     supporting = sum(paragraph.supporting for paragraph in paragraphs)
@@ -117,11 +121,23 @@ class _Reader:
             raise ValueError(f"{self.where}: missing field '{path}{name}'")
         if type(value) is not kind:
             raise ValueError(f"{self.where}: '{path}{name}' is not {_TYPES[kind]}")
+        if isinstance(value, str):
+            self.check_characters(path + name, value)
         return value
+
+    def check_characters(self, field: str, text: str) -> None:
+        """Refuse half of a surrogate pair, which JSON can spell and no tokenizer can read."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{self.where}: '{field}' holds half of a surrogate pair ({text[error.start]!a}), which is no "
+                "character; write the whole character or leave it out"
+            ) from None
 
     def text(self, row: dict[str, Any], name: str, path: str = "") -> str:
         value = self.get(row, name, str, path=path)
-        if not value.strip():
+        if not folded(value):
             raise ValueError(f"{self.where}: '{path}{name}' is empty")
         return value
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from vf_musique.metrics import answer_f1, exact_match, f1, f1_above, normalize, share, support_f1
+from vf_musique.metrics import answer_f1, distinct, exact_match, f1, f1_above, normalize, share, support_f1
 from vf_musique.submission import Submission
 
 MAX_HOPS = 4
@@ -136,12 +136,12 @@ def components(
         precision, recall = float(not cited), 1.0
     found = retrieved & gold.supporting
     judged_answerable = not submission.says_unanswerable
-    # No answer is None and not "", because a gold answer such as "A" normalises to "" and would match it.
-    answer = submission.answer if submission.answered and judged_answerable else None
+    answer = (submission.answer or "") if judged_answerable else ""
+    golds = distinct(answer, gold.answers) if answer else []
     return Components(
-        exact_match=exact_match(answer, gold.answers) if answer else 0.0,
-        f1=answer_f1(answer, gold.answers) if answer else 0.0,
-        f1_credit=f1_above(answer, gold.answers, gold.known, f1_floor) if answer else 0.0,
+        exact_match=exact_match(answer, golds) if golds else 0.0,
+        f1=answer_f1(answer, golds) if golds else 0.0,
+        f1_credit=f1_above(answer, golds, gold.known, f1_floor) if golds else 0.0,
         retrieval_recall=share(found, gold.supporting),
         retrieval_precision=share(found, retrieved),
         citation_precision=precision,
@@ -246,11 +246,12 @@ def original_reward(gold: Gold, submission: Submission, retrieved: frozenset[str
     citations are split at commas only (`submission.cited_pieces`). Repeated tags, and tags inside thinking, are treated
     as in `submission.read_tags`.
     """
-    answers = original_answers(gold.answers)
+    answer = submission.answer or ""
+    answers = distinct(answer, original_answers(gold.answers))
     found = retrieved & gold.supporting
     scores = {
-        "exact_match": exact_match(submission.answer or "", answers),
-        "f1": answer_f1(submission.answer or "", answers),
+        "exact_match": exact_match(answer, answers) if answers else 0.0,
+        "f1": answer_f1(answer, answers) if answers else 0.0,
         "retrieval_recall": share(found, gold.supporting),
         "retrieval_precision": share(found, retrieved),
         "citation_recall": share(gold.supporting.intersection(submission.cited_pieces), gold.supporting)

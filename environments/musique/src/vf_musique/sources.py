@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from plumbob.retrieval import folded
+
 from vf_musique.metrics import normalize
 from vf_musique.records import Record, check_record
 from vf_musique.slices import Slice, name_terms, parse_split
@@ -110,9 +112,9 @@ def _difference(first: Record, second: Record) -> str | None:
     Distractors may differ, because the official files give a question other distractors in the full set.
     """
     for name, parts in (
-        ("question", [" ".join(record.question.split()) for record in (first, second)]),
-        ("answer", [set(map(normalize, record.answers)) for record in (first, second)]),
-        ("supporting paragraph", [{p.text for p in record.paragraphs if p.supporting} for record in (first, second)]),
+        ("question", [folded(record.question) for record in (first, second)]),
+        ("answer", [{normalize(a) or folded(a) for a in record.answers} for record in (first, second)]),
+        ("supporting paragraph", [{folded(p.text) for p in r.paragraphs if p.supporting} for r in (first, second)]),
     ):
         if parts[0] != parts[1]:
             return name

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from plumbob.retrieval import folded
+
 from vf_musique.metrics import normalize
 
 UNANSWERABLE = "unanswerable"
@@ -67,11 +69,16 @@ def read_tags(text: str, *, reasoned: bool = False) -> Submission:
         if not closing:
             opened[name] = tag.end()
         elif name in opened:
-            found[name] = spoken[opened.pop(name) : tag.start()].strip()
+            found[name] = _seen(spoken[opened.pop(name) : tag.start()])
     answer = found.get("answer")
     parts = (thought or reasoned) + ("cite" in found) + bool(answer)
     cite = found.get("cite", "")
     return Submission(answer, parse_ids(cite), parts, cite_text=cite)
+
+
+def _seen(text: str) -> str:
+    """Return the text without blanks around it; "" if nothing of it is seen, as of a zero-width space."""
+    return text.strip() if folded(text) else ""
 
 
 def _without_thinking(text: str) -> tuple[str, bool]:
@@ -84,7 +91,7 @@ def _without_thinking(text: str) -> tuple[str, bool]:
             continue  # an opening tag inside thinking is part of the thinking
         chunk, start = text[start : tag.start()], tag.end()
         if closing:
-            thought = thought or bool(chunk.strip())
+            thought = thought or bool(_seen(chunk))
         else:
             spoken.append(chunk)
         inside = not closing
@@ -99,8 +106,8 @@ def read_completion(reasoning: str, final_answer: str, cited: Iterable[str]) -> 
 
     The tool's schema guarantees the list of ids, so citations count as well-formed.
     """
-    answer = final_answer.strip()
-    return Submission(answer, tuple(dict.fromkeys(cited)), bool(reasoning.strip()) + 1 + bool(answer))
+    answer = _seen(final_answer)
+    return Submission(answer, tuple(dict.fromkeys(cited)), bool(_seen(reasoning)) + 1 + bool(answer))
 
 
 def parse_ids(value: object) -> tuple[str, ...]:

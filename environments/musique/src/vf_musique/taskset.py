@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Annotated, Any, Literal, cast
 
 import verifiers.v1 as vf
-from plumbob.retrieval import check_name, check_reranker
+from plumbob.retrieval import check_name, check_reranker, folded
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from vf_musique.complete import MusiqueCompleteToolset
@@ -263,7 +263,7 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
         metrics = vars(components(gold, submission, found, f1_floor=self.config.scoring.f1_floor))
         if not gold.answerable:  # no evidence is correct for these, and the official metrics exclude them
             metrics = {name: metrics[name] for name in ("format", "sufficiency")}
-        queries = [" ".join(use.asked.lower().split()) for use in uses if use.tool == "retrieve_documents"]
+        queries = [folded(use.asked) for use in uses if use.tool == "retrieve_documents"]
         return {
             **metrics,
             "hops": gold.hops,

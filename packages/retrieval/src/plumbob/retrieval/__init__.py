@@ -7,6 +7,7 @@ from plumbob.retrieval.models import ModelError
 from plumbob.retrieval.names import Spec, parse_name
 from plumbob.retrieval.rerank import Reranked, Reranker, RerankError
 from plumbob.retrieval.rerank_client import RerankClient
+from plumbob.retrieval.words import folded
 
 __all__ = [
     "CrossEncoderReranker",
@@ -23,6 +24,7 @@ __all__ = [
     "check_name",
     "check_reranker",
     "cross_encoder_for",
+    "folded",
     "parse_name",
     "prefetch",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 from plumbob.retrieval.bm25 import Lexical
 from plumbob.retrieval.documents import Document, Hit, Retriever, check_top_k
 from plumbob.retrieval.encoder import Encoder
+from plumbob.retrieval.words import pieces
 
 CENTRING = 0.3
 """Share of the similarity to the corpus mean that is subtracted (see `Semantic`); 0.2 to 0.5 gain the same."""
@@ -20,18 +21,18 @@ RRF_K = 1
 The usual 60 suits lists of a thousand; over 20 documents it makes the first rank worth hardly more than the tenth.
 """
 WINDOW_WORDS = 150
-"""Length of a window of a long text, in words, because MiniLM reads only the first 256 tokens of a text."""
+"""Length of a window of a long text, in `pieces`, because MiniLM reads only the first 256 tokens of a text."""
 STEP_WORDS = 100
-"""Distance between the starts of two windows, in words."""
+"""Distance between the starts of two windows, in `pieces`."""
 
 
 def passages(document: Document) -> list[str]:
     """The texts that are embedded for a document: title and text, or title and overlapping windows of a long text."""
-    body = document.text.split()
+    body = pieces(document.text)
     if len(body) <= WINDOW_WORDS + WINDOW_WORDS // 5:
         return [f"{document.title}\n{document.text}"]
     starts = range(0, len(body) - WINDOW_WORDS + STEP_WORDS, STEP_WORDS)
-    return [f"{document.title}\n{' '.join(body[start : start + WINDOW_WORDS])}" for start in starts]
+    return [f"{document.title}\n{''.join(body[start : start + WINDOW_WORDS]).strip()}" for start in starts]
 
 
 class Semantic(Retriever):

@@ -214,6 +214,12 @@ class Chat:
         (message,) = self.gaps.filled([example], "", self.tool_format)
         return self.turn(message) or self.tool_format.write("", [EXAMPLE])
 
+    def unread_call(self) -> str:
+        """The text of `call_text`, if the tool format in use does not give its call back; else ""."""
+        text = self.call_text()
+        read = self.tool_format.read(text.rpartition("</think>")[2], {EXAMPLE.name: {}})
+        return "" if read.calls == (EXAMPLE,) else text
+
     def _rendered_once(
         self, kind: str, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> Rendered:

@@ -8,6 +8,7 @@ A reader never raises and never drops a call silently: text that looks like a ca
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +60,22 @@ def read_arguments(name: str, arguments: str) -> ParsedCall | MalformedCall:
     return ParsedCall(name, values)
 
 
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of its keys and values. Raises ValueError if a key stands there twice, because one value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
+        raise ValueError(f"{twice[:60]!r} is given twice")
+    return value
+
+
 def _load(text: str) -> Any:
     """Parse JSON.
 
     Raises ValueError, also for a value that cannot be encoded as UTF-8 again, such as half a surrogate pair.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

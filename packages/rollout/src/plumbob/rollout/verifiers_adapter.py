@@ -147,7 +147,14 @@ def check_data(task: vf.Task, *, driven: bool = False) -> None:
         )
     if data.prompt is not None or not driven:
         for message in initial_messages(task):
-            wire_content(message)
+            try:
+                (wire_content(message)["content"] or "").encode()
+            except UnicodeEncodeError as error:
+                half = ascii(error.object[error.start])
+                raise UnsupportedTaskset(
+                    f"the prompt of {name} {data.id or data.idx} holds half of a surrogate pair ({half}), which no "
+                    "tokenizer can read; correct the row"
+                ) from None
 
 
 async def open_tools(

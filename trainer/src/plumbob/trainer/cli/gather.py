@@ -27,6 +27,7 @@ from plumbob.trainer.cli.loading import (
     import_verifiers,
     load_torch_libraries,
 )
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.run_directory import is_in_use, read_metrics
@@ -48,7 +49,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     """
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
-    environments = _play(x, config, model)
+    environments = _play(x, config, model, template=True)
     if not model:
         x.limits.append("The model was not loaded: prompts, log-probabilities, losses and updates were not examined.")
     elif x.names_reason and not everything:
@@ -113,8 +114,8 @@ def _why_no_model(directory: Path, config: TrainConfig, model: bool, environment
     return None
 
 
-def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[Any]:
-    """Play the environment without a model; returns its tasks. `model`: whether a model will be loaded after it."""
+def _play(x: Examination, config: TrainConfig, model: bool = False, template: bool = False) -> Sequence[Any]:
+    """Play the environment; returns its tasks. `model`: whether one is loaded after it. `template`: whether its own is read."""
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
         import_verifiers()
@@ -124,6 +125,7 @@ def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[
     environments = load_environments(config)
     with asyncio.Runner() as runner:
         player: Any = VerifiersPlayer(config, environments[0], runner)
+        player.chat = _chat(x, config, environments[0]) if template else None
         found = table.examine(player, config.seed, _import_torch if model else lambda: None)
         count = min(matrix.MOST_TASKS, len(player.train))
     x.add("environment", *of_matrix(found))
@@ -132,6 +134,22 @@ def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[
         f"{missed(count):.0%} of all tasks can be missed."
     )
     return environments
+
+
+def _chat(x: Examination, config: TrainConfig, tasks: Any) -> Any:
+    """The chat template of the model, if there are tools for it to call; None if not, or if it cannot be loaded."""
+    from plumbob.trainer.rollouts.templates import tool_names
+
+    if not tool_names(tasks.train[0], tasks.toolsets):
+        return None
+    try:
+        from plumbob.trainer.policy.loading import load_chat, load_tokenizer
+
+        template = TemplateChoice(config.chat_template, config.chat_template_args)
+        return load_chat(load_tokenizer(config.model, template), None, config.tool_format)
+    except UserError as error:
+        x.limits.append(f"Whether the chat template's calls are read was not examined: {error}")
+        return None
 
 
 def _import_torch() -> None:

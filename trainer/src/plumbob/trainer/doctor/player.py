@@ -209,11 +209,7 @@ class VerifiersPlayer:
     def call_form(self) -> tuple[str, bool] | None:
         if self.chat is None:
             return None
-        from plumbob.rollout.tool_formats.base import EXAMPLE
-
-        text = self.chat.call_text()
-        read = self.chat.tool_format.read(text, {EXAMPLE.name: {}})
-        return text, list(read.calls) == [EXAMPLE]
+        return self.chat.call_text(), not self.chat.unread_call()
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         first = self.train[0].handle

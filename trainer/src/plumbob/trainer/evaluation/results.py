@@ -78,14 +78,14 @@ def _is_truncated(record: Mapping[str, Any]) -> bool:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The traces of a file, without a last line that was cut off while it was written.
 
-    Raises UserError for any other line that is not a trace.
+    Raises UserError for any other line that is not a trace, or that holds text which no tokenizer can read.
     """
     try:
         text = trace_files.read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     records: list[dict[str, Any]] = []
-    lines = text.splitlines()
+    lines = text.removesuffix("\n").split("\n")  # splitlines() also splits at U+2028, which may be inside a JSON string
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -97,6 +97,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             if number == len(lines) and not text.endswith("\n"):
                 break
             raise UserError(f"{path} line {number} is not a stored trace") from None
+        try:
+            if "\\u" in line:
+                json.dumps(traces, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"half of a surrogate pair ({error.object[error.start]!a}), which no tokenizer can read"
+            raise UserError(f"{path} line {number} holds {half}; correct it or leave the line out") from None
         records += traces
     return records
 

@@ -9,7 +9,7 @@ import verifiers.v1 as vf
 from plumbob.console import UserError
 from plumbob.rollout import Chat, ChatTemplateError, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
-from plumbob.rollout.tool_formats import detect
+from plumbob.rollout.tool_formats import NAMES, detect
 from plumbob.trainer.config.chat_template import marks_left_out, unchanged
 from plumbob.trainer.rollouts.tasks import EvaluationTasks, Tasks
 
@@ -42,10 +42,22 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
         between += [RESULT] if tools else []
         for message in between:
             chat.suffix([message])
+        if tools:
+            _check_calls(chat)
         notes = [*_gaps(chat, messages, tools), *_forgotten(chat, between)]
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None
     return [f"the chat template of {model} {note}" for note in notes]
+
+
+def _check_calls(chat: Chat) -> None:
+    """Raise UserError if the template asks for calls in a form that is not read: no rollout could call a tool."""
+    if unread := chat.unread_call():
+        raise UserError(
+            f"this model's chat template writes a tool call as {' '.join(unread.split())[:160]!r}, which is not read back as "
+            f"that call (--tool-format {chat.tool_format.name}), so no call of the model would be run; give "
+            f"--chat-template a file whose template writes calls in one of the forms {', '.join(NAMES[1:])}"
+        )
 
 
 def _gaps(chat: Chat, messages: list[dict[str, Any]], tools: bool) -> Iterator[str]:

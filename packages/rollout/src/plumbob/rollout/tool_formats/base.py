@@ -102,7 +102,7 @@ class Format:
         malformed, unread = None, ""
         for find in (self.find, *(f for f in self.others if f is not self.find)):
             search = find(text, tools)
-            if search.reads_a_call():
+            if search.reads_a_call() and (not malformed or _reads_all(malformed, search.found)):
                 return _split(text, search.found)
             malformed = malformed or search.found
             unread = unread or search.unread
@@ -126,6 +126,11 @@ class Format:
     def example(self) -> str:
         """See `ToolFormat.example`."""
         return self.write_calls([EXAMPLE])
+
+
+def _reads_all(malformed: Sequence[Found], found: Sequence[Found]) -> bool:
+    """Whether another form's calls stand in all parts that the model's own form could not read: else one would be lost."""
+    return all(any(f.start < m.end and m.start < f.end for f in found) for m in malformed)
 
 
 _INVENTED = re.compile(

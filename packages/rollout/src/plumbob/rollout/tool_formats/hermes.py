@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from plumbob.rollout.tool_formats.base import MAX_CALLS, Found, Search, Tools, dumps
-from plumbob.rollout.tool_formats.json_calls import call_of
+from plumbob.rollout.tool_formats.json_calls import call_of, whole
 from plumbob.rollout.tool_formats.literals import after, load, read_value
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 
@@ -42,26 +42,35 @@ def _tagged(text: str, start: int, tools: Tools) -> list[Found]:
             value, end = read_value(text, at)
             values = value if isinstance(value, list) and value else [value]
             calls += [call_of(one, text[at:end], tools) for one in values]
-    except ValueError:
+    except ValueError as error:
         if end is None:
             return [_unreadable(text, start, body)]
+        end = _edge(text, at)
+        calls.append(MalformedCall(text[at:end], f"the call is not valid JSON ({error})"))
+    if not all(isinstance(call, ParsedCall) for call in calls):
+        calls = whole(calls, text[body:end])
     if tail := _TAIL.match(text, end):
         return [Found(start, tail.end(), tuple(calls))]
-    # Something else follows the JSON. It is content, without the tag that ends it.
-    closing = text.find(_CLOSE, end)
-    following = text.find(_OPEN, end)
-    parts = [Found(start, end, tuple(calls))]
-    if closing >= 0 and (following < 0 or closing < following):
-        parts.append(Found(closing, closing + len(_CLOSE)))
-    return parts
+    # Something else follows the JSON. It is content, without the tag that ends it, unless a call lacks what it may hold.
+    edge = _edge(text, end)
+    closed = text.startswith(_CLOSE, edge)
+    rest = text[end:edge] if closed else text[end:edge].partition("\n")[0]
+    parts = [Found(start, end, tuple(whole(calls, text[body:end] + rest) if rest.strip() else calls))]
+    return [*parts, Found(edge, edge + len(_CLOSE))] if closed else parts
+
+
+def _edge(text: str, start: int) -> int:
+    """Where the next tag begins, or the text ends."""
+    edges = [at for tag in (_OPEN, _CLOSE) if (at := text.find(tag, start)) >= 0]
+    return min(edges, default=len(text))
 
 
 def _unreadable(text: str, start: int, body: int) -> Found:
-    closing, following = text.find(_CLOSE, body), text.find(_OPEN, body)
-    if closing < 0 or 0 <= following < closing:
-        end = len(text) if following < 0 else following
-        reason = "<tool_call> was never closed with </tool_call>"
-        return Found(start, end, (MalformedCall(text[start:end], reason),))
+    closing = _edge(text, body)
+    if not text.startswith(_CLOSE, closing):
+        return Found(
+            start, closing, (MalformedCall(text[start:closing], "<tool_call> was never closed with </tool_call>"),)
+        )
     try:
         load(text[body:closing])
         reason = "the call must be a JSON object"

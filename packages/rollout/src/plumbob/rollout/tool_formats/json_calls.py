@@ -7,7 +7,7 @@ name. A description of a tool, which models like to repeat, is none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plumbob.rollout.tool_formats.base import Tools, properties
@@ -18,6 +18,12 @@ NAME_KEYS = ("name", "function", "tool", "tool_name", "function_name", "action")
 """Keys of a call's name. One other than "name" counts only if its value is the name of a tool."""
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "kwargs", "input", "tool_input", "action_input")
 """Keys of a call's arguments."""
+BESIDE = {
+    *("type", "id", "index", "call_id", "tool_call_id"),
+    *("description", "thought", "thoughts", "reasoning", "explanation"),
+    *("response", "responses", "result", "results", "output", "tool_response"),
+}
+"""Keys beside a call's name and arguments that are no argument: its number, what the model thinks, a result it makes up."""
 NOT_AN_OBJECT = "the arguments must be a JSON object"
 
 
@@ -31,8 +37,19 @@ def call_of(value: Any, text: str, tools: Tools) -> ParsedCall | MalformedCall:
     name = inner.get("name")
     if not isinstance(name, str) or not name:
         return MalformedCall(text, 'the call needs a "name"')
-    arguments = _arguments(next((inner[key] for key in ("arguments", "parameters") if key in inner), {}))
+    given = [key for key in ARGUMENT_KEYS if key in inner]
+    if other := sorted(_not_understood(inner, {"name", *given[:1]}, tools.get(name, {}))):
+        return MalformedCall(
+            text, f'{other[0]!r} stands beside "name"; all arguments belong into the object "arguments"'[:190]
+        )
+    arguments = _arguments(inner[given[0]]) if given else {}
     return ParsedCall(name, arguments) if arguments is not None else MalformedCall(text, NOT_AN_OBJECT)
+
+
+def whole(calls: Sequence[ParsedCall | MalformedCall], text: str) -> list[ParsedCall | MalformedCall]:
+    """The calls before `text`, which could not be read. It may hold what a call without arguments lacks."""
+    lacking = MalformedCall(text.strip(), "its arguments could not be read")
+    return [lacking if isinstance(call, ParsedCall) and not call.arguments else call for call in calls]
 
 
 def unmistakable(value: Any, tools: Tools) -> ParsedCall | None:
@@ -47,12 +64,15 @@ def unmistakable(value: Any, tools: Tools) -> ParsedCall | None:
     key, name = next(((k, inner[k]) for k in NAME_KEYS if _is_tool(inner.get(k), tools)), ("", ""))
     if not key:
         return None
-    found = next((k for k in ARGUMENT_KEYS if k in inner), None)
-    if found is not None:
-        arguments = _arguments(inner[found])
-        return None if arguments is None else ParsedCall(name, arguments)
-    beside = {k: v for k, v in inner.items() if k not in (key, "type", "id")}
     schema = tools[name]
+    given = [
+        k for k in ARGUMENT_KEYS if k in inner and not (k in properties(schema) and not isinstance(inner[k], dict))
+    ]
+    if given:
+        arguments = _arguments(inner[given[0]])
+        other = _not_understood(inner, {key, given[0]}, schema)
+        return ParsedCall(name, arguments) if arguments is not None and not other else None
+    beside = {k: v for k, v in inner.items() if k != key and (k not in ("type", "id") or k in properties(schema))}
     if not _fits(beside, schema) or (not beside and not properties(schema) and schema.get("type") != "object"):
         return None
     return ParsedCall(name, beside)
@@ -77,7 +97,15 @@ def filled_in(value: Any, tools: Tools) -> bool:
 
 def _function(value: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = value.get("function")
-    return inner if isinstance(inner, dict) else value
+    if not isinstance(inner, dict):
+        return value
+    outer = {key: one for key, one in value.items() if key not in ("function", *BESIDE)}
+    return {**outer, **inner} if not outer.keys() & inner.keys() else value
+
+
+def _not_understood(call: Mapping[str, Any], read: set[str], schema: Mapping[str, Any]) -> set[str]:
+    """The keys of a call that would be lost: neither those that were read, nor known to be no argument of this tool."""
+    return call.keys() - read - (BESIDE - properties(schema).keys())
 
 
 def _is_tool(name: Any, tools: Tools) -> bool:

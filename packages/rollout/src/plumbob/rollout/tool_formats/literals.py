@@ -11,9 +11,11 @@ import json
 import re
 from typing import Any
 
+from plumbob.rollout.toolcalls import unique
+
 MAX_DEPTH = 60
 """Deepest nesting of a value that is not strict JSON."""
-_STRICT = json.JSONDecoder()
+_STRICT = json.JSONDecoder(object_pairs_hook=unique)
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -21,7 +23,7 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": No
 _STRING_END = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+{quote}", re.DOTALL) for quote in "\"'"}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'", "\n": ""}
-_END_OF_BLOCK = re.compile(r"\Z|```|</?tools?>|</?tool_call>|</?code>|<\|")
+_END_OF_BLOCK = re.compile(r"```|</?tools?>|</?tool_call>|</?code>|<\|")
 
 
 def read_value(text: str, start: int) -> tuple[Any, int]:
@@ -91,9 +93,10 @@ class _Lenient:
         return _WORDS[word[0]], word.end()
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
-        value: dict[str, Any] = {}
+        pairs: list[tuple[str, Any]] = []
+        comma = False
         # A call has a name and arguments: a lone name is the beginning of one that was not written to its end.
-        while (end := self._closed(at, "}", len(value) > (0 if depth else 1))) is None:
+        while (end := self._closed(at, "}", depth, not comma and len(pairs) > (0 if depth else 1))) is None:
             at = skip_space(self.text, at)
             if self.text[at : at + 1] not in ('"', "'"):
                 raise ValueError("a key is not in quotes")
@@ -101,36 +104,41 @@ class _Lenient:
             at = skip_space(self.text, at)
             if self.text[at : at + 1] != ":":
                 raise ValueError("a key has no value")
-            value[key], at = self.value(at + 1, depth + 1)
-            at = self._separated(at, "}", depth > 0 or len(value) > 1)
-        return value, end
+            value, at = self.value(at + 1, depth + 1)
+            pairs.append((key, value))
+            at, comma = self._separated(at, "}", depth, depth > 0 or len(pairs) > 1)
+        return unique(pairs), end
 
     def _list(self, at: int, closer: str, depth: int) -> tuple[list[Any], int]:
         value: list[Any] = []
-        while (end := self._closed(at, closer, bool(value))) is None:
+        comma = False
+        while (end := self._closed(at, closer, depth, bool(value) and not comma)) is None:
             item, at = self.value(at, depth + 1)
             value.append(item)
-            at = self._separated(at, closer)
+            at, comma = self._separated(at, closer, depth)
         return value, end
 
-    def _closed(self, at: int, closer: str, begun: bool = True) -> int | None:
+    def _closed(self, at: int, closer: str, depth: int, begun: bool = True) -> int | None:
         """The index after the closing bracket, or where the text or block ends without it; None if neither is here.
 
-        `begun`: whether enough stands between the brackets for the closing one to be missing by mistake.
+        `begun`: whether enough stands between the brackets for the closing one to be missing by mistake. After a comma it is
+        not: something more was to come.
         """
         at = skip_space(self.text, at)
         if self.text[at : at + 1] == closer:
             return at + 1
-        return at if begun and _END_OF_BLOCK.match(self.text, at) else None
+        # At the text's end only the outermost bracket may be missing: what ends within the arguments was cut off.
+        ended = _END_OF_BLOCK.match(self.text, at) or (at == len(self.text) and not depth)
+        return at if begun and ended else None
 
-    def _separated(self, at: int, closer: str, begun: bool = True) -> int:
-        """The index after a comma, or of what closes. Raises ValueError where neither follows."""
+    def _separated(self, at: int, closer: str, depth: int, begun: bool = True) -> tuple[int, bool]:
+        """The index after a comma and true, or that of what closes and false. Raises ValueError where neither follows."""
         at = skip_space(self.text, at)
         if self.text[at : at + 1] == ",":
-            return at + 1
-        if self._closed(at, closer, begun) is None:
+            return at + 1, True
+        if self._closed(at, closer, depth, begun) is None:
             raise ValueError("a comma is missing")
-        return at
+        return at, False
 
     def _string(self, at: int) -> tuple[str, int]:
         quote = self.text[at]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plumbob.rollout.tool_formats.base import MAX_CALLS, Found, Search, Tools, dumps
-from plumbob.rollout.tool_formats.json_calls import call_of, describes
+from plumbob.rollout.tool_formats.json_calls import call_of, describes, whole
 from plumbob.rollout.tool_formats.literals import read_value, skip_space
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 
@@ -57,7 +57,10 @@ def _whole(text: str, tools: Tools) -> Search:
         calls.append(call_of(value, text[at:end], tools))
         at = skip_space(text, end)
         if at < len(text) and text[at] != ";":
-            calls.append(MalformedCall(text[at:].strip(), "text after a call; separate calls with ';'"))
+            calls = [
+                *whole(calls, text[at:]),
+                MalformedCall(text[at:].strip(), "text after a call; separate calls with ';'"),
+            ]
             break
         at = skip_space(text, at + 1)
     return Search([Found(0 if tag else start, len(text), tuple(calls))])

@@ -18,7 +18,7 @@ from plumbob.rollout.tool_formats.base import MAX_CALLS, Found, Search, Tools, d
 from plumbob.rollout.tool_formats.json_calls import unmistakable
 from plumbob.rollout.tool_formats.literals import read_value, skip_space
 from plumbob.rollout.tool_formats.parts import joined
-from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
+from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, unique
 
 MAX_FAILURES = 32
 """Most calls of a reply that are tried and cannot be read, which keeps the time linear in its length."""
@@ -142,7 +142,7 @@ def _call(text: str, at: int, tools: Tools) -> tuple[ParsedCall, int]:
     if opening is None:
         raise ValueError("a call has the form name(parameter=value)")
     declared = properties(tools.get(opening[1], {}))
-    arguments: dict[str, Any] = {}
+    arguments: list[tuple[str, Any]] = []
     positional: list[Any] = []
     at = opening.end()
     while not text.startswith(")", skip_space(text, at)):
@@ -151,9 +151,10 @@ def _call(text: str, at: int, tools: Tools) -> tuple[ParsedCall, int]:
             value, at = read_value(text, at + 2)
             if not isinstance(value, dict):
                 raise ValueError("** needs a dictionary")
-            arguments |= value
+            arguments += value.items()
         elif key := _KEY.match(text, at):
-            arguments[key[1]], at = read_value(text, key.end())
+            value, at = read_value(text, key.end())
+            arguments.append((key[1], value))
         else:
             value, at = read_value(text, at)
             positional.append(value)
@@ -161,7 +162,9 @@ def _call(text: str, at: int, tools: Tools) -> tuple[ParsedCall, int]:
             at = comma.end()
         elif not text.startswith(")", skip_space(text, at)):
             raise ValueError("an argument is not a literal")
-    return ParsedCall(opening[1], _by_name(positional, declared) | arguments), skip_space(text, at) + 1
+    return ParsedCall(opening[1], unique([*_by_name(positional, declared).items(), *arguments])), skip_space(
+        text, at
+    ) + 1
 
 
 def _by_name(values: Sequence[Any], declared: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ they name another tool. vLLM has no parser for this family; the forms are those 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,13 +22,15 @@ from plumbob.rollout.tool_formats.json_calls import (
     filled_in,
     unmistakable,
 )
-from plumbob.rollout.tool_formats.literals import read_value
+from plumbob.rollout.tool_formats.literals import after, read_value
 from plumbob.rollout.tool_formats.parts import joined
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall
 
 MAX_FAILURES = 32
 """Most objects of a reply that are tried and cannot be read, which keeps the time linear in its length."""
 _MADE_UP = re.compile(r",\s*[\"'](?:response|results?|output)[\"']\s*:")
+_LINE = re.compile(r"[^\n]*")
+_REST = re.compile(r"[ \t]*+[\"':=\w]|\s*+[,;]?\s*+(?P<next>\{)")
 _TAG = re.compile(r"<(/?)tools?>")
 
 
@@ -58,10 +61,10 @@ def find(text: str, tools: Tools) -> Search:
                 unread = piece
             continue
         call = _call(value, text[start:at], tools, in_tags)
-        if call is not None:
+        if call is not None and not _lacks(call, text, at, tools):
             found.append(Found(start, at, (call,)))
         elif not unread and (filled_in(value, tools) or _is_attempt(value, tools)):
-            unread = text[start:at]
+            unread = text[start : after(_LINE, text, at)]
     return Search(joined(text, found), unread)
 
 
@@ -76,7 +79,8 @@ def _object(text: str, start: int) -> tuple[Any, int]:
         made_up = _MADE_UP.search(text, start)
         if made_up is None:
             raise
-        return read_value(f"{text[start : made_up.start()]}}}", 0)[0], made_up.start()
+        value = json.loads(f"{text[start : made_up.start()]}}}")  # strictly: no brace is missing but the last
+        return read_value(dumps(value), 0)[0], made_up.start()
 
 
 @lru_cache(maxsize=64)
@@ -91,6 +95,17 @@ def _call(value: Any, text: str, tools: Tools, in_tags: bool) -> ParsedCall | Ma
     if call is None and in_tags and "arguments" in value and not describes(value, tools):
         return call_of(value, text, tools)
     return call
+
+
+def _lacks(call: ParsedCall | MalformedCall, text: str, at: int, tools: Tools) -> bool:
+    """Whether a call has no arguments, and what stands behind it is no call and may hold them."""
+    rest = _REST.match(text, at) if isinstance(call, ParsedCall) and not call.arguments else None
+    if rest is None or not rest["next"]:
+        return rest is not None
+    try:
+        return unmistakable(read_value(text, rest.start("next"))[0], tools) is None
+    except ValueError:
+        return True
 
 
 def _names_a_tool(text: str, tools: Tools) -> bool:

@@ -1,0 +1,138 @@
+"""`attach`: records of a GRPOTrainer of TRL, and what they say, while it trains."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.doctor import record as records
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.page import lines
+from plumbob.doctor.trl import settings
+from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
+from plumbob.doctor.trl.recording import Tensors, record_of
+from plumbob.doctor.trl.snapshot import Snapshot
+from plumbob.doctor.trl.watching import Watch, unchanged_randomness
+from transformers import TrainerCallback
+
+FOLDER = "plumbob_records"
+
+
+def attach(trainer: Any, *, every: int = records.EVERY, folder: str | Path | None = None) -> Doctor:
+    """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
+
+    The first steps, and every `every`th one, are recorded in `folder` (by default `plumbob_records` in the trainer's output
+    folder) and compared with an exact computation of the same step. What is wrong is printed when it is found, and a page of
+    all that was examined when training ends.
+    """
+    from trl import GRPOTrainer
+
+    if not isinstance(trainer, GRPOTrainer):
+        raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER))
+    trainer.add_callback(doctor)
+    return doctor
+
+
+class Doctor(TrainerCallback):
+    """What `attach` returns."""
+
+    def __init__(self, trainer: Any, every: int, folder: Path) -> None:
+        self.trainer, self.every, self.folder = trainer, every, folder
+        self.began = 0
+        self.why_not = settings.refusal(trainer)
+        unseen, left_out = settings.unseen(trainer)
+        self.reading = Reading(left_out=[stage.__name__ for stage in left_out], limits=unseen)
+        if self.why_not:
+            self.reading.limits = [self.why_not]
+        # An optimizer that the script made has the rate that the script gave it.
+        self.own_optimizer = trainer.optimizer is not None
+        self.watch = Watch(trainer, self.wants)
+        self.watch.gradients_are_complete = self._gradients
+        self._snapshot: Snapshot | None = None
+        self._tensors: Tensors | None = None
+        self._previous: records.StepRecord | None = None
+
+    def wants(self, step: int) -> bool:
+        """Whether step `step` (from 0) is recorded."""
+        return not self.why_not and (self._is_early(step) or (step + 1) % self.every == 0)
+
+    def _is_early(self, step: int) -> bool:
+        return step - self.began < records.FIRST
+
+    @property
+    def examination(self) -> Examination:
+        """What was found so far."""
+        return self.reading.examination()
+
+    # What the trainer calls
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = state.global_step
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.began:  # records of an earlier training in the same folder
+            for old in self.folder.glob("step_*.npz"):
+                old.unlink()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.microbatches, self._tensors = [], None
+        wanted = self.wants(state.global_step) and self._is_early(state.global_step)
+        self._snapshot = Snapshot(self.trainer) if wanted else None
+
+    def _gradients(self) -> None:
+        self._tensors = Tensors(self.trainer)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._tensors is not None:
+            self._tensors.updated()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step = state.global_step - 1
+        new: list[Finding] = []
+        if self.wants(step) and self._tensors is not None:
+            with unchanged_randomness():
+                new = self._examine(step, self._tensors)
+        self._snapshot = self._tensors = None
+        self.watch.microbatches = []
+        self._print(new)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        width = shutil.get_terminal_size((80, 24)).columns
+        print(
+            "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
+            flush=True,
+        )
+
+    # Its work
+
+    def _examine(self, step: int, tensors: Tensors) -> list[Finding]:
+        """The new failures of a step that has just been taken. An error of the doctor ends no run."""
+        peak = None
+        if self.own_optimizer:
+            peak = float(self.trainer.optimizer.param_groups[0].get("lr", 0.0))
+        try:
+            record = record_of(self.watch, tensors.samples, step, peak)
+            records.write(record, self.folder / f"step_{step + 1:05}.npz")
+            if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
+                return []
+            previous, self._previous = self._previous, record
+            plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
+            tokenizer = settings.tokenizer_of(self.trainer)
+            with torch.enable_grad():
+                return self.reading.add(record, plain, tokenizer, self._snapshot, previous)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            said = (
+                f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
+            )
+            return self.reading.broken(f"step {step + 1}: {said}")
+
+    def _print(self, new: list[Finding]) -> None:
+        for finding in new:
+            print(f"plumbob.doctor: {finding_text(self.examination, finding)}", flush=True)

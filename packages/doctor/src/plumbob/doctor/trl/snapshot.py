@@ -1,0 +1,98 @@
+"""The weights with which a training step of a GRPOTrainer begins, and the plain model with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from plumbob.doctor.record import Settings
+from plumbob.doctor.reference.model import Plain, plain_name
+from plumbob.doctor.trl.recording import trained
+from plumbob.doctor.trl.watching import numbers, unchanged_randomness
+
+
+class Snapshot:
+    """A `Live` run as far as the stages of a record of TRL need one. It never writes to the trainer for longer than a call."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, model = trainer, trainer.accelerator.unwrap_model(trainer.model)
+        self._all = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        self._trained = set(trained(trainer))
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {name: self._all[name] for name in self._trained}
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return self._all
+
+    def plain(self, settings: Settings) -> Plain:
+        """The model of the run in float32, with these weights, without adapter."""
+        from transformers import AutoModelForCausalLM
+
+        # A copy: making a model of a configuration changes how every model of it computes attention.
+        config = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).config)
+        with unchanged_randomness():
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        given = {plain_name(name): tensor for name, tensor in self._all.items()}
+        for name, parameter in model.named_parameters():
+            parameter.data = given[name].to(self.trainer.accelerator.device, torch.float32)
+        return Plain(model.to(self.trainer.accelerator.device).eval(), settings)
+
+    def drops(self) -> bool:
+        """Whether the trainer's model drops activations at random, which TRL does while it generates, too."""
+        config = self.trainer.accelerator.unwrap_model(self.trainer.model).config
+        modules = self.trainer.model.modules()
+        return any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in modules) or bool(
+            getattr(config, "attention_dropout", 0)
+        )
+
+    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
+        """The trainer's log-probabilities with these weights, without dropout."""
+        with self._weights(), torch.no_grad():
+            return [self._score(ids, at) for ids, at in rows]
+
+    def _score(self, ids: Sequence[int], at: Sequence[bool]) -> np.ndarray:
+        trainer = self.trainer
+        given = torch.tensor([list(ids)], device=trainer.accelerator.device)
+        found = trainer._get_per_token_logps_and_entropies(trainer.model, given, torch.ones_like(given), len(ids) - 1)
+        return numbers(found[0][0])[np.array(at[1:], bool)].astype(float)
+
+    @contextmanager
+    def _weights(self) -> Generator[None]:
+        parameters, modules = trained(self.trainer), list(self.trainer.model.modules())
+        kept, modes = {name: p.data for name, p in parameters.items()}, [module.training for module in modules]
+        try:
+            self.trainer.model.eval()
+            for name, parameter in parameters.items():
+                parameter.data = self._all[name].to(parameter.device)
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = kept[name]
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    # What only stages ask for that no record of TRL is given to
+
+    def changed(self) -> None:
+        raise NotImplementedError
+
+    def undone(self) -> AbstractContextManager[object]:
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        raise NotImplementedError
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
+        raise NotImplementedError
+
+    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError

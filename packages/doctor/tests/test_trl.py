@@ -30,7 +30,12 @@ def rewards(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [sum(c.isdigit() for c in t) / (len(t) + 1) + (a in t) for t, a in zip(texts, answer, strict=True)]
 
 
-def rows(count: int = 16) -> Dataset:
+def some(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """A reward that some completions do not get."""
+    return [None if len(ids) % 3 else len(ids) / 48 for ids in completion_ids]
+
+
+def rows(count: int = 32) -> Dataset:
     return Dataset.from_list(
         [
             {"prompt": [{"role": "user", "content": f"What is {i} + {i + 3}?"}], "answer": str(2 * i + 3)}
@@ -44,9 +49,9 @@ def make(
 ) -> Any:
     """A GRPOTrainer. `given`: further arguments of it."""
     settings = {
-        "per_device_train_batch_size": 8,
+        "per_device_train_batch_size": 16,
         "num_generations": 4,
-        "max_completion_length": 12,
+        "max_completion_length": 48,
         "temperature": 1.5,
         "learning_rate": 1e-4,
         "max_steps": 3,
@@ -100,23 +105,23 @@ def tools() -> dict[str, Any]:
         "content": "Look up the start key. Each result gives the next key or the value. "
         "Follow the keys to the value, then reply with the value alone.",
     }
-    asked = [[system, {"role": "user", "content": f"Start key: {'abcdefgh'[i % 8]}{i}"}] for i in range(16)]
+    asked = [[system, {"role": "user", "content": f"Start key: {'abcdefgh'[i % 8]}{i}"}] for i in range(32)]
     return {
         "given": {"model": str(bundled_folder("tiny")), "tools": [lookup], "processing_class": tokenizer},
         "data": Dataset.from_list([{"prompt": prompt, "answer": "amber"} for prompt in asked]),
-        "max_completion_length": 128,
+        "max_completion_length": 488,
         "temperature": 1.0,
         "max_tool_calling_iterations": 2,
     }
 
 
 HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
-    "grpo, accumulated": lambda: {"loss_type": "grpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+    "grpo, accumulated": lambda: {"loss_type": "grpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
     "dr_grpo, no scaling": lambda: {"loss_type": "dr_grpo", "scale_rewards": "none", "temperature": 1.0},
-    "bnpo, accumulated": lambda: {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+    "bnpo, accumulated": lambda: {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
     "dapo, several updates of a generation": lambda: {
         "loss_type": "dapo", "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
-        "per_device_train_batch_size": 4, "max_steps": 5, "learning_rate": 1e-3, "mask_truncated_completions": True,
+        "per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 1e-3, "mask_truncated_completions": True,
     },
     "cispo, batch scaling": lambda: {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "batch"},
     "gspo, two iterations": lambda: {
@@ -129,11 +134,10 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
         "bf16": True, "gradient_checkpointing": True, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 2,
     },
     "two rewards, some None": lambda: {
-        "reward": [rewards, lambda completions, **_: [None if i % 3 else 0.5 for i in range(len(completions))]],
+        "reward": [rewards, some],
         "reward_weights": [1.0, 0.5],
     },
-    "equal rewards": lambda: {"reward": lambda completions, **_: [0.1] * len(completions)},
-    "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(16)])},
+    "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
 }  # fmt: skip
 """Settings of runs without a fault."""
@@ -141,7 +145,7 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
 
 def attached(folder: Path, setting: dict[str, Any]) -> Any:
     trainer = make(folder, **setting)
-    doctor = plumbob.doctor.attach(trainer)
+    doctor = plumbob.doctor.attach(trainer, rescore=True)
     trainer.train()
     return doctor
 
@@ -188,7 +192,7 @@ class DividedTwice(trl.GRPOTrainer):
 def test_a_fault_is_printed_when_it_is_found_and_can_be_read_later_without_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    accumulated = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    accumulated = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}
     doctor = attached(tmp_path, {"kind": DividedTwice, **accumulated})
     folder = tmp_path / "plumbob_records"
     assert doctor.examination.causes == ["loss-differs-from-settings"]
@@ -198,7 +202,7 @@ def test_a_fault_is_printed_when_it_is_found_and_can_be_read_later_without_trl(
     assert sorted(path.name for path in folder.glob("*.npz")) == [f"step_0000{k}.npz" for k in (1, 2, 3)]
     record = read(folder / "step_00001.npz")
     assert record.trainer == f"trl {trl.__version__}"
-    assert len(record.rows) == len(record.rollouts) == len(record.updates[0].trained) == 8
+    assert len(record.rows) == len(record.rollouts) == len(record.updates[0].trained) == 16
     code = "import sys; sys.modules['trl'] = None; from plumbob.doctor.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(tmp_path)]
     found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)

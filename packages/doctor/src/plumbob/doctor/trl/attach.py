@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from plumbob.doctor import record as records
+from plumbob.doctor import trends
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.page import lines
-from plumbob.doctor.trl import settings
+from plumbob.doctor.trl import course, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import Tensors, record_of
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -23,18 +24,21 @@ from transformers import TrainerCallback
 FOLDER = "plumbob_records"
 
 
-def attach(trainer: Any, *, every: int = records.EVERY, folder: str | Path | None = None) -> Doctor:
+def attach(
+    trainer: Any, *, every: int = records.EVERY, folder: str | Path | None = None, rescore: bool = False
+) -> Doctor:
     """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
 
     The first steps, and every `every`th one, are recorded in `folder` (by default `plumbob_records` in the trainer's output
     folder) and compared with an exact computation of the same step. What is wrong is printed when it is found, and a page of
-    all that was examined when training ends.
+    all that was examined when training ends. `rescore`: call the reward functions twice in the first step, the second time
+    with the completions in the opposite order, to see whether rewards depend on chance or on the order.
     """
     from trl import GRPOTrainer
 
     if not isinstance(trainer, GRPOTrainer):
         raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
-    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER))
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore)
     trainer.add_callback(doctor)
     return doctor
 
@@ -42,25 +46,27 @@ def attach(trainer: Any, *, every: int = records.EVERY, folder: str | Path | Non
 class Doctor(TrainerCallback):
     """What `attach` returns."""
 
-    def __init__(self, trainer: Any, every: int, folder: Path) -> None:
+    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool) -> None:
         self.trainer, self.every, self.folder = trainer, every, folder
         self.began = 0
-        self.why_not = settings.refusal(trainer)
+        self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
         self.reading = Reading(left_out=[stage.__name__ for stage in left_out], limits=unseen)
-        if self.why_not:
-            self.reading.limits = [self.why_not]
+        if self._refused:
+            self.reading.limits = [self._refused]
         # An optimizer that the script made has the rate that the script gave it.
         self.own_optimizer = trainer.optimizer is not None
-        self.watch = Watch(trainer, self.wants)
+        self.watch = Watch(trainer, self.wants, rescore)
         self.watch.gradients_are_complete = self._gradients
         self._snapshot: Snapshot | None = None
         self._tensors: Tensors | None = None
         self._previous: records.StepRecord | None = None
+        self._before: dict[str, Any] = {}
+        self._row: dict[str, float] | None = None
 
     def wants(self, step: int) -> bool:
         """Whether step `step` (from 0) is recorded."""
-        return not self.why_not and (self._is_early(step) or (step + 1) % self.every == 0)
+        return not self._refused and (self._is_early(step) or (step + 1) % self.every == 0)
 
     def _is_early(self, step: int) -> bool:
         return step - self.began < records.FIRST
@@ -74,13 +80,17 @@ class Doctor(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.began = state.global_step
+        plan = course.plan_of(self.trainer)
+        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.began:  # records of an earlier training in the same folder
             for old in self.folder.glob("step_*.npz"):
                 old.unlink()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._print(self._take_row())
         self.watch.microbatches, self._tensors = [], None
+        self._before = {} if self._refused else course.sample_of(self.trainer)
         wanted = self.wants(state.global_step) and self._is_early(state.global_step)
         self._snapshot = Snapshot(self.trainer) if wanted else None
 
@@ -99,9 +109,15 @@ class Doctor(TrainerCallback):
                 new = self._examine(step, self._tensors)
         self._snapshot = self._tensors = None
         self.watch.microbatches = []
+        new += self._numbers(step)
         self._print(new)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self._row is not None and logs:
+            self._row |= {name: float(logs[own]) for own, name in course.LOGGED.items() if own in logs}
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._print(self._take_row())
         (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
         print(
@@ -132,6 +148,23 @@ class Doctor(TrainerCallback):
                 f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
             )
             return self.reading.broken(f"step {step + 1}: {said}")
+
+    def _numbers(self, step: int) -> list[Finding]:
+        """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
+        made = self.watch.round
+        if self._refused or made is None or made.rewards is None or not made.output:
+            return []
+        self._row = course.row_of(self.trainer, made, self._before, step)
+        found = [course.alike(self.trainer, made, step)] if made.step == step else []
+        if self.watch.rescored is not None:
+            found.append(course.again(made, self.watch.rescored, self.trainer.reward_func_names))
+            self.watch.rescored = None
+        return self.reading.add_findings(found)
+
+    def _take_row(self) -> list[Finding]:
+        """The numbers of the step before, now that TRL has logged it."""
+        row, self._row = self._row, None
+        return [] if row is None else self.reading.add_row(row)
 
     def _print(self, new: list[Finding]) -> None:
         for finding in new:

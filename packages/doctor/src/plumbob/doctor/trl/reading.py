@@ -15,6 +15,7 @@ from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
+from plumbob.doctor.trends import Plan, Trends, judge
 from plumbob.doctor.trl.settings import STAGES
 from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
 
@@ -34,8 +35,10 @@ class Reading:
     """Names of stages that these settings leave out."""
     limits: list[str] = field(default_factory=list)
     found: list[Finding] = field(default_factory=list)
+    grading: list[Finding] = field(default_factory=list)
+    """What rewards show without a record."""
+    trends: Trends = field(default_factory=lambda: Trends(Plan()))
     examined: int = 0
-    errors: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -86,6 +89,16 @@ class Reading:
                 result.cause, result.what = "dropout-in-training", "dropout while completions are generated"
         return result
 
+    def add_findings(self, found: list[Finding]) -> list[Finding]:
+        """Take in findings about rewards; returns failures of checks that did not fail before."""
+        known = {f.check for f in self.grading if f.cause}
+        self.grading += found
+        return [f for f in found if f.cause and f.check not in known]
+
+    def add_row(self, row: Mapping[str, float]) -> list[Finding]:
+        """Take in the numbers of a step; returns what they refute for the first time."""
+        return [_in_words(finding) for finding in self.trends.add(row)]
+
     def broken(self, why: str) -> list[Finding]:
         """A record could not be compared."""
         self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
@@ -93,12 +106,29 @@ class Reading:
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES)
+        x.add("environment", *merged(self.grading))
         x.add("records", *merged(self.found))
+        if rows := self.trends.numbers.rows:
+            x.add("trends", *map(_in_words, self.trends.findings()))
+            said = self.trends.progress()
+            x.notes += [f"{said[0].upper()}{said[1:]}."] if len(rows) > 1 else []
         x.limits += self.limits
         return x
 
     def as_json(self) -> dict[str, Any]:
-        return {"left_out": self.left_out, "limits": self.limits}
+        """What no record says, for `of_folder`."""
+        return {
+            "left_out": self.left_out,
+            "limits": self.limits,
+            "grading": [{k: v for k, v in dataclasses.asdict(f).items() if k != "code"} for f in merged(self.grading)],
+            "plan": dataclasses.asdict(self.trends.plan),
+            "patience": self.trends.patience,
+            "steps": self.trends.numbers.rows,
+        }
+
+
+def _in_words(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence))
 
 
 def _update_by_decay(x: stages.Examined) -> stages.Outcome:
@@ -152,7 +182,10 @@ def _begun(folder: Path) -> Reading:
         known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
     except (OSError, ValueError):
         return Reading(limits=["The training has not ended, or was ended from outside."])
-    return Reading(left_out=list(known["left_out"]), limits=list(known["limits"]))
+    given: list[dict[str, Any]] = known["grading"]
+    grading = [Finding(**one) for one in given]
+    course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
+    return Reading(list(known["left_out"]), list(known["limits"]), grading=grading, trends=course)
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

@@ -180,7 +180,7 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
         length = max(int(counted.nonzero().max()) + 1 if counted.any() else 0, int(output["completion_mask"][i].sum()))
         if not output["completion_mask"][i].any():
             length = len(sampled)
-        parts, reward = _rewards(trainer, made, i)
+        parts, reward = reward_of(trainer, made, i)
         sampling = output.get("sampling_per_token_logps")
         rows.append(
             records.Row(
@@ -192,14 +192,14 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
                 reward=reward,
                 advantage=float(output["advantages"][i].float().mean()),
                 rewards=dict(zip(names, parts, strict=True)) if parts else {},
-                truncated=_cut(trainer, sampled),
+                truncated=cut_off(trainer, sampled),
                 sampling_logprobs=None if sampling is None else numbers(sampling[i][: len(counted)][counted]),
             )
         )
     return rows
 
 
-def _rewards(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
+def reward_of(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
     """(weighted components, sum) of a completion's reward; NaN if no reward function gave one."""
     if made.rewards is None:
         return [], math.nan
@@ -207,13 +207,13 @@ def _rewards(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
     return own.nan_to_num(0.0).tolist(), float(own.nansum()) if not own.isnan().all() else math.nan
 
 
-def _cut(trainer: Any, ids: Sequence[int]) -> bool:
+def cut_off(trainer: Any, ids: Sequence[int]) -> bool:
     ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
     return bool(ids) and ids[-1] not in ends
 
 
 def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> records.Rollout:
-    parts, reward = _rewards(trainer, made, i)
+    parts, reward = reward_of(trainer, made, i)
     prompt, messages = made.prompts[i] if i < len(made.prompts) else made.inputs[i].get("prompt"), []
     # A conversation that begins with turns of the assistant cannot be told from one in which the model has spoken.
     known = getattr(trainer, "environment_factories", None) is None  # environments change prompts and tools
@@ -227,7 +227,7 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
         requests=_requests(trainer, made, i) if fresh else [],
         messages=messages,
         tools=0 if tools else -1,
-        truncated=_cut(trainer, made.ids[i]) if i < len(made.ids) else False,
+        truncated=cut_off(trainer, made.ids[i]) if i < len(made.ids) else False,
     )
 
 

@@ -63,12 +63,18 @@ class Microbatch:
 class Watch:
     """What happened since the last generation and the last optimizer step."""
 
-    def __init__(self, trainer: Any, wants: Callable[[int], bool]) -> None:
-        """`wants`: whether tensors of a step (from 0) are kept. Rewards and lengths are kept of every step."""
+    def __init__(self, trainer: Any, wants: Callable[[int], bool], rescore: bool) -> None:
+        """`wants`: whether tensors of a step (from 0) are kept. Rewards and lengths are kept of every step.
+
+        `rescore`: whether the completions of the first step are scored twice.
+        """
         self.trainer, self.wants = trainer, wants
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[[], None] = lambda: None
+        self.rescored: torch.Tensor | None = None
+        """[B, F] the second rewards, in the order of the first."""
+        self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
             "_generate_and_score_completions": self._score,
@@ -118,6 +124,17 @@ class Watch:
         rewards = original(*given, **more)
         if self.round is not None and self.trainer.model.training:
             self.round.rewards = rewards.detach().clone()
+            if self._rescore and not more and self.trainer.environments is None:
+                self._rescore = False
+                kept = {
+                    name: {k: list(v) for k, v in getattr(self.trainer, name).items()}
+                    for name in ("_pending_metrics", "_pending_extra_logs")
+                }
+                with unchanged_randomness():
+                    self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
+                for name, values in kept.items():
+                    getattr(self.trainer, name).clear()
+                    getattr(self.trainer, name).update(values)
         return rewards
 
     # Loss and gradient

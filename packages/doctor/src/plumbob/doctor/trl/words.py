@@ -11,6 +11,8 @@ WORDS = {
     "the reduction step_tokens": 'the weights of loss_type="dapo"',
     "overlong mask": "mask_truncated_completions=True",
     "overlong keep": "mask_truncated_completions=False",
+    "--kl-beta": "beta",
+    "--warmup-steps": "warmup_steps",
     "minibatch": "optimizer step",
     "the settings": "the GRPOConfig",
 }
@@ -115,5 +117,5 @@ REMEDIES = {
 
 def in_words_of_trl(text: str) -> str:
     for ours, theirs in WORDS.items():
-        text = re.sub(rf"\b{re.escape(ours)}\b", theirs, text)
+        text = re.sub(rf"(?<!\w){re.escape(ours)}\b", theirs, text)
     return text

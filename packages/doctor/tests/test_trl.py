@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +228,218 @@ def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     assert not list((tmp_path / "plumbob_records").glob("*.npz"))
     with pytest.raises(TypeError, match="GRPOTrainer"):
         plumbob.doctor.attach(torch.nn.Linear(1, 1))
+
+
+# Faults: subclasses as scripts and forks have them, reward functions, and settings
+
+
+class CountsMaskedTokens(trl.GRPOTrainer):
+    """The loss's denominator counts truncated completions, which are not in it."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["num_items_in_batch"] = torch.tensor(output["completion_ids"].numel())
+        return output
+
+
+class MaskFromPadding(trl.GRPOTrainer):
+    """The mask is made from ids, and the pad token is the one that ends a turn."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["completion_mask"] = (output["completion_ids"] != self.eos_token_ids[0]).long() * output[
+            "completion_mask"
+        ]
+        return output
+
+
+class TrainsOnToolResults(trl.GRPOTrainer):
+    def _tool_call_loop(self, *given: Any) -> Any:
+        mask, *rest = super()._tool_call_loop(*given)
+        return [[1] * len(one) for one in mask], *rest
+
+
+class NoTemperature(trl.GRPOTrainer):
+    """Log-probabilities are computed at temperature 1, and completions sampled at another one."""
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, keep: int, *_: Any, **more: Any
+    ) -> Any:
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, -keep:, None])[..., 0]
+        return logps, torch.zeros_like(logps), None
+
+
+class SeesPadding(trl.GRPOTrainer):
+    """Attention sees the padding on the left."""
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, mask: Any, *rest: Any, **more: Any) -> Any:
+        return super()._get_per_token_logps_and_entropies(model, ids, torch.ones_like(mask), *rest, **more)
+
+
+class ScaledByBatch(trl.GRPOTrainer):
+    """Advantages are those of the whole batch, not of a prompt's completions."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        scores = torch.tensor(list(self._logs["rewards"]["rewards"]))[-len(output["advantages"]) :]
+        output["advantages"] = (scores - scores.mean()) / (scores.std() + 1e-4)
+        return output
+
+
+class ShuffledRewards(trl.GRPOTrainer):
+    """Advantages go to other completions than those that earned them."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] = output["advantages"].roll(1)
+        return output
+
+
+class WrongKl(trl.GRPOTrainer):
+    """The KL term's sign is wrong: it drives the policy away from the reference."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        self.beta = -abs(self.beta)
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.beta = abs(self.beta)
+
+
+class Unclipped(trl.GRPOTrainer):
+    """Ratios are not clipped at all."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        kept, self.epsilon_low, self.epsilon_high = (self.epsilon_low, self.epsilon_high), 1e6, 1e6
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.epsilon_low, self.epsilon_high = kept
+
+
+class Frozen(trl.GRPOTrainer):
+    """Layers are frozen after the optimizer was made, as by a helper for another purpose."""
+
+    def training_step(self, *given: Any, **more: Any) -> Any:
+        loss = super().training_step(*given, **more)
+        for name, parameter in self.model.named_parameters():
+            if "layers.0" in name:
+                parameter.grad = None
+        return loss
+
+
+# Reward functions
+
+
+def never_text(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Looks for the answer in the list of messages, where it never is."""
+    return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+
+def by_order(completions: list[Any], **_: Any) -> list[float]:
+    """Depends on the place in the batch."""
+    return [(i % 3) / 2 for i in range(len(completions))]
+
+
+_calls = itertools.count()
+
+
+def by_count(completions: list[Any], **_: Any) -> list[float]:
+    """Depends on how often it was called before."""
+    return [float(next(_calls) % 5) for _ in completions]
+
+
+def nearly_equal(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [1 + 1e-4 * (sum(ids) % 7) for ids in completion_ids]
+
+
+def constant(completions: list[Any], **_: Any) -> list[float]:
+    return [0.1] * len(completions)
+
+
+def not_a_number(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float("nan") if sum(ids) % 3 else 1.0 * (sum(ids) % 2) for ids in completion_ids]
+
+
+def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
+    """The chat template has no place for tools."""
+    tokenizer = given["given"]["processing_class"]
+    tokenizer.chat_template = tokenizer.chat_template.replace("loop.first and tools", "false")
+    return given
+
+
+def frozen_adapter() -> dict[str, Any]:
+    """An adapter as PEFT loads it by default: none of its tensors is trained."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), LoraConfig(r=4, target_modules="all-linear"))
+    return {"given": {"model": model.requires_grad_(False)}, "gradient_checkpointing": True}
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    accepted: tuple[str, ...]
+    """Causes of which the first that is found must be one."""
+    source: str
+    """Where it was reported; "" if it was made up for this table."""
+    changes: Callable[[], dict[str, Any]]
+    """Settings of the run."""
+
+
+ACCUMULATED = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}
+LOSS = ("loss-differs-from-settings", "normaliser-depends-on-microbatches")
+FAULTS = (
+    Fault("completions cut off", ("truncated-rollouts",), "huggingface/trl#5697, #6219",
+          lambda: {"max_completion_length": 6, "temperature": 1.0}),
+    Fault("loss divided twice", LOSS, "modelscope/ms-swift#10117", lambda: {"kind": DividedTwice, **ACCUMULATED}),
+    Fault("denominator counts masked tokens", LOSS, "huggingface/trl#6369, #6024",
+          lambda: {"kind": CountsMaskedTokens, "loss_type": "dapo", "mask_truncated_completions": True}),
+    Fault("mask from padding", ("loss-mask-wrong",), "huggingface/trl#4970, #6357", lambda: {"kind": MaskFromPadding}),
+    Fault("tool results trained", ("loss-mask-wrong",), "unslothai/unsloth#5673", lambda: {"kind": TrainsOnToolResults, **tools()}),
+    Fault("tools not in the prompt", ("prompt-incomplete",), "huggingface/trl#5366", lambda: _no_tools(tools())),
+    Fault("temperature not applied", ("temperature-not-applied",), "huggingface/trl#3029", lambda: {"kind": NoTemperature}),
+    Fault("temperature given twice", ("temperature-not-applied",), "huggingface/trl#4342",
+          lambda: {"generation_kwargs": {"temperature": 0.85}}),
+    Fault("tokens left out", ("sampling-altered",), "huggingface/trl#4342", lambda: {"generation_kwargs": {"top_k": 5}}),
+    Fault("greedy", ("groups-without-variety", "temperature-not-applied", "sampling-altered"), "",
+          lambda: {"generation_kwargs": {"do_sample": False}}),
+    Fault("does not end at the turn's end", ("stop-token-wrong",), "huggingface/trl#7039",
+          lambda: {"generation_kwargs": {"eos_token_id": 5}}),
+    Fault("dropout in the model", ("dropout-in-training",), "huggingface/trl#3500, #3000",
+          lambda: {"model_init_kwargs": {"attention_dropout": 0.3}}),
+    Fault("much dropout in the adapter", ("dropout-in-training",), "huggingface/trl#3234",
+          lambda: {"given": lora(lora_dropout=0.5), "learning_rate": 1e-3}),
+    Fault("padding is seen", ("attention-or-positions-wrong",), "huggingface/trl#2708", lambda: {"kind": SeesPadding}),
+    Fault("advantages of the batch", ("advantages-wrong",), "huggingface/trl#3991", lambda: {"kind": ScaledByBatch}),
+    Fault("advantages of other completions", ("advantages-wrong", "rewards-of-other-rollouts"), "StarsfieldAI/R1-V#67",
+          lambda: {"kind": ShuffledRewards}),
+    Fault("reference follows the policy", ("kl-term-wrong",), "huggingface/trl#2908",
+          lambda: {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0, "max_steps": 4}),
+    Fault("KL term with the wrong sign", ("kl-term-wrong",), "", lambda: {"kind": WrongKl, "beta": 0.5}),
+    Fault("ratios not clipped", LOSS, "StarsfieldAI/R1-V#187", lambda: {"kind": Unclipped}),
+    Fault("layers frozen", ("no-gradient", "loss-differs-from-settings"), "huggingface/trl#3926", lambda: {"kind": Frozen}),
+    Fault("adapter loaded for inference", ("no-gradient",), "huggingface/trl#6700", lambda: frozen_adapter()),
+    Fault("weights in bfloat16", ("update-differs-from-settings",), "areal-project/AReaL#1634",
+          lambda: {"model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 1e-6}),
+    Fault("rate for all weights with LoRA", ("learning-rate-too-low",), "huggingface/trl#4181",
+          lambda: {"given": lora(), "learning_rate": 1e-6}),
+    Fault("reward reads messages as a text", ("never-succeeds", "reward-wrong", "too-little-signal"), "huggingface/trl#3452",
+          lambda: {"reward": never_text}),
+    Fault("reward by place in the batch", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_order}),
+    Fault("reward by a counter", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_count}),
+    Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
+    Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
+    Fault("rewards are no numbers", ("not-finite",), "huggingface/trl#3452", lambda: {"reward": not_a_number}),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
+    doctor = attached(tmp_path, fault.changes())
+    x = doctor.examination
+    assert x.causes[:1] and x.causes[0] in fault.accepted, [f for _, f in x.ranked()]
+    assert not [f for _, f in x.found if f.verdict == "error"]

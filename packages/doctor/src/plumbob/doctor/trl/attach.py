@@ -16,7 +16,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.doctor.page import lines
 from plumbob.doctor.trl import course, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
-from plumbob.doctor.trl.recording import Tensors, record_of
+from plumbob.doctor.trl.recording import Tensors, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from transformers import TrainerCallback
@@ -62,6 +62,7 @@ class Doctor(TrainerCallback):
         self._tensors: Tensors | None = None
         self._previous: records.StepRecord | None = None
         self._before: dict[str, Any] = {}
+        self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
     def wants(self, step: int) -> bool:
@@ -83,13 +84,21 @@ class Doctor(TrainerCallback):
         plan = course.plan_of(self.trainer)
         self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not trained(self.trainer):
+            said = "no parameter of the model requires a gradient"
+            self.reading.found.append(
+                Finding("the run trains a part of its model", "fail", said, "no-gradient", "gradient", 1)
+            )
+            self._print(self.reading.found)
+            self._refused = "Steps were not recorded: nothing is trained."
+            self.reading.limits.append(self._refused)
         if not self.began:  # records of an earlier training in the same folder
             for old in self.folder.glob("step_*.npz"):
                 old.unlink()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._print(self._take_row())
-        self.watch.microbatches, self._tensors = [], None
+        self.watch.microbatches, self._tensors, self._change = [], None, {}
         self._before = {} if self._refused else course.sample_of(self.trainer)
         wanted = self.wants(state.global_step) and self._is_early(state.global_step)
         self._snapshot = Snapshot(self.trainer) if wanted else None
@@ -138,6 +147,9 @@ class Doctor(TrainerCallback):
             if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
                 return []
             previous, self._previous = self._previous, record
+            if self._snapshot is not None and self.reading.trends.plan.exact:
+                rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
+                self._change = {"policy/step_kl": self._snapshot.change(rows)}
             plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
             tokenizer = settings.tokenizer_of(self.trainer)
             with torch.enable_grad():
@@ -154,7 +166,7 @@ class Doctor(TrainerCallback):
         made = self.watch.round
         if self._refused or made is None or made.rewards is None or not made.output:
             return []
-        self._row = course.row_of(self.trainer, made, self._before, step)
+        self._row = {**course.row_of(self.trainer, made, self._before, step), **self._change}
         found = [course.alike(self.trainer, made, step)] if made.step == step else []
         if self.watch.rescored is not None:
             found.append(course.again(made, self.watch.rescored, self.trainer.reward_func_names))

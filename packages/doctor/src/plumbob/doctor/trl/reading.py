@@ -87,6 +87,15 @@ class Reading:
                 )
             if not result.what:  # TRL drops while it generates, too
                 result.cause, result.what = "dropout-in-training", "dropout while completions are generated"
+        if (
+            result.cause == "engine-trainer-mismatch"
+            and stage is stages.trainer_logprobs
+            and not result.what
+            and x.live
+        ):
+            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
+            if x.live.pads_wrongly(rows, result.limit):
+                result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
         return result
 
     def add_findings(self, found: list[Finding]) -> list[Finding]:

@@ -178,8 +178,8 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
             counted = torch.zeros(len(ids), dtype=torch.bool)
             counted[: len(sampled)] = torch.tensor(made.tool_masks[i] if made.tool_masks else [1] * len(sampled)).bool()
         length = max(int(counted.nonzero().max()) + 1 if counted.any() else 0, int(output["completion_mask"][i].sum()))
-        if not output["completion_mask"][i].any():
-            length = len(sampled)
+        if not output["completion_mask"][i].any() or ids[: len(sampled)] == sampled:
+            length = max(length, len(sampled))  # what the mask leaves out was sampled nevertheless
         parts, reward = reward_of(trainer, made, i)
         sampling = output.get("sampling_per_token_logps")
         rows.append(

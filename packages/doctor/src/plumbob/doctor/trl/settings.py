@@ -20,7 +20,26 @@ REDUCTIONS: dict[str, Any] = {
 }
 """`loss_type` -> how tokens are weighted; other losses are not compared."""
 Stage = Callable[[Examined], Outcome | list[Outcome]]
+
+
+def described(x: Examined) -> Outcome:
+    """The prompts name the tools: TRL renders them by the chat template, which may have no place for them."""
+    out = Outcome("rows", "prompts describe the tools")
+    asked = [(r, x.record.tools[r.tools]) for r in x.record.rollouts if r.tools >= 0 and r.requests]
+    if x.tokenizer is None or not asked:
+        out.verdict, out.evidence = "not examined", "there are no tools" if x.tokenizer else "no tokenizer"
+        return out
+    for rollout, tools in asked:
+        names, text = [str(t["function"]["name"]) for t in tools], x.tokenizer.decode(rollout.requests[0].prompt_ids)
+        out.gap += any(name not in text for name in names)
+    out.evidence = f"{out.gap:.0f} of {len(asked)} prompts do not name all of their tools"
+    if out.gap:
+        out.verdict, out.cause, out.what = "fail", "prompt-incomplete", "a prompt without the tools' descriptions"
+    return out
+
+
 STAGES: tuple[Stage, ...] = (
+    described,
     stages.prompts,
     stages.rows,
     stages.engine_logprobs,

@@ -15,6 +15,9 @@ from plumbob.doctor.reference.model import Plain, plain_name
 from plumbob.doctor.trl.recording import trained
 from plumbob.doctor.trl.watching import numbers, unchanged_randomness
 
+Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
+"""(ids [T], which of them are scored [T]) of each row."""
+
 
 class Snapshot:
     """A `Live` run as far as the stages of a record of TRL need one. It never writes to the trainer for longer than a call."""
@@ -51,25 +54,44 @@ class Snapshot:
             getattr(config, "attention_dropout", 0)
         )
 
-    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
-        """The trainer's log-probabilities with these weights, without dropout."""
-        with self._weights(), torch.no_grad():
-            return [self._score(ids, at) for ids, at in rows]
+    def score(self, rows: Rows, padding: int = 3, *, now: bool = False) -> list[np.ndarray]:
+        """The trainer's log-probabilities with these weights, without dropout, in one batch padded on the left.
 
-    def _score(self, ids: Sequence[int], at: Sequence[bool]) -> np.ndarray:
-        trainer = self.trainer
-        given = torch.tensor([list(ids)], device=trainer.accelerator.device)
-        found = trainer._get_per_token_logps_and_entropies(trainer.model, given, torch.ones_like(given), len(ids) - 1)
-        return numbers(found[0][0])[np.array(at[1:], bool)].astype(float)
+        `now`: with the weights that the trainer has now.
+        """
+        trainer, pad = self.trainer, self.trainer._tokenizer.pad_token_id or 0
+        batches = [rows] if padding else [[row] for row in rows]
+        found = []
+        with self._weights({} if now else self._all), torch.no_grad():
+            for batch in batches:
+                width = max(len(ids) for ids, _ in batch) + padding
+                ids = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids, _ in batch])
+                mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in batch])
+                given = (ids.to(trainer.accelerator.device), mask.to(trainer.accelerator.device))
+                scores = trainer._get_per_token_logps_and_entropies(trainer.model, *given, width - 1)[0]
+                for own, (_, at) in zip(scores, batch, strict=True):
+                    found.append(numbers(own[len(own) - len(at) + 1 :])[np.array(at[1:], bool)].astype(float))
+        return found
+
+    def change(self, rows: Rows) -> float:
+        """KL divergence of the policy now from that of these weights, in nats a token (Schulman's k3)."""
+        log_ratio = np.concatenate(self.score(rows, now=True)) - np.concatenate(self.score(rows))
+        return float((np.expm1(log_ratio) - log_ratio).mean())
+
+    def pads_wrongly(self, rows: Rows, limit: float) -> bool:
+        """Whether log-probabilities of rows depend on padding beside them."""
+        pairs = zip(self.score(rows), self.score(rows, padding=0), strict=True)
+        return max(float(np.abs(a - b).mean()) for a, b in pairs) > limit
 
     @contextmanager
-    def _weights(self) -> Generator[None]:
+    def _weights(self, weights: Mapping[str, torch.Tensor]) -> Generator[None]:
         parameters, modules = trained(self.trainer), list(self.trainer.model.modules())
         kept, modes = {name: p.data for name, p in parameters.items()}, [module.training for module in modules]
         try:
             self.trainer.model.eval()
             for name, parameter in parameters.items():
-                parameter.data = self._all[name].to(parameter.device)
+                if name in weights:
+                    parameter.data = weights[name].to(parameter.device)
             yield
         finally:
             for name, parameter in parameters.items():

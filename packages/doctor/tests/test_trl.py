@@ -426,7 +426,7 @@ FAULTS = (
           lambda: {"model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 1e-6}),
     Fault("rate for all weights with LoRA", ("learning-rate-too-low",), "huggingface/trl#4181",
           lambda: {"given": lora(), "learning_rate": 1e-6}),
-    Fault("reward reads messages as a text", ("never-succeeds", "reward-wrong", "too-little-signal"), "huggingface/trl#3452",
+    Fault("reward reads messages as a text", ("reward-wrong",), "huggingface/trl#3452",
           lambda: {"reward": never_text}),
     Fault("reward by place in the batch", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_order}),
     Fault("reward by a counter", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_count}),
@@ -443,3 +443,22 @@ def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
     x = doctor.examination
     assert x.causes[:1] and x.causes[0] in fault.accepted, [f for _, f in x.ranked()]
     assert not [f for _, f in x.found if f.verdict == "error"]
+
+
+GUIDE = Path(__file__).parents[3] / "docs/guides/trl.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("healthy", [False, True])
+def test_the_guide_s_script_and_its_healthy_twin(
+    healthy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script, twin = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
+    script = script.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
+    if healthy:
+        start, rest = script.split("def reward")
+        script = f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}"
+    monkeypatch.chdir(tmp_path)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    told = "No cause found" if healthy else "Cause: reward-wrong"
+    assert told in found.stdout, found.stdout

@@ -32,7 +32,8 @@ def attach(
     The first steps, and every `every`th one, are recorded in `folder` (by default `plumbob_records` in the trainer's output
     folder) and compared with an exact computation of the same step. What is wrong is printed when it is found, and a page of
     all that was examined when training ends. `rescore`: call the reward functions twice in the first step, the second time
-    with the completions in the opposite order, to see whether rewards depend on chance or on the order.
+    with the completions in the opposite order, to see whether rewards depend on chance or on the order; and if all
+    completions earn the same, with texts of the data's columns in their place, to see whether a right answer would earn more.
     """
     from trl import GRPOTrainer
 
@@ -170,7 +171,9 @@ class Doctor(TrainerCallback):
         found = [course.alike(self.trainer, made, step)] if made.step == step else []
         if self.watch.rescored is not None:
             found.append(course.again(made, self.watch.rescored, self.trainer.reward_func_names))
-            self.watch.rescored = None
+            if self.watch.right_answers is not None:
+                found.append(course.right(self.trainer, made, self.watch.right_answers))
+            self.watch.rescored = self.watch.right_answers = None
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

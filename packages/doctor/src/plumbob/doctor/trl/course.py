@@ -114,6 +114,7 @@ def _repeats(ids: Sequence[int]) -> bool:
 
 
 ALIKE = "equal completions of a prompt earn equal rewards"
+RIGHT = "a right answer earns more than others"
 AGAIN = "completions earn the same when they are scored again, in another order"
 
 
@@ -142,3 +143,15 @@ def again(made: Round, second: torch.Tensor, names: Sequence[str]) -> Finding:
     if wrong:
         return Finding(AGAIN, "fail", f"rewards differ: {', '.join(wrong)}", "reward-nondeterministic", "grading", 1)
     return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
+
+
+def right(trainer: Any, made: Round, best: Mapping[str, float]) -> Finding:
+    """Whether texts of the data's columns earn more than completions that all earn the same. `best`: see `Watch`."""
+    reward = reward_of(trainer, made, 0)[1]
+    said = ", ".join(
+        f"the text of column {name!r} as a completion earns at most {value:.3g}" for name, value in best.items()
+    )
+    said = f"each of {len(made.inputs)} completions earns {reward:.3g}; {said}"
+    if best and max(best.values()) <= reward + 1e-9:
+        return Finding(RIGHT, "fail", f"{said}, in each of several forms", "reward-wrong", "grading", 1)
+    return Finding(RIGHT, "pass" if best else "unsure", said, None, "grading")

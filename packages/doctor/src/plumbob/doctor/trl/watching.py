@@ -21,6 +21,9 @@ within them."""
 APART = (0.5, -0.3, -0.5, 0.3, 0.1)
 """The same of the policy's and the reference's."""
 
+FORMS = ("{}", "The answer is {}.", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}")
+"""Forms in which reward functions look for an answer."""
+
 
 @dataclass
 class Turn:
@@ -74,6 +77,8 @@ class Watch:
         self.gradients_are_complete: Callable[[], None] = lambda: None
         self.rescored: torch.Tensor | None = None
         """[B, F] the second rewards, in the order of the first."""
+        self.right_answers: dict[str, float] | None = None
+        """See `_of_columns`; only if all completions of the first step earn the same."""
         self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
@@ -126,16 +131,38 @@ class Watch:
             self.round.rewards = rewards.detach().clone()
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
-                kept = {
-                    name: {k: list(v) for k, v in getattr(self.trainer, name).items()}
-                    for name in ("_pending_metrics", "_pending_extra_logs")
-                }
-                with unchanged_randomness():
+                with self._without_trace():
                     self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
-                for name, values in kept.items():
-                    getattr(self.trainer, name).clear()
-                    getattr(self.trainer, name).update(values)
+                    if len(rewards.unique()) == 1:
+                        self.right_answers = self._of_columns(original, *given)
         return rewards
+
+    @contextmanager
+    def _without_trace(self) -> Generator[None]:
+        """What reward functions log in this context is forgotten, and what they draw at random."""
+        names = ("_pending_metrics", "_pending_extra_logs")
+        kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
+        with unchanged_randomness():
+            yield
+        for name, values in kept.items():
+            getattr(self.trainer, name).clear()
+            getattr(self.trainer, name).update(values)
+
+    def _of_columns(self, original: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> dict[str, float]:
+        """Column of texts -> the most that its own text earns, in one of several forms, as a completion of its row."""
+        best: dict[str, float] = {}
+        for column in [k for k, v in inputs[0].items() if k not in ("prompt", "completion") and isinstance(v, str)]:
+            for form in FORMS:
+                texts = [form.format(one[column]) for one in inputs]
+                said = (
+                    [[{"role": "assistant", "content": t}] for t in texts]
+                    if isinstance(completions[0], list)
+                    else texts
+                )
+                found = original(inputs, prompts, said, self.trainer._tokenizer(texts)["input_ids"]).nan_to_num(0.0)
+                weighted = (found * self.trainer.reward_weights.to(found.device)).sum(1)
+                best[column] = max(best.get(column, -float("inf")), float(weighted.max()))
+        return best
 
     # Loss and gradient
 

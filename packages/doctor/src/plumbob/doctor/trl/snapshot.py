@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -98,23 +97,3 @@ class Snapshot:
                 parameter.data = kept[name]
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-
-    # What only stages ask for that no record of TRL is given to
-
-    def changed(self) -> None:
-        raise NotImplementedError
-
-    def undone(self) -> AbstractContextManager[object]:
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        raise NotImplementedError
-
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
-        raise NotImplementedError
-
-    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from plumbob.doctor.causes import CAUSES, is_symptom
-from plumbob.doctor.findings import STAGES, Code, Finding, Stage
+from plumbob.doctor.findings import STAGES, Cause, Code, Finding, Stage
 
 if TYPE_CHECKING:  # both load libraries that a page need not wait for
     from plumbob.doctor.environment.table import Examination as Matrix
@@ -38,6 +38,8 @@ class Examination:
     found: list[tuple[Source, Finding]] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     """What was not examined, and how sure the rest is: a sentence each."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """Id of a cause -> what to do in the words of another trainer than ours."""
     notes: list[str] = field(default_factory=list)
     """What else a user should know, such as how the reward has changed: a sentence each."""
 
@@ -61,6 +63,9 @@ class Examination:
             return is_symptom(finding.cause or ""), SOURCES.index(source), stage, i
 
         return [(source, finding) for _, source, finding in sorted(failed, key=place)]
+
+    def advice(self, cause: Cause) -> str:
+        return self.remedies.get(cause.id) or cause.advice(self.env, self.model)
 
     @property
     def causes(self) -> list[str]:
@@ -93,8 +98,7 @@ class Examination:
                 for source, finding in self.found
             ],
             "causes": {
-                name: {**dataclasses.asdict(CAUSES[name]), "fix": CAUSES[name].advice(self.env, self.model)}
-                for name in self.causes
+                name: {**dataclasses.asdict(CAUSES[name]), "fix": self.advice(CAUSES[name])} for name in self.causes
             },
             "notes": self.notes,
             "limits": self.limits,

@@ -99,7 +99,7 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
     if cause.includes and not cause.symptom:
         yield "one of", ", ".join(cause.includes)
     yield from (("where", str(code)) for code in first.code)
-    yield "to do", cause.advice(x.env, x.model)
+    yield "to do", x.advice(cause)
     if first.command:
         yield "again by", first.command
     if cause.source:

@@ -235,7 +235,8 @@ class Settings:
     # Advantages
     group_size: int = 0
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    scale: Literal["none", "group", "batch"] = "none"
+    scale: Literal["none", "group", "batch", "batch_rewards"] = "none"
+    """What advantages are divided by: the standard deviation of their group, of all advantages, or of all rewards."""
     scale_epsilon: float = 1e-4
     components: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     reward_weights: dict[str, float] = field(default_factory=dict)
@@ -259,6 +260,8 @@ class Settings:
     kl_beta: float = 0.0
     kl_place: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_ratio: bool = True
+    """Whether the KL term is multiplied with the importance ratio, which has no slope of its own there."""
     correction: str = "none"
     """How importance weights are bounded: none, token_truncate, token_mask, sequence_truncate or sequence_mask."""
     correction_cap: float = 0.0

@@ -450,8 +450,9 @@ def advantage(x: Examined) -> Outcome:
     expected, own = advantages.expected(known, record.settings), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
+    rounded = _rounded_rewards(known, record.settings) / scale
     for seen, where in ((own, "advantages"), (late, "advantages that the loss is given")):
-        gaps = np.abs(seen - expected) / scale
+        gaps = np.maximum(np.abs(seen - expected) / scale - rounded, 0)
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
         if wrong:
@@ -460,6 +461,23 @@ def advantage(x: Examined) -> Outcome:
             found = explain(explain_advantages.CONDITIONS, case, seen, expected, 1e-6 * scale)
             return _explained(out, found, "advantages-wrong")
     return out
+
+
+def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
+    """[B] what float32 can change of an advantage: a division makes much of the rounding of nearly equal rewards."""
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_group[row.group].append(row.reward)
+    size, every = max((abs(row.reward) for row in rows), default=0.0), [row.reward for row in rows]
+    spread = {group: float(np.std(every if settings.scale.startswith("batch") else r)) for group, r in by_group.items()}
+    return np.array(
+        [
+            4
+            * np.spacing(np.float32(size))
+            / (1.0 if settings.scale == "none" else spread[r.group] + settings.scale_epsilon)
+            for r in rows
+        ]
+    )
 
 
 # 4. Loss

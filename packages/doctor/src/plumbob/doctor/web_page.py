@@ -73,7 +73,7 @@ def _row(x: Examination, finding: Finding) -> str:
     told = [f"Where: <code>{_text(str(code))}</code>" for code in finding.code]
     if finding.cause:
         cause = CAUSES[finding.cause]
-        told.append(f"<strong>{cause.id}</strong>: {_text(cause.sentence)} {_text(cause.advice(x.env, x.model))}")
+        told.append(f"<strong>{cause.id}</strong>: {_text(cause.sentence)} {_text(x.advice(cause))}")
     return (
         f'<tr><td class="{finding.verdict}">{finding.verdict}</td>'
         f"<td>{'expected: ' if finding.cause else ''}{_text(finding.check)}{step}</td>"

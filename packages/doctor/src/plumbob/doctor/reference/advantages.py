@@ -58,8 +58,8 @@ def centred(rewards: np.ndarray, groups: Sequence[str], settings: Settings, scal
         values[at] = own - baseline
         if scale == "group":
             values[at] /= own.std(ddof=1) + settings.scale_epsilon
-    known = values[np.isfinite(values)]
-    if scale == "batch" and len(known) > 1 and known.any():
+    known = (rewards if scale == "batch_rewards" else values)[np.isfinite(values)]
+    if scale.startswith("batch") and len(known) > 1 and known.any():
         values = values / (known.std(ddof=1) + settings.scale_epsilon)
     return values
 

@@ -91,7 +91,7 @@ def kl_slopes(tokens: Tokens, settings: Settings, estimator: str | None = None) 
         return np.zeros(len(tokens.weights))
     apart = tokens.logprobs - tokens.reference
     slope = {"k1": np.ones_like(apart), "k2": apart, "k3": 1 - np.exp(np.minimum(-apart, LARGEST))}
-    ratio = np.exp(np.minimum(tokens.logprobs - tokens.old, LARGEST))
+    ratio = np.exp(np.minimum(tokens.logprobs - tokens.old, LARGEST)) if settings.kl_ratio else 1.0
     return settings.kl_beta * tokens.weights * ratio * slope[estimator or settings.kl_estimator]
 
 

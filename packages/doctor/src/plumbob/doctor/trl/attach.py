@@ -1,0 +1,186 @@
+"""`attach`: records of a GRPOTrainer of TRL, and what they say, while it trains."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbob.doctor import record as records
+from plumbob.doctor import trends
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.page import lines
+from plumbob.doctor.trl import course, settings
+from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
+from plumbob.doctor.trl.recording import Tensors, record_of, trained
+from plumbob.doctor.trl.snapshot import Snapshot
+from plumbob.doctor.trl.watching import Watch, unchanged_randomness
+from transformers import TrainerCallback
+
+FOLDER = "plumbob_records"
+
+
+def attach(
+    trainer: Any, *, every: int = records.EVERY, folder: str | Path | None = None, rescore: bool = False
+) -> Doctor:
+    """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
+
+    The first steps, and every `every`th one, are recorded in `folder` (by default `plumbob_records` in the trainer's output
+    folder) and compared with an exact computation of the same step. What is wrong is printed when it is found, and a page of
+    all that was examined when training ends. `rescore`: call the reward functions twice in the first step, the second time
+    with the completions in the opposite order, to see whether rewards depend on chance or on the order; and if all
+    completions earn the same, with texts of the data's columns in their place, to see whether a right answer would earn more.
+    """
+    from trl import GRPOTrainer
+
+    if not isinstance(trainer, GRPOTrainer):
+        raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore)
+    trainer.add_callback(doctor)
+    return doctor
+
+
+class Doctor(TrainerCallback):
+    """What `attach` returns."""
+
+    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool) -> None:
+        self.trainer, self.every, self.folder = trainer, every, folder
+        self.began = 0
+        self._refused = settings.refusal(trainer)
+        unseen, left_out = settings.unseen(trainer)
+        self.reading = Reading(left_out=[stage.__name__ for stage in left_out], limits=unseen)
+        if self._refused:
+            self.reading.limits = [self._refused]
+        # An optimizer that the script made has the rate that the script gave it.
+        self.own_optimizer = trainer.optimizer is not None
+        self.watch = Watch(trainer, self.wants, rescore)
+        self.watch.gradients_are_complete = self._gradients
+        self._snapshot: Snapshot | None = None
+        self._tensors: Tensors | None = None
+        self._previous: records.StepRecord | None = None
+        self._before: dict[str, Any] = {}
+        self._change: dict[str, float] = {}
+        self._row: dict[str, float] | None = None
+
+    def wants(self, step: int) -> bool:
+        """Whether step `step` (from 0) is recorded."""
+        return not self._refused and (self._is_early(step) or (step + 1) % self.every == 0)
+
+    def _is_early(self, step: int) -> bool:
+        return step - self.began < records.FIRST
+
+    @property
+    def examination(self) -> Examination:
+        """What was found so far."""
+        return self.reading.examination()
+
+    # What the trainer calls
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = state.global_step
+        plan = course.plan_of(self.trainer)
+        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not trained(self.trainer):
+            said = "no parameter of the model requires a gradient"
+            self.reading.found.append(
+                Finding("the run trains a part of its model", "fail", said, "no-gradient", "gradient", 1)
+            )
+            self._print(self.reading.found)
+            self._refused = "Steps were not recorded: nothing is trained."
+            self.reading.limits.append(self._refused)
+        if not self.began:  # records of an earlier training in the same folder
+            for old in self.folder.glob("step_*.npz"):
+                old.unlink()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._print(self._take_row())
+        self.watch.microbatches, self._tensors, self._change = [], None, {}
+        self._before = {} if self._refused else course.sample_of(self.trainer)
+        wanted = self.wants(state.global_step) and self._is_early(state.global_step)
+        self._snapshot = Snapshot(self.trainer) if wanted else None
+
+    def _gradients(self) -> None:
+        self._tensors = Tensors(self.trainer)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._tensors is not None:
+            self._tensors.updated()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step = state.global_step - 1
+        new: list[Finding] = []
+        if self.wants(step) and self._tensors is not None:
+            with unchanged_randomness():
+                new = self._examine(step, self._tensors)
+        self._snapshot = self._tensors = None
+        self.watch.microbatches = []
+        new += self._numbers(step)
+        self._print(new)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self._row is not None and logs:
+            self._row |= {name: float(logs[own]) for own, name in course.LOGGED.items() if own in logs}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._print(self._take_row())
+        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        width = shutil.get_terminal_size((80, 24)).columns
+        print(
+            "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
+            flush=True,
+        )
+
+    # Its work
+
+    def _examine(self, step: int, tensors: Tensors) -> list[Finding]:
+        """The new failures of a step that has just been taken. An error of the doctor ends no run."""
+        peak = None
+        if self.own_optimizer:
+            peak = float(self.trainer.optimizer.param_groups[0].get("lr", 0.0))
+        try:
+            record = record_of(self.watch, tensors.samples, step, peak)
+            records.write(record, self.folder / f"step_{step + 1:05}.npz")
+            if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
+                return []
+            previous, self._previous = self._previous, record
+            if self._snapshot is not None and self.reading.trends.plan.exact:
+                rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
+                self._change = {"policy/step_kl": self._snapshot.change(rows)}
+            plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
+            tokenizer = settings.tokenizer_of(self.trainer)
+            with torch.enable_grad():
+                return self.reading.add(record, plain, tokenizer, self._snapshot, previous)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            said = (
+                f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
+            )
+            return self.reading.broken(f"step {step + 1}: {said}")
+
+    def _numbers(self, step: int) -> list[Finding]:
+        """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
+        made = self.watch.round
+        if self._refused or made is None or made.rewards is None or not made.output:
+            return []
+        self._row = {**course.row_of(self.trainer, made, self._before, step), **self._change}
+        found = [course.alike(self.trainer, made, step)] if made.step == step else []
+        if self.watch.rescored is not None:
+            found.append(course.again(made, self.watch.rescored, self.trainer.reward_func_names))
+            if self.watch.right_answers is not None:
+                found.append(course.right(self.trainer, made, self.watch.right_answers))
+            self.watch.rescored = self.watch.right_answers = None
+        return self.reading.add_findings(found)
+
+    def _take_row(self) -> list[Finding]:
+        """The numbers of the step before, now that TRL has logged it."""
+        row, self._row = self._row, None
+        return [] if row is None else self.reading.add_row(row)
+
+    def _print(self, new: list[Finding]) -> None:
+        for finding in new:
+            print(f"plumbob.doctor: {finding_text(self.examination, finding)}", flush=True)

@@ -1,0 +1,157 @@
+"""What the steps of a GRPOTrainer of TRL come to in numbers, by the names that `plumbob.doctor.trends` reads."""
+
+from __future__ import annotations
+
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from plumbob.doctor import trends
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.trl.recording import AT_RANDOM, cut_off, reward_of, trained
+from plumbob.doctor.trl.watching import Round, numbers
+
+LOGGED = {
+    "entropy": "policy/entropy",
+    "kl": "policy/kl",
+    "grad_norm": "optimizer/grad_norm",
+    "learning_rate": "optimizer/learning_rate",
+}
+"""Name in TRL's log -> name of the same number in the table of trends."""
+LIMIT = "max_completion_length"
+TAIL, DIFFERENT = 64, 0.5
+"""A completion repeats itself if fewer than this share of the sequences of four tokens in its tail are different."""
+TINY = 0.02
+
+
+def plan_of(trainer: Any) -> trends.Plan:
+    """What the table of trends must know of a trainer's settings."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    narrowed = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p") if getattr(args, name)}
+    if narrowed.get("top_p") == 1:
+        del narrowed["top_p"]
+    return trends.Plan(
+        steps=trainer.state.max_steps,
+        group_size=args.num_generations,
+        temperature=args.temperature,
+        exact=not args.bf16 and not args.use_vllm,
+        narrowed=", ".join(f"{name}={value}" for name, value in narrowed.items()),
+        scaled=args.scale_rewards == "group",
+        overlong_masked=args.mask_truncated_completions,
+        learning_rate=args.learning_rate,
+        adapter=hasattr(model, "peft_config"),
+        warmup=args.get_warmup_steps(trainer.state.max_steps),
+        max_norm=args.max_grad_norm or 0.0,
+        kl_beta=float(trainer.beta),
+        limits={LIMIT: f"{LIMIT}={args.max_completion_length}"},
+    )
+
+
+def sample_of(trainer: Any) -> dict[str, np.ndarray]:
+    """A few entries of each trained tensor, the same ones each time."""
+    found = {}
+    for name, parameter in trained(trainer).items():
+        at = np.random.default_rng(zlib.crc32(name.encode())).integers(0, parameter.numel(), AT_RANDOM)
+        found[name] = numbers(parameter.detach().reshape(-1)[torch.from_numpy(at).to(parameter.device)])
+    return found
+
+
+def row_of(trainer: Any, made: Round, before: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+    """The numbers of a step (from 0). `before`: the sample of its first weights."""
+    rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]
+    finite = [r for r in rewards if np.isfinite(r)] or [0.0]
+    groups = [
+        np.array(rewards[i : i + trainer.num_generations]) for i in range(0, len(rewards), trainer.num_generations)
+    ]
+    groups = [g[np.isfinite(g)] for g in groups if np.isfinite(g).any()]
+    low, flat = min(finite), [g for g in groups if np.ptp(g) == 0]
+    failed = sum(g[0] == low and (low < max(finite) or low <= 0) for g in flat)
+    live = [g for g in groups if np.ptp(g) > 0]
+    cut = statistics.fmean(cut_off(trainer, ids) for ids in made.ids) if made.ids else 0.0
+    count, after = len(groups), sample_of(trainer)
+    moved = np.concatenate([after[name] - old for name, old in before.items()]).astype(float)
+    old = np.concatenate([*before.values()]).astype(float)
+    row = {
+        "step": step + 1.0,
+        "reward/mean": statistics.fmean(finite),
+        "reward/std": statistics.pstdev(finite),
+        "reward/group_std": statistics.pstdev([float(g.mean()) for g in groups]) if groups else 0.0,
+        "groups/count": float(count),
+        "groups/zero_signal": float(len(flat)),
+        "groups/zero_signal_share": len(flat) / max(count, 1),
+        "groups/all_fail": float(failed),
+        "groups/all_pass": float(len(flat) - failed),
+        "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
+        "advantage/mean_abs": float(made.output["advantages"].float().abs().mean()),
+        "rollout/count": float(len(rewards)),
+        "rollout/not_finite": float(len(rewards) - len(finite)) if finite else 0.0,
+        "rollout/sampled_tokens": statistics.fmean(map(len, made.ids)) if made.ids else 0.0,
+        "rollout/truncated_share": cut,
+        f"rollout/stopped/{LIMIT}": cut,
+        "rollout/repetitive_share": statistics.fmean(map(_repeats, made.ids)) if made.ids else 0.0,
+        "optimizer/updates": 1.0,
+        "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
+        "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(old), 1e-30)),
+        "optimizer/moved_share": float((moved != 0).mean()),
+        "optimizer/still_tensors": statistics.fmean(bool((after[name] == one).all()) for name, one in before.items()),
+    }
+    if trainer.tools and made.completions and isinstance(made.completions[0], list):
+        turns = [[m for m in one if m.get("role") == "assistant"] for one in made.completions]
+        row["rollout/tools"] = float(len(trainer.tools))
+        row["rollout/turns"] = statistics.fmean(map(len, turns))
+        row["rollout/tool_calls"] = statistics.fmean(sum(len(m.get("tool_calls") or ()) for m in own) for own in turns)
+    return row
+
+
+def _repeats(ids: Sequence[int]) -> bool:
+    tail = ids[-TAIL:]
+    fours = [tuple(tail[i : i + 4]) for i in range(len(tail) - 3)]
+    return len(tail) == TAIL and len(set(fours)) < DIFFERENT * len(fours)
+
+
+ALIKE = "equal completions of a prompt earn equal rewards"
+RIGHT = "a right answer earns more than others"
+AGAIN = "completions earn the same when they are scored again, in another order"
+
+
+def alike(trainer: Any, made: Round, step: int) -> Finding:
+    """Whether equal completions of one prompt have equal rewards: what differs there is no property of the completion."""
+    seen: dict[Any, list[float]] = defaultdict(list)
+    for i, ids in enumerate(made.ids):
+        seen[i // trainer.num_generations, tuple(ids)].append(reward_of(trainer, made, i)[1])
+    apart = [max(r) - min(r) for r in seen.values() if len(r) > 1]
+    if not apart:
+        return Finding(ALIKE, "unsure", "no two completions of a prompt were equal", None, "grading")
+    wrong = [a for a in apart if a > 1e-6]
+    said = f"{len(wrong)} of {len(apart)} sets of equal completions have different rewards, by up to {max(apart):.3g}"
+    if wrong:
+        return Finding(ALIKE, "fail", said, "reward-nondeterministic", "grading", step + 1)
+    return Finding(ALIKE, "pass", said, None, "grading")
+
+
+def again(made: Round, second: torch.Tensor, names: Sequence[str]) -> Finding:
+    """`second`: rewards [B, F] of the same completions, scored a second time in the opposite order."""
+    assert made.rewards is not None
+    apart = (made.rewards - second).abs().nan_to_num(0.0) + (made.rewards.isnan() != second.isnan())
+    wrong = [
+        f"{name} by up to {float(one.max()):.3g}" for name, one in zip(names, apart.T, strict=True) if one.max() > 1e-6
+    ]
+    if wrong:
+        return Finding(AGAIN, "fail", f"rewards differ: {', '.join(wrong)}", "reward-nondeterministic", "grading", 1)
+    return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
+
+
+def right(trainer: Any, made: Round, best: Mapping[str, float]) -> Finding:
+    """Whether texts of the data's columns earn more than completions that all earn the same. `best`: see `Watch`."""
+    reward = reward_of(trainer, made, 0)[1]
+    said = ", ".join(
+        f"the text of column {name!r} as a completion earns at most {value:.3g}" for name, value in best.items()
+    )
+    said = f"each of {len(made.inputs)} completions earns {reward:.3g}; {said}"
+    if best and max(best.values()) <= reward + 1e-9:
+        return Finding(RIGHT, "fail", f"{said}, in each of several forms", "reward-wrong", "grading", 1)
+    return Finding(RIGHT, "pass" if best else "unsure", said, None, "grading")

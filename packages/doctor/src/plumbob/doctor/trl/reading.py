@@ -1,0 +1,204 @@
+"""Records of TRL's steps beside the reference: while they are made, or later from their folder, without TRL."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plumbob.doctor import record as records
+from plumbob.doctor import stages
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.examine import Examination, merged, of_outcomes
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.trends import Plan, Trends, judge
+from plumbob.doctor.trl.settings import STAGES
+from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
+
+COURSE = "run.json"
+"""File in the folder of records that says what no record does."""
+WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
+"""Stages that put the adapter on themselves, or compare with the model without it."""
+MOST_RECORDS = 12
+"""Most records of a run that are compared with the reference."""
+
+
+@dataclass
+class Reading:
+    """What the records of a run say."""
+
+    left_out: list[str] = field(default_factory=list)
+    """Names of stages that these settings leave out."""
+    limits: list[str] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)
+    grading: list[Finding] = field(default_factory=list)
+    """What rewards show without a record."""
+    trends: Trends = field(default_factory=lambda: Trends(Plan()))
+    examined: int = 0
+
+    def add(
+        self,
+        record: records.StepRecord,
+        plain: Any,
+        tokenizer: Any,
+        live: Any = None,
+        previous: records.StepRecord | None = None,
+    ) -> list[Finding]:
+        """Compare a record with the reference; returns failures of checks that did not fail before."""
+        if previous is not None and previous.step != record.step - 1:
+            previous = None
+        x = stages.Examined(record, plain, tokenizer, live, previous=previous)
+        known = {f.check for f in self.found if f.cause}
+        outcomes: list[stages.Outcome] = []
+        for stage in STAGES:
+            if stage.__name__ in self.left_out:
+                continue
+            outcome = self._outcome(stage, x)
+            outcomes.append(outcome)
+            if outcome.verdict == "fail":
+                break  # later stages are given what this one made
+        new = [
+            dataclasses.replace(f, evidence=in_words_of_trl(f.evidence)) for f in of_outcomes(outcomes, record.step + 1)
+        ]
+        self.found += new
+        self.examined += 1
+        return [f for f in new if f.cause and f.check not in known]
+
+    def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
+        if stage is stages.update and x.record.settings.weight_decay:
+            return _update_by_decay(x)
+        adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
+        with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
+            result = stage(x)
+        assert isinstance(result, stages.Outcome)
+        if (
+            result.verdict == "fail"
+            and x.live
+            and x.live.drops()
+            and stage in (stages.engine_logprobs, stages.trainer_logprobs)
+        ):
+            if 0 < x.record.settings.lora_dropout <= stages.DROPOUT:
+                return stages.Outcome(
+                    result.stage, result.check, "not examined", evidence="the adapter's dropout moves them"
+                )
+            if not result.what:  # TRL drops while it generates, too
+                result.cause, result.what = "dropout-in-training", "dropout while completions are generated"
+        if (
+            result.cause == "engine-trainer-mismatch"
+            and stage is stages.trainer_logprobs
+            and not result.what
+            and x.live
+        ):
+            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
+            if x.live.pads_wrongly(rows, result.limit):
+                result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
+        return result
+
+    def add_findings(self, found: list[Finding]) -> list[Finding]:
+        """Take in findings about rewards; returns failures of checks that did not fail before."""
+        known = {f.check for f in self.grading if f.cause}
+        self.grading += found
+        return [f for f in found if f.cause and f.check not in known]
+
+    def add_row(self, row: Mapping[str, float]) -> list[Finding]:
+        """Take in the numbers of a step; returns what they refute for the first time."""
+        return [_in_words(finding) for finding in self.trends.add(row)]
+
+    def broken(self, why: str) -> list[Finding]:
+        """A record could not be compared."""
+        self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
+        return []
+
+    def examination(self) -> Examination:
+        x = Examination("the script", "the model", remedies=REMEDIES)
+        x.add("environment", *merged(self.grading))
+        x.add("records", *merged(self.found))
+        if rows := self.trends.numbers.rows:
+            x.add("trends", *map(_in_words, self.trends.findings()))
+            said = self.trends.progress()
+            x.notes += [f"{said[0].upper()}{said[1:]}."] if len(rows) > 1 else []
+        x.limits += self.limits
+        return x
+
+    def as_json(self) -> dict[str, Any]:
+        """What no record says, for `of_folder`."""
+        return {
+            "left_out": self.left_out,
+            "limits": self.limits,
+            "grading": [{k: v for k, v in dataclasses.asdict(f).items() if k != "code"} for f in merged(self.grading)],
+            "plan": dataclasses.asdict(self.trends.plan),
+            "patience": self.trends.patience,
+            "steps": self.trends.numbers.rows,
+        }
+
+
+def _in_words(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence))
+
+
+def _update_by_decay(x: stages.Examined) -> stages.Outcome:
+    """The stage `update`, for tensors with weight decay and then for those that transformers trains without it."""
+    with_decay = stages.update(dataclasses.replace(x, record=_of_decay(x.record, True)))
+    if with_decay.verdict == "fail":
+        return with_decay
+    without = stages.update(dataclasses.replace(x, record=_of_decay(x.record, False)))
+    return with_decay if without.verdict == "not examined" else without
+
+
+def _of_decay(record: records.StepRecord, decay: bool) -> records.StepRecord:
+    """The record with the gradients of those tensors alone that have, or do not have, weight decay."""
+
+    def kept(tensor: records.TensorSample) -> records.TensorSample:
+        return tensor if (tensor.weight_decay > 0) is decay else dataclasses.replace(tensor, gradient=None)
+
+    updates = [dataclasses.replace(one, tensors=[kept(t) for t in one.tensors]) for one in record.updates]
+    given = record.settings if decay else dataclasses.replace(record.settings, weight_decay=0.0)
+    return dataclasses.replace(record, updates=updates, settings=given)
+
+
+def of_folder(folder: Path) -> Reading:
+    """What the records in a folder say. Raises ValueError if there are none."""
+    from plumbob.doctor.reference.model import load
+    from plumbob.doctor.reference.rows import load_tokenizer
+
+    files = sorted(folder.glob("step_*.npz")) or sorted(folder.glob("*/step_*.npz"))
+    if not files:
+        raise ValueError(f"{folder} has no records of training steps")
+    reading, previous = _begun(files[0].parent), None
+    for path in files[:MOST_RECORDS]:
+        record = records.read(path)
+        plain = tokenizer = None
+        try:
+            tokenizer = load_tokenizer(record.settings)
+            plain = load(record.settings) if record.step == 0 else None
+        except (OSError, ValueError) as error:
+            reading.limits.append(f"The model was not loaded: {str(error).splitlines()[0]}")
+        try:
+            reading.add(record, plain, tokenizer, None, previous)
+        except Exception as error:
+            reading.broken(f"{path.name}: {type(error).__name__}: {error}")
+        previous = record
+    reading.limits = list(dict.fromkeys(reading.limits))
+    return reading
+
+
+def _begun(folder: Path) -> Reading:
+    try:
+        known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
+    except (OSError, ValueError):
+        return Reading(limits=["The training has not ended, or was ended from outside."])
+    given: list[dict[str, Any]] = known["grading"]
+    grading = [Finding(**one) for one in given]
+    course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
+    return Reading(list(known["left_out"]), list(known["limits"]), grading=grading, trends=course)
+
+
+def finding_text(x: Examination, finding: Finding) -> str:
+    """A failure in one paragraph."""
+    cause = CAUSES[finding.cause or ""]
+    step = f" in step {finding.step}" if finding.step else ""
+    return f"{cause.id}{step}: expected: {finding.check}; found: {finding.evidence}. To do: {x.advice(cause)}"

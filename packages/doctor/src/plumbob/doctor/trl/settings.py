@@ -1,0 +1,224 @@
+"""What a GRPOTrainer of TRL was told to do, by the record's neutral names, and what of it cannot be compared."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from plumbob.doctor import stages
+from plumbob.doctor.record import Settings
+from plumbob.doctor.stages import Examined, Outcome
+
+REDUCTIONS: dict[str, Any] = {
+    "grpo": "rows",
+    "dr_grpo": "constant",
+    "bnpo": "minibatch_tokens",
+    "dapo": "step_tokens",
+    "cispo": "step_tokens",
+}
+"""`loss_type` -> how tokens are weighted; other losses are not compared."""
+Stage = Callable[[Examined], Outcome | list[Outcome]]
+
+
+def described(x: Examined) -> Outcome:
+    """The prompts name the tools: TRL renders them by the chat template, which may have no place for them."""
+    out = Outcome("rows", "prompts describe the tools")
+    asked = [(r, x.record.tools[r.tools]) for r in x.record.rollouts if r.tools >= 0 and r.requests]
+    if x.tokenizer is None or not asked:
+        out.verdict, out.evidence = "not examined", "there are no tools" if x.tokenizer else "no tokenizer"
+        return out
+    for rollout, tools in asked:
+        names, text = [str(t["function"]["name"]) for t in tools], x.tokenizer.decode(rollout.requests[0].prompt_ids)
+        out.gap += any(name not in text for name in names)
+    out.evidence = f"{out.gap:.0f} of {len(asked)} prompts do not name all of their tools"
+    if out.gap:
+        out.verdict, out.cause, out.what = "fail", "prompt-incomplete", "a prompt without the tools' descriptions"
+    return out
+
+
+STAGES: tuple[Stage, ...] = (
+    described,
+    stages.prompts,
+    stages.rows,
+    stages.engine_logprobs,
+    stages.trainer_logprobs,
+    stages.draws,
+    stages.pairing,
+    stages.advantage,
+    stages.reference_policy,
+    stages.slopes,
+    stages.gradient,
+    stages.trained_tensors,
+    stages.update,
+)
+"""Stages of a record of TRL, in the order of the data. TRL states no weight of a single token: its slope is compared."""
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+
+
+def settings_of(trainer: Any, step: int, peak: float | None) -> Settings:
+    """The settings of training step `step` (from 0). `peak`: the learning rate of an optimizer that the script made itself.
+
+    A schedule of transformers may have any form, so the record has the rate of its own step, as the schedule gives it.
+    """
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    weights_in = next(model.parameters()).dtype
+    sequence, cispo = args.importance_sampling_level == "sequence", args.loss_type == "cispo"
+    beta = float(trainer.beta)
+    return Settings(
+        model=str(model.config.name_or_path),
+        precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 else "float32",
+        num_tensors=sum(p.requires_grad for p in model.parameters()),
+        temperature=args.temperature,
+        max_tokens=args.max_completion_length,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        chat_template=trainer.chat_template or getattr(trainer.processing_class, "chat_template", None) or "",
+        group_size=args.num_generations,
+        scale="batch_rewards" if args.scale_rewards == "batch" else args.scale_rewards,
+        components=trainer.multi_objective_aggregation,
+        overlong="mask" if args.mask_truncated_completions else "keep",
+        loss=args.loss_type,
+        reduction=REDUCTIONS.get(args.loss_type, "rows"),
+        ratio="sequence" if sequence else "token",
+        bound="cap" if cispo else "clip",
+        epsilon=args.epsilon,
+        epsilon_high=(args.epsilon if args.epsilon_high is None else args.epsilon_high) - (1.0 if cispo else 0.0),
+        delta=args.delta,
+        kl_beta=beta,
+        # The derivative of ratio x k3 is ratio x the log-ratio to the reference, which is that of k2.
+        kl_estimator="k2" if args.use_bias_correction_kl else "k3",
+        kl_ratio=bool(args.use_bias_correction_kl),
+        learning_rate=rate(args, trainer.state.max_steps, step) if peak is None else peak,
+        num_steps=trainer.state.max_steps,
+        beta1=args.adam_beta1,
+        beta2=args.adam_beta2,
+        epsilon_adam=args.adam_epsilon,
+        weight_decay=args.weight_decay,
+        max_norm=args.max_grad_norm or 0.0,
+        num_minibatches=max(args.steps_per_generation // args.gradient_accumulation_steps, 1),
+        num_iterations=args.num_iterations,
+        **_adapter(model),
+    )
+
+
+def _adapter(model: Any) -> dict[str, Any]:
+    config = next(iter(getattr(model, "peft_config", {}).values()), None)
+    if config is None:
+        return {}
+    targets = config.target_modules
+    return {
+        "adapter": "lora",
+        "lora_rank": config.r,
+        "lora_alpha": config.lora_alpha * (config.r**0.5 if config.use_rslora else 1.0),
+        "lora_dropout": config.lora_dropout,
+        "lora_targets": [targets] if isinstance(targets, str) else sorted(targets or ()),
+    }
+
+
+def rate(args: Any, num_steps: int, step: int) -> float:
+    """The learning rate that transformers' schedule has in a step, from the arguments alone."""
+    from transformers import get_scheduler
+
+    unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    schedule = get_scheduler(
+        args.lr_scheduler_type,
+        unused,
+        num_warmup_steps=args.get_warmup_steps(num_steps),
+        num_training_steps=num_steps,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs or None,
+    )
+    functions = getattr(
+        schedule, "lr_lambdas", None
+    )  # all but a few of transformers' schedules are functions of the step
+    return args.learning_rate * functions[0](step) if functions else float("nan")
+
+
+def refusal(trainer: Any) -> str | None:
+    """Why steps of this trainer are not recorded at all; None if they are."""
+    args, kind = trainer.args, str(trainer.accelerator.distributed_type)
+    generated = args.steps_per_generation * args.num_iterations
+    for applies, why in (
+        (trainer.accelerator.num_processes > 1, "training in several processes"),
+        (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
+        (args.fp16, "training with fp16, which scales gradients"),
+        (trainer._is_vlm, "a model that reads images"),
+        (
+            generated % args.gradient_accumulation_steps != 0,
+            "completions that are generated more than once in an optimizer step (steps_per_generation x num_iterations is no "
+            "multiple of gradient_accumulation_steps)",
+        ),
+    ):
+        if applies:
+            return f"Steps were not recorded: {why} is not supported yet."
+    return None
+
+
+def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
+    """(a sentence for each thing that a record of this trainer does not show, the stages that are left out for it)."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    config = next(iter(getattr(model, "peft_config", {}).values()), None)
+    plain_adapter = config is None or (
+        str(getattr(config.peft_type, "value", config.peft_type)) == "LORA" and not config.use_dora
+    )
+    loss_options = {
+        f"loss_type={args.loss_type!r}": args.loss_type not in REDUCTIONS,
+        f"top_entropy_quantile={args.top_entropy_quantile:g}": args.top_entropy_quantile < 1,
+        "an entropy bonus": bool(trainer._entropy_bonus_enabled),
+        "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
+        "use_bias_correction_kl with ratios of whole completions": bool(
+            args.use_bias_correction_kl and trainer.beta and args.importance_sampling_level == "sequence"
+        ),
+        "the auxiliary loss of a mixture of experts": bool(trainer.aux_loss_enabled),
+    }
+    other = [name for name, on in loss_options.items() if on]
+    table: tuple[tuple[bool, str, set[Stage]], ...] = (
+        (
+            bool(args.use_vllm),
+            "What vLLM computes and serves was not examined.",
+            {stages.engine_logprobs, stages.draws},
+        ),
+        (
+            bool(trainer.use_transformers_continuous_batching) or trainer.rollout_func is not None,
+            "Completions do not come from transformers' generate(), so how they were sampled was not examined.",
+            {stages.engine_logprobs, stages.draws},
+        ),
+        (bool(other), f"The loss was not compared with its formula, because of {', '.join(other)}.", {stages.slopes}),
+        (
+            args.multi_objective_aggregation != "sum_then_normalize",
+            f"Advantages with multi_objective_aggregation={args.multi_objective_aggregation!r} were not compared.",
+            {stages.advantage},
+        ),
+        (
+            not plain_adapter,
+            "Log-probabilities and gradients of an adapter other than plain LoRA were not compared.",
+            {stages.engine_logprobs, stages.trainer_logprobs, stages.draws, stages.gradient, stages.trained_tensors},
+        ),
+        (
+            str(getattr(args.optim, "value", args.optim)) not in ADAMW,
+            f"Updates of the optimizer {getattr(args.optim, 'value', args.optim)} were not compared.",
+            {stages.update},
+        ),
+        (
+            any(not p.requires_grad for p in model.parameters()) and config is None,
+            "A part of the weights is frozen; whether the right ones are was not examined.",
+            {stages.trained_tensors},
+        ),
+    )
+    return (
+        [sentence for applies, sentence, _ in table if applies],
+        set().union(*(left for applies, _, left in table if applies)),
+    )
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer, rendering conversations as the trainer does. A copy: the trainer's own stays as it is."""
+    import copy
+
+    tokenizer = copy.copy(trainer._tokenizer)
+    tokenizer.chat_template = trainer.chat_template or tokenizer.chat_template
+    if trainer.chat_template_kwargs:
+        tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **trainer.chat_template_kwargs)
+    return tokenizer

@@ -1,0 +1,327 @@
+"""Listens to a GRPOTrainer of TRL: methods of the one object are wrapped, and give what they gave before.
+
+What a step used and made is kept as the trainer's own tensors, and `recording` makes a record of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from plumbob.doctor.record import LossTrial
+
+MOVED = (0.6, -0.6, 0.05, -0.05)
+"""Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
+within them."""
+APART = (0.5, -0.3, -0.5, 0.3, 0.1)
+"""The same of the policy's and the reference's."""
+
+FORMS = ("{}", "The answer is {}.", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}")
+"""Forms in which reward functions look for an answer."""
+
+
+@dataclass
+class Turn:
+    """One call of the model to generate: for each prompt its ids, the sampled ids, and their log-probabilities if known."""
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    logprobs: list[np.ndarray] | None
+
+
+@dataclass
+class Round:
+    """Completions that were generated together, in the order in which they were, and what was made of them."""
+
+    step: int
+    inputs: list[dict[str, Any]]
+    turns: list[Turn] = field(default_factory=list)
+    prompts: list[Any] = field(default_factory=list)
+    completions: list[Any] = field(default_factory=list)
+    tool_masks: list[list[int]] | None = None
+    ids: list[list[int]] = field(default_factory=list)
+    rewards: torch.Tensor | None = None
+    """[B, F] what each reward function gave; NaN for None."""
+    output: Mapping[str, Any] = field(default_factory=dict)
+    """What the loss is given, before it is shuffled."""
+
+
+@dataclass
+class Microbatch:
+    """One call of the loss."""
+
+    inputs: Mapping[str, Any]
+    logprobs: torch.Tensor | None = None
+    """[B, C]"""
+    slopes: list[torch.Tensor] = field(default_factory=list)
+    """[B, C], once the backward pass has been."""
+    trial: LossTrial | None = None
+
+
+class Watch:
+    """What happened since the last generation and the last optimizer step."""
+
+    def __init__(self, trainer: Any, wants: Callable[[int], bool], rescore: bool) -> None:
+        """`wants`: whether tensors of a step (from 0) are kept. Rewards and lengths are kept of every step.
+
+        `rescore`: whether the completions of the first step are scored twice.
+        """
+        self.trainer, self.wants = trainer, wants
+        self.round: Round | None = None
+        self.microbatches: list[Microbatch] = []
+        self.gradients_are_complete: Callable[[], None] = lambda: None
+        self.rescored: torch.Tensor | None = None
+        """[B, F] the second rewards, in the order of the first."""
+        self.right_answers: dict[str, float] | None = None
+        """See `_of_columns`; only if all completions of the first step earn the same."""
+        self._rescore = rescore
+        self._inside: Microbatch | None = None
+        wrappers: dict[str, Callable[..., Any]] = {
+            "_generate_and_score_completions": self._score,
+            "_generate": self._generate,
+            "_generate_single_turn": self._turn,
+            "_calculate_rewards": self._rewards,
+            "compute_loss": self._loss,
+            "_get_per_token_logps_and_entropies": self._logprobs,
+            "training_step": self._pass,
+        }
+        for name, wrapper in wrappers.items():
+            setattr(trainer, name, functools.partial(wrapper, getattr(trainer, name)))
+
+    @property
+    def now(self) -> bool:
+        """Whether the step that is under way is kept."""
+        return self.trainer.model.training and self.wants(self.trainer.state.global_step)
+
+    # Generation and rewards
+
+    def _score(self, original: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        if not self.trainer.model.training:
+            return original(inputs, *rest, **more)
+        self.round = Round(self.trainer.state.global_step, [dict(one) for one in inputs])
+        self.round.output = original(inputs, *rest, **more)
+        return self.round.output
+
+    def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
+        result = original(prompts, *rest, **more)
+        if self.round is not None and self.trainer.model.training:
+            _, ids, masks, completions, *_ = result
+            self.round.prompts, self.round.completions = list(prompts), list(completions)
+            self.round.ids, self.round.tool_masks = [list(i) for i in ids], masks and [list(m) for m in masks]
+        return result
+
+    def _turn(self, original: Any, prompt_ids: Any, *rest: Any, **more: Any) -> Any:
+        if self.round is None or not self.trainer.model.training:
+            return original(prompt_ids, *rest, **more)
+        prompts = [list(ids) for ids in prompt_ids]
+        with drawn_from(self.trainer) as drawn:
+            completions, logprobs = original(prompt_ids, *rest, **more)
+        known = drawn(completions) if logprobs is None else [np.array(one, np.float32) for one in logprobs]
+        self.round.turns.append(Turn(prompts, [list(ids) for ids in completions], known))
+        return completions, logprobs
+
+    def _rewards(self, original: Any, *given: Any, **more: Any) -> Any:
+        rewards = original(*given, **more)
+        if self.round is not None and self.trainer.model.training:
+            self.round.rewards = rewards.detach().clone()
+            if self._rescore and not more and self.trainer.environments is None:
+                self._rescore = False
+                with self._without_trace():
+                    self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
+                    if len(rewards.unique()) == 1:
+                        self.right_answers = self._of_columns(original, *given)
+        return rewards
+
+    @contextmanager
+    def _without_trace(self) -> Generator[None]:
+        """What reward functions log in this context is forgotten, and what they draw at random."""
+        names = ("_pending_metrics", "_pending_extra_logs")
+        kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
+        with unchanged_randomness():
+            yield
+        for name, values in kept.items():
+            getattr(self.trainer, name).clear()
+            getattr(self.trainer, name).update(values)
+
+    def _of_columns(self, original: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> dict[str, float]:
+        """Column of texts -> the most that its own text earns, in one of several forms, as a completion of its row."""
+        best: dict[str, float] = {}
+        for column in [k for k, v in inputs[0].items() if k not in ("prompt", "completion") and isinstance(v, str)]:
+            for form in FORMS:
+                texts = [form.format(one[column]) for one in inputs]
+                said = (
+                    [[{"role": "assistant", "content": t}] for t in texts]
+                    if isinstance(completions[0], list)
+                    else texts
+                )
+                found = original(inputs, prompts, said, self.trainer._tokenizer(texts)["input_ids"]).nan_to_num(0.0)
+                weighted = (found * self.trainer.reward_weights.to(found.device)).sum(1)
+                best[column] = max(best.get(column, -float("inf")), float(weighted.max()))
+        return best
+
+    # Loss and gradient
+
+    def _loss(self, original: Any, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        if not self.now:
+            return original(model, inputs, *rest, **more)
+        one = self._inside = Microbatch(inputs)
+        try:
+            loss = original(model, inputs, *rest, **more)
+        finally:
+            self._inside = None
+        self.microbatches.append(one)
+        if one.logprobs is not None and len(self.microbatches) == 1:
+            with suppress(RuntimeError, TypeError, AttributeError, KeyError, IndexError):  # a loss of another form
+                one.trial = self._trial(original, model, one)
+        return loss
+
+    def _logprobs(self, original: Any, *given: Any, **more: Any) -> Any:
+        result = original(*given, **more)
+        one, logprobs = self._inside, result[0]
+        if one is not None and one.logprobs is None and logprobs.requires_grad:
+            one.logprobs = logprobs.detach()
+            logprobs.register_hook(_keeping(one.slopes))
+        return result
+
+    def _pass(self, original: Any, *given: Any, **more: Any) -> Any:
+        result = original(*given, **more)
+        if self.trainer.accelerator.sync_gradients and self.now:
+            self.gradients_are_complete()
+        return result
+
+    def _trial(self, loss: Any, model: Any, one: Microbatch) -> LossTrial:
+        """Ask the trainer's own loss for the slopes of made-up log-probabilities. What it notes of it is forgotten again."""
+        trainer, inputs, own = self.trainer, dict(one.inputs), one.logprobs.detach().clone().requires_grad_()  # type: ignore
+        at, mask = torch.arange(own.shape[1], device=own.device), loss_mask(inputs)
+        inputs["old_per_token_logps"] = own.detach() - own.new_tensor(MOVED)[at % len(MOVED)]
+        if trainer.beta:
+            inputs["ref_per_token_logps"] = own.detach() - own.new_tensor(APART)[at % len(APART)]
+        signs = 1.0 - 2.0 * (torch.arange(len(own), device=own.device) % 2)
+        given = inputs["advantages"]
+        inputs["advantages"] = torch.where(given == 0, signs.reshape(-1, *[1] * (given.dim() - 1)), given)
+
+        def scores(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+            return own, torch.zeros_like(own), None
+
+        kept, metrics = (
+            dict(vars(trainer)),
+            {m: {n: list(v) for n, v in of.items()} for m, of in trainer._metrics.items()},
+        )
+        trainer._get_per_token_logps_and_entropies = scores
+        try:
+            with unchanged_randomness(), torch.enable_grad():
+                (slopes,) = torch.autograd.grad(loss(model, inputs), own)
+        finally:
+            vars(trainer).update(kept)
+            for mode, of in trainer._metrics.items():
+                of.clear()
+                of.update(metrics[mode])
+        weights = token_weights(trainer, inputs, self.round)
+        rows = torch.arange(len(own), device=own.device)[:, None].expand_as(own)
+        advantages = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"][:, None]
+
+        def column(tensor: torch.Tensor) -> np.ndarray:
+            return numbers(tensor.expand_as(own)[mask])
+
+        return LossTrial(
+            rows=rows[mask].cpu().numpy().astype(np.int32),
+            logprobs=column(own),
+            old_logprobs=column(inputs["old_per_token_logps"]),
+            advantages=column(advantages),
+            weights=column(weights),
+            corrections=column(inputs.get("importance_sampling_ratio", torch.ones_like(own))),
+            slopes=column(slopes),
+            reference_logprobs=column(inputs["ref_per_token_logps"]) if trainer.beta else None,
+        )
+
+
+def loss_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """[B, C] the tokens that TRL's loss counts."""
+    mask = inputs["completion_mask"]
+    return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
+
+
+def token_weights(trainer: Any, inputs: Mapping[str, Any], made: Round | None) -> torch.Tensor:
+    """[B, C] the weight of each token in the loss by TRL's documentation of `loss_type`."""
+    args, mask = trainer.args, loss_mask(inputs).float()
+    passes, rows, tokens = trainer.current_gradient_accumulation_steps, len(mask), mask.sum().clamp(min=1)
+    match args.loss_type:
+        case "dr_grpo":
+            return mask / (rows * args.max_completion_length * passes)
+        case "bnpo":
+            return mask / (tokens * passes)
+        case "dapo" | "cispo":
+            every = tokens if made is None else loss_mask(made.output).sum().clamp(min=1)
+            return mask * args.steps_per_generation / (every * passes)
+    return mask / mask.sum(1, keepdim=True).clamp(min=1) / (rows * passes)
+
+
+@contextmanager
+def drawn_from(trainer: Any) -> Generator[Callable[[list[list[int]]], list[np.ndarray] | None]]:
+    """In this context, transformers' generate() notes the log-probability of each token that it draws.
+
+    Yields a function that gives them for the completions, [n] each; None if they are not known.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    chosen: list[torch.Tensor] = []
+    last: list[torch.Tensor] = []
+
+    def note(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if last:
+            chosen.append(last.pop().gather(1, input_ids[:, -1:])[:, 0])
+        last.append(scores.float().log_softmax(-1))
+        return scores
+
+    def given(completions: list[list[int]]) -> list[np.ndarray] | None:
+        steps = len(chosen) + len(last)
+        if not last or max(map(len, completions), default=0) > steps:
+            return None
+        ends = torch.tensor([ids[steps - 1] if len(ids) == steps else 0 for ids in completions])
+        every = torch.stack([*chosen, last[0].gather(1, ends[:, None].to(last[0].device))[:, 0]], 1)
+        return [numbers(row[: len(ids)]) for row, ids in zip(every, completions, strict=True)]
+
+    make = getattr(model, "_get_logits_processor", None)
+    if trainer.use_vllm or trainer.use_transformers_continuous_batching or make is None:
+        yield lambda completions: None
+        return
+
+    def making(*args: Any, **more: Any) -> Any:
+        processors = make(*args, **more)
+        processors.append(note)
+        return processors
+
+    model._get_logits_processor = making
+    try:
+        yield given
+    finally:
+        del model._get_logits_processor
+
+
+@contextmanager
+def unchanged_randomness() -> Generator[None]:
+    """What is drawn at random after this context is what would have been drawn without it."""
+    import random
+
+    python, of_numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)
+
+
+def numbers(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _keeping(slopes: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    """A hook that puts a copy of the gradient into the list. It holds nothing else, so that no graph lives on."""
+    return lambda gradient: slopes.append(gradient.detach().clone())

@@ -1,0 +1,464 @@
+"""`attach` on real GRPOTrainers of TRL with a bundled model, on the CPU: it sees a run, changes nothing, and alarms rightly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plumbob.trainer.config.bundled_models import bundled_folder
+
+trl = pytest.importorskip("trl")
+
+import plumbob.doctor  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from plumbob.doctor.record import read  # noqa: E402
+
+pytestmark = pytest.mark.trl
+
+MODEL = str(bundled_folder("tiny-gsm8k"))
+
+
+def rewards(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """A share of the text that is digits, and more for the right answer: it differs within nearly every group."""
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [sum(c.isdigit() for c in t) / (len(t) + 1) + (a in t) for t, a in zip(texts, answer, strict=True)]
+
+
+def some(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """A reward that some completions do not get."""
+    return [None if len(ids) % 3 else len(ids) / 48 for ids in completion_ids]
+
+
+def rows(count: int = 32) -> Dataset:
+    return Dataset.from_list(
+        [
+            {"prompt": [{"role": "user", "content": f"What is {i} + {i + 3}?"}], "answer": str(2 * i + 3)}
+            for i in range(count)
+        ]
+    )
+
+
+def make(
+    folder: Path, *, kind: Any = None, reward: Any = rewards, data: Any = None, given: Any = None, **config: Any
+) -> Any:
+    """A GRPOTrainer. `given`: further arguments of it."""
+    settings = {
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 48,
+        "temperature": 1.5,
+        "learning_rate": 1e-4,
+        "max_steps": 3,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "seed": 0,
+        **config,
+    }
+    more = {"model": MODEL, **(given or {})}
+    return (kind or trl.GRPOTrainer)(
+        args=trl.GRPOConfig(output_dir=str(folder), **settings),
+        reward_funcs=reward,
+        train_dataset=rows() if data is None else data,
+        **more,
+    )
+
+
+def lora(**changes: Any) -> dict[str, Any]:
+    from peft import LoraConfig
+
+    return {
+        "peft_config": LoraConfig(
+            **{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "lora_dropout": 0.0, **changes}
+        )
+    }
+
+
+def lookup(key: str) -> str:
+    """Look up a key in the table. Returns the next key or the value.
+
+    Args:
+        key: The key.
+    """
+    return "amber" if len(key) > 1 else "b7"
+
+
+def tools() -> dict[str, Any]:
+    """A bundled model that calls a tool, and TRL told how to read its calls, which have the form of Qwen3."""
+    from transformers import AutoTokenizer
+    from trl.chat_template_utils import qwen3_template
+
+    tokenizer = AutoTokenizer.from_pretrained(str(bundled_folder("tiny")), padding_side="left")
+    tokenizer.response_template = qwen3_template
+    system = {
+        "role": "system",
+        "content": "Look up the start key. Each result gives the next key or the value. "
+        "Follow the keys to the value, then reply with the value alone.",
+    }
+    asked = [[system, {"role": "user", "content": f"Start key: {'abcdefgh'[i % 8]}{i}"}] for i in range(32)]
+    return {
+        "given": {"model": str(bundled_folder("tiny")), "tools": [lookup], "processing_class": tokenizer},
+        "data": Dataset.from_list([{"prompt": prompt, "answer": "amber"} for prompt in asked]),
+        "max_completion_length": 488,
+        "temperature": 1.0,
+        "max_tool_calling_iterations": 2,
+    }
+
+
+HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
+    "grpo, accumulated": lambda: {"loss_type": "grpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
+    "dr_grpo, no scaling": lambda: {"loss_type": "dr_grpo", "scale_rewards": "none", "temperature": 1.0},
+    "bnpo, accumulated": lambda: {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
+    "dapo, several updates of a generation": lambda: {
+        "loss_type": "dapo", "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+        "per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 1e-3, "mask_truncated_completions": True,
+    },
+    "cispo, batch scaling": lambda: {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "batch"},
+    "gspo, two iterations": lambda: {
+        "loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "learning_rate": 1e-3, "max_steps": 4,
+    },
+    "beta, two iterations": lambda: {"beta": 0.1, "num_iterations": 2, "learning_rate": 1e-3, "max_steps": 4, "delta": 2.0},
+    "LoRA and beta": lambda: {"given": lora(), "beta": 0.05, "learning_rate": 1e-3},
+    "LoRA with a little dropout": lambda: {"given": lora(lora_dropout=0.05), "learning_rate": 1e-3},
+    "bfloat16, checkpointing, decay, warm-up": lambda: {
+        "bf16": True, "gradient_checkpointing": True, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 2,
+    },
+    "two rewards, some None": lambda: {
+        "reward": [rewards, some],
+        "reward_weights": [1.0, 0.5],
+    },
+    "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
+    "tools": tools,
+}  # fmt: skip
+"""Settings of runs without a fault."""
+
+
+def attached(folder: Path, setting: dict[str, Any]) -> Any:
+    trainer = make(folder, **setting)
+    doctor = plumbob.doctor.attach(trainer, rescore=True)
+    trainer.train()
+    return doctor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_alarm_for_a_healthy_run(name: str, tmp_path: Path) -> None:
+    doctor = attached(tmp_path, HEALTHY[name]())
+    x = doctor.examination
+    assert not x.causes, [f for _, f in x.found if f.cause]
+    assert not [f for _, f in x.found if f.verdict == "error"]
+    checked = {f.check for _, f in x.found if f.verdict == "pass"}
+    assert "the loss has the slopes of its formula" in checked
+    assert "weights change as AdamW with the settings changes them" in checked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["grpo, accumulated", "dapo, several updates of a generation", "LoRA and beta", "tools"]
+)
+def test_weights_are_equal_to_the_bit_with_and_without_it(name: str, tmp_path: Path) -> None:
+    found = []
+    for watched in (False, True):
+        trainer = make(tmp_path / str(watched), **HEALTHY[name]())
+        if watched:
+            plumbob.doctor.attach(trainer, every=2)
+        trainer.train()
+        found.append(
+            (trainer.model.state_dict(), torch.get_rng_state(), [log.get("loss") for log in trainer.state.log_history])
+        )
+    (plain, drawn, losses), (own, drawn_then, losses_then) = found
+    assert all(torch.equal(tensor, own[key]) for key, tensor in plain.items())
+    assert torch.equal(drawn, drawn_then)
+    assert losses == losses_then
+
+
+class DividedTwice(trl.GRPOTrainer):
+    """A trainer whose loss is divided by the number of accumulated passes once more."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        return super()._compute_loss(model, inputs) / self.args.gradient_accumulation_steps
+
+
+def test_a_fault_is_printed_when_it_is_found_and_can_be_read_later_without_trl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accumulated = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}
+    doctor = attached(tmp_path, {"kind": DividedTwice, **accumulated})
+    folder = tmp_path / "plumbob_records"
+    assert doctor.examination.causes == ["loss-differs-from-settings"]
+    printed = capsys.readouterr().out
+    at_once, page = printed.index("plumbob.doctor: loss-differs-from-settings in step 1"), printed.index("Cause: ")
+    assert at_once < printed.index("'grad_norm'") < page
+    assert sorted(path.name for path in folder.glob("*.npz")) == [f"step_0000{k}.npz" for k in (1, 2, 3)]
+    record = read(folder / "step_00001.npz")
+    assert record.trainer == f"trl {trl.__version__}"
+    assert len(record.rows) == len(record.rollouts) == len(record.updates[0].trained) == 16
+    code = "import sys; sys.modules['trl'] = None; from plumbob.doctor.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert found.returncode == 1, found.stderr
+    told = json.loads(found.stdout)
+    assert told["cause"] == "loss-differs-from-settings"
+    assert "compute_loss" in told["causes"]["loss-differs-from-settings"]["fix"]
+
+
+def test_a_folder_without_records_is_an_error_of_its_user(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "plumbob.doctor", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, "no records" in found.stderr) == (2, True)
+
+
+def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
+    doctor = attached(
+        tmp_path, {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "max_steps": 1, "num_iterations": 3}
+    )
+    assert "steps_per_generation" in doctor.examination.limits[0]
+    assert not list((tmp_path / "plumbob_records").glob("*.npz"))
+    with pytest.raises(TypeError, match="GRPOTrainer"):
+        plumbob.doctor.attach(torch.nn.Linear(1, 1))
+
+
+# Faults: subclasses as scripts and forks have them, reward functions, and settings
+
+
+class CountsMaskedTokens(trl.GRPOTrainer):
+    """The loss's denominator counts truncated completions, which are not in it."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["num_items_in_batch"] = torch.tensor(output["completion_ids"].numel())
+        return output
+
+
+class MaskFromPadding(trl.GRPOTrainer):
+    """The mask is made from ids, and the pad token is the one that ends a turn."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["completion_mask"] = (output["completion_ids"] != self.eos_token_ids[0]).long() * output[
+            "completion_mask"
+        ]
+        return output
+
+
+class TrainsOnToolResults(trl.GRPOTrainer):
+    def _tool_call_loop(self, *given: Any) -> Any:
+        mask, *rest = super()._tool_call_loop(*given)
+        return [[1] * len(one) for one in mask], *rest
+
+
+class NoTemperature(trl.GRPOTrainer):
+    """Log-probabilities are computed at temperature 1, and completions sampled at another one."""
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, keep: int, *_: Any, **more: Any
+    ) -> Any:
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, -keep:, None])[..., 0]
+        return logps, torch.zeros_like(logps), None
+
+
+class SeesPadding(trl.GRPOTrainer):
+    """Attention sees the padding on the left."""
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, mask: Any, *rest: Any, **more: Any) -> Any:
+        return super()._get_per_token_logps_and_entropies(model, ids, torch.ones_like(mask), *rest, **more)
+
+
+class ScaledByBatch(trl.GRPOTrainer):
+    """Advantages are those of the whole batch, not of a prompt's completions."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        scores = torch.tensor(list(self._logs["rewards"]["rewards"]))[-len(output["advantages"]) :]
+        output["advantages"] = (scores - scores.mean()) / (scores.std() + 1e-4)
+        return output
+
+
+class ShuffledRewards(trl.GRPOTrainer):
+    """Advantages go to other completions than those that earned them."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] = output["advantages"].roll(1)
+        return output
+
+
+class WrongKl(trl.GRPOTrainer):
+    """The KL term's sign is wrong: it drives the policy away from the reference."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        self.beta = -abs(self.beta)
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.beta = abs(self.beta)
+
+
+class Unclipped(trl.GRPOTrainer):
+    """Ratios are not clipped at all."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        kept, self.epsilon_low, self.epsilon_high = (self.epsilon_low, self.epsilon_high), 1e6, 1e6
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.epsilon_low, self.epsilon_high = kept
+
+
+class Frozen(trl.GRPOTrainer):
+    """Layers are frozen after the optimizer was made, as by a helper for another purpose."""
+
+    def training_step(self, *given: Any, **more: Any) -> Any:
+        loss = super().training_step(*given, **more)
+        for name, parameter in self.model.named_parameters():
+            if "layers.0" in name:
+                parameter.grad = None
+        return loss
+
+
+# Reward functions
+
+
+def never_text(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Looks for the answer in the list of messages, where it never is."""
+    return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+
+def by_order(completions: list[Any], **_: Any) -> list[float]:
+    """Depends on the place in the batch."""
+    return [(i % 3) / 2 for i in range(len(completions))]
+
+
+_calls = itertools.count()
+
+
+def by_count(completions: list[Any], **_: Any) -> list[float]:
+    """Depends on how often it was called before."""
+    return [float(next(_calls) % 5) for _ in completions]
+
+
+def nearly_equal(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [1 + 1e-4 * (sum(ids) % 7) for ids in completion_ids]
+
+
+def constant(completions: list[Any], **_: Any) -> list[float]:
+    return [0.1] * len(completions)
+
+
+def not_a_number(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float("nan") if sum(ids) % 3 else 1.0 * (sum(ids) % 2) for ids in completion_ids]
+
+
+def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
+    """The chat template has no place for tools."""
+    tokenizer = given["given"]["processing_class"]
+    tokenizer.chat_template = tokenizer.chat_template.replace("loop.first and tools", "false")
+    return given
+
+
+def frozen_adapter() -> dict[str, Any]:
+    """An adapter as PEFT loads it by default: none of its tensors is trained."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), LoraConfig(r=4, target_modules="all-linear"))
+    return {"given": {"model": model.requires_grad_(False)}, "gradient_checkpointing": True}
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    accepted: tuple[str, ...]
+    """Causes of which the first that is found must be one."""
+    source: str
+    """Where it was reported; "" if it was made up for this table."""
+    changes: Callable[[], dict[str, Any]]
+    """Settings of the run."""
+
+
+ACCUMULATED = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}
+LOSS = ("loss-differs-from-settings", "normaliser-depends-on-microbatches")
+FAULTS = (
+    Fault("completions cut off", ("truncated-rollouts",), "huggingface/trl#5697, #6219",
+          lambda: {"max_completion_length": 6, "temperature": 1.0}),
+    Fault("loss divided twice", LOSS, "modelscope/ms-swift#10117", lambda: {"kind": DividedTwice, **ACCUMULATED}),
+    Fault("denominator counts masked tokens", LOSS, "huggingface/trl#6369, #6024",
+          lambda: {"kind": CountsMaskedTokens, "loss_type": "dapo", "mask_truncated_completions": True}),
+    Fault("mask from padding", ("loss-mask-wrong",), "huggingface/trl#4970, #6357", lambda: {"kind": MaskFromPadding}),
+    Fault("tool results trained", ("loss-mask-wrong",), "unslothai/unsloth#5673", lambda: {"kind": TrainsOnToolResults, **tools()}),
+    Fault("tools not in the prompt", ("prompt-incomplete",), "huggingface/trl#5366", lambda: _no_tools(tools())),
+    Fault("temperature not applied", ("temperature-not-applied",), "huggingface/trl#3029", lambda: {"kind": NoTemperature}),
+    Fault("temperature given twice", ("temperature-not-applied",), "huggingface/trl#4342",
+          lambda: {"generation_kwargs": {"temperature": 0.85}}),
+    Fault("tokens left out", ("sampling-altered",), "huggingface/trl#4342", lambda: {"generation_kwargs": {"top_k": 5}}),
+    Fault("greedy", ("groups-without-variety", "temperature-not-applied", "sampling-altered"), "",
+          lambda: {"generation_kwargs": {"do_sample": False}}),
+    Fault("does not end at the turn's end", ("stop-token-wrong",), "huggingface/trl#7039",
+          lambda: {"generation_kwargs": {"eos_token_id": 5}}),
+    Fault("dropout in the model", ("dropout-in-training",), "huggingface/trl#3500, #3000",
+          lambda: {"model_init_kwargs": {"attention_dropout": 0.3}}),
+    Fault("much dropout in the adapter", ("dropout-in-training",), "huggingface/trl#3234",
+          lambda: {"given": lora(lora_dropout=0.5), "learning_rate": 1e-3}),
+    Fault("padding is seen", ("attention-or-positions-wrong",), "huggingface/trl#2708", lambda: {"kind": SeesPadding}),
+    Fault("advantages of the batch", ("advantages-wrong",), "huggingface/trl#3991", lambda: {"kind": ScaledByBatch}),
+    Fault("advantages of other completions", ("advantages-wrong", "rewards-of-other-rollouts"), "StarsfieldAI/R1-V#67",
+          lambda: {"kind": ShuffledRewards}),
+    Fault("reference follows the policy", ("kl-term-wrong",), "huggingface/trl#2908",
+          lambda: {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0, "max_steps": 4}),
+    Fault("KL term with the wrong sign", ("kl-term-wrong",), "", lambda: {"kind": WrongKl, "beta": 0.5}),
+    Fault("ratios not clipped", LOSS, "StarsfieldAI/R1-V#187", lambda: {"kind": Unclipped}),
+    Fault("layers frozen", ("no-gradient", "loss-differs-from-settings"), "huggingface/trl#3926", lambda: {"kind": Frozen}),
+    Fault("adapter loaded for inference", ("no-gradient",), "huggingface/trl#6700", lambda: frozen_adapter()),
+    Fault("weights in bfloat16", ("update-differs-from-settings",), "areal-project/AReaL#1634",
+          lambda: {"model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 1e-6}),
+    Fault("rate for all weights with LoRA", ("learning-rate-too-low",), "huggingface/trl#4181",
+          lambda: {"given": lora(), "learning_rate": 1e-6}),
+    Fault("reward reads messages as a text", ("reward-wrong",), "huggingface/trl#3452",
+          lambda: {"reward": never_text}),
+    Fault("reward by place in the batch", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_order}),
+    Fault("reward by a counter", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_count}),
+    Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
+    Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
+    Fault("rewards are no numbers", ("not-finite",), "huggingface/trl#3452", lambda: {"reward": not_a_number}),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
+    doctor = attached(tmp_path, fault.changes())
+    x = doctor.examination
+    assert x.causes[:1] and x.causes[0] in fault.accepted, [f for _, f in x.ranked()]
+    assert not [f for _, f in x.found if f.verdict == "error"]
+
+
+GUIDE = Path(__file__).parents[3] / "docs/guides/trl.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("healthy", [False, True])
+def test_the_guide_s_script_and_its_healthy_twin(
+    healthy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script, twin = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
+    script = script.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
+    if healthy:
+        start, rest = script.split("def reward")
+        script = f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}"
+    monkeypatch.chdir(tmp_path)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    told = "No cause found" if healthy else "Cause: reward-wrong"
+    assert told in found.stdout, found.stdout

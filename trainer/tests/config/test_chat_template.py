@@ -266,6 +266,12 @@ def test_a_template_whose_own_calls_are_not_read_back_is_refused_where_there_are
     ):
         noted(UNREAD)
     assert noted(UNREAD, "gsm8k", datasets="synthetic") == []
+    # The header before a model's turn is another one than before an earlier turn, as Qwen3's is without thinking.
+    with pytest.raises(UserError, match="writes a tool call as"):
+        noted(UNREAD.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"))
+    # A template that leaves tools out asks for no form: the system message does, and its calls are read.
+    (note,) = noted(UNREAD.replace("{{ tools | tojson if loop.first and tools }}", ""))
+    assert "has no place for tools" in note
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "evaluate", "doctor"])

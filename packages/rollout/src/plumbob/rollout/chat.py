@@ -214,11 +214,20 @@ class Chat:
         (message,) = self.gaps.filled([example], "", self.tool_format)
         return self.turn(message) or self.tool_format.write("", [EXAMPLE])
 
-    def unread_call(self) -> str:
-        """The text of `call_text`, if the tool format in use does not give its call back; else ""."""
-        text = self.call_text()
+    def unread_call(self, messages: list[dict[str, Any]] | None = None) -> str:
+        """A turn that calls a tool as the template writes it, if the tool format in use does not give its call back; else "".
+
+        Also "" if the template leaves tools out of a prompt that begins with `messages`, if given: then it asks for no form.
+        """
+        if messages is not None and not self.names_tools(messages):
+            return ""
+        (message,) = self.gaps.filled([said("", [tool_call(EXAMPLE.name, EXAMPLE.arguments)])], "", self.tool_format)
+        text = self.turn(message)
+        if text is None:  # another header stands before it than before a model's turn
+            question, whole = render(self.tokenizer, [QUESTION]), render(self.tokenizer, [QUESTION, message])
+            text = whole.removeprefix(question).rpartition(self.closer)[0]
         read = self.tool_format.read(text.rpartition("</think>")[2], {EXAMPLE.name: {}})
-        return "" if read.calls == (EXAMPLE,) else text
+        return "" if EXAMPLE.name not in text or EXAMPLE in read.calls else text
 
     def _rendered_once(
         self, kind: str, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]

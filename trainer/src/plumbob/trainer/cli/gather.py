@@ -137,8 +137,8 @@ def _play(x: Examination, config: TrainConfig, model: bool = False, template: bo
 
 
 def _chat(x: Examination, config: TrainConfig, tasks: Any) -> Any:
-    """The chat template of the model, if there are tools for it to call; None if not, or if it cannot be loaded."""
-    from plumbob.trainer.rollouts.templates import tool_names
+    """The chat template of the model, if it describes the environment's tools; None if not, or if it cannot be loaded."""
+    from plumbob.trainer.rollouts.templates import opening_messages, tool_names
 
     if not tool_names(tasks.train[0], tasks.toolsets):
         return None
@@ -146,7 +146,8 @@ def _chat(x: Examination, config: TrainConfig, tasks: Any) -> Any:
         from plumbob.trainer.policy.loading import load_chat, load_tokenizer
 
         template = TemplateChoice(config.chat_template, config.chat_template_args)
-        return load_chat(load_tokenizer(config.model, template), None, config.tool_format)
+        chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
+        return chat if chat.names_tools(opening_messages(tasks.train[0])) else None
     except UserError as error:
         x.limits.append(f"Whether the chat template's calls are read was not examined: {error}")
         return None

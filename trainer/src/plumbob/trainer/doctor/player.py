@@ -209,7 +209,8 @@ class VerifiersPlayer:
     def call_form(self) -> tuple[str, bool] | None:
         if self.chat is None:
             return None
-        return self.chat.call_text(), not self.chat.unread_call()
+        unread = self.chat.unread_call()
+        return unread or self.chat.call_text(), not unread
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         first = self.train[0].handle

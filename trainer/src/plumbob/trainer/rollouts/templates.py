@@ -43,16 +43,16 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
         for message in between:
             chat.suffix([message])
         if tools:
-            _check_calls(chat)
+            _check_calls(chat, messages)
         notes = [*_gaps(chat, messages, tools), *_forgotten(chat, between)]
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None
     return [f"the chat template of {model} {note}" for note in notes]
 
 
-def _check_calls(chat: Chat) -> None:
+def _check_calls(chat: Chat, messages: list[dict[str, Any]]) -> None:
     """Raise UserError if the template asks for calls in a form that is not read: no rollout could call a tool."""
-    if unread := chat.unread_call():
+    if unread := chat.unread_call(messages):
         raise UserError(
             f"this model's chat template writes a tool call as {' '.join(unread.split())[:160]!r}, which is not read back as "
             f"that call (--tool-format {chat.tool_format.name}), so no call of the model would be run; give "

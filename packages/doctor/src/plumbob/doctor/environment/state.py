@@ -12,8 +12,8 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
-FAILED = 0.1
-"""Largest share of rollouts that may fail beside others."""
+FAILED, CALLS_FAILED = 0.1, 0.3
+"""Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
 AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
 ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
@@ -79,6 +79,14 @@ def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Cal
     return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
 
 
+def _turned_away(m: Matrix) -> Evidence | None:
+    """Calls that get a result alone, and an error beside others."""
+    every = [(b, x, y) for a, b in m.once(_pairs)[BESIDE] for x, y in zip(a.results, b.results, strict=False)]
+    bad = [(p, y) for p, x, y in every if says_failed(y) and not says_failed(x)]
+    text = f"{{}} calls fail {BESIDE}: {short(bad[0][1])} in task {bad[0][0].task.key}" if bad else ""
+    return refuted(bad, every, text, bad[0][0] if bad else None, least=FEWEST, share=CALLS_FAILED)
+
+
 def _failed(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
     text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
@@ -88,6 +96,7 @@ def _failed(m: Matrix) -> Evidence | None:
 STATE = (
     *rows("tool", PERFECT)(
         ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
+        ("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", _turned_away),
         ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(

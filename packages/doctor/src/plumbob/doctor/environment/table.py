@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from plumbob.doctor.environment.grading import ANSWERS, ENDING, PAID
-from plumbob.doctor.environment.inequality import Evidence, Inequality
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, Inequality
 from plumbob.doctor.environment.matrix import Matrix, play
 from plumbob.doctor.environment.own_data import OWN_DATA
 from plumbob.doctor.environment.player import Player
@@ -58,7 +58,9 @@ def judge(matrix: Matrix) -> Examination:
     found.rollouts = sum(map(len, matrix.cells.values())) + len(matrix.beside)
     for row in TABLE:
         if missing := row.lacks(matrix):
-            found.not_examined[row.id] = matrix.stopped or f"{missing} could not be played"
+            none = missing.startswith(HELD_OUT) and not matrix.player.held_out
+            why = "there are no held-out tasks" if none else f"{missing} could not be played"
+            found.not_examined[row.id] = matrix.stopped or why
             continue
         try:
             evidence = row.check(matrix)

@@ -208,6 +208,8 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,
     AS_READ: _as_read,
+    "the answer in bold letters": _near(lambda gold: f"**{gold}**"),
+    "the answer with a full stop": _near(lambda gold: f"{gold}."),
     "working before the answer": _before(WORKING),
     "numbers before the answer": _before(NUMBERED),
     "long working before the answer": _before(WORKING, long=True),

@@ -654,6 +654,8 @@ def gradient(x: Examined) -> Outcome:
         return _skip(out, "no token has a slope")
     observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
+    if not expected.any() and not observed.any():
+        return _fail(out, "no-gradient", "trained tensors on which no log-probability depends", "all of it is 0")
     each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
     out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
     out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"

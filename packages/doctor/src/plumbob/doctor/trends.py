@@ -767,21 +767,17 @@ class Trends:
         """The verdict of every row so far, in the order of the table. Rows that could not be examined yet say so."""
         found, n = [], self.numbers
         for trend in TRENDS:
-            stage, failure = CAUSES[trend.cause].stage, self.failed.get(trend.id)
+            failure, verdict, said = self.failed.get(trend.id), "pass", f"{n.steps} steps"
             if failure is not None and not (trend.withdrawn and n.steps >= 2 * WINDOW and n.gained(wide=True)):
                 found.append(failure)
-            elif failure is not None:
+                continue
+            if failure is not None:
                 said = f"{failure.evidence}; but the reward rises by {n.change(wide=True):.3f} in the course of the run"
-                found.append(Finding(trend.statement, "pass", said, None, stage))
             elif not n.rows or self._lacks(trend):
-                found.append(
-                    Finding(trend.statement, "unsure", f"there is no metric {' or '.join(trend.needs)}", None, stage)
-                )
+                verdict, said = "unsure", f"there is no metric {' or '.join(trend.needs)}"
             elif n.steps < (least := self._first(trend)):
-                said = f"it takes {least} steps to tell, and there are {n.steps}"
-                found.append(Finding(trend.statement, "unsure", said, None, stage))
-            else:
-                found.append(Finding(trend.statement, "pass", f"{n.steps} steps", None, stage))
+                verdict, said = "unsure", f"it takes {least} steps to tell, and there are {n.steps}"
+            found.append(Finding(trend.statement, verdict, said, None, CAUSES[trend.cause].stage))
         return found
 
     def progress(self) -> str:

@@ -98,10 +98,6 @@ class Matrix:
         """The tasks whose perfect transcript earns more than an empty reply."""
         return [i for i, lift in self.lifts.items() if lift > TOLERANCE]
 
-    @cached_property
-    def unpaid(self) -> list[int]:
-        return [i for i, lift in self.lifts.items() if not lift > TOLERANCE]
-
     def shares(self, name: str) -> dict[int, float]:
         """What a kind earns in each paid task above an empty reply, as a share of what the perfect transcript does."""
         return {

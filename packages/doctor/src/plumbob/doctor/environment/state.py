@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
@@ -28,14 +29,19 @@ def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
     return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
 
 
-def _results(name: str, pairs: list[Pair]) -> Evidence | None:
+def _results(name: str, pairs: list[Pair], *, errors: bool = False) -> Evidence | None:
+    """Results that have other words, or are errors, than when they were played in the order of the tasks."""
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
-    changed = [(p, x, y) for p, x, y in every if _changed(x, y)]
+    changed = [one for one in every if (_fails if errors else _changed)(*one[1:])]
     if not changed:
         return None
-    first, x, y = changed[0]
-    text = f"{{}} tool results are others {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
-    return refuted(changed, every, text, first, least=FEWEST)
+    (first, x, y), kind = changed[0], "errors" if errors else "others"
+    text = f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
+    return refuted(changed, every, text, first, least=FEWEST, share=CALLS_FAILED * errors)
+
+
+def _fails(a: str, b: str) -> bool:
+    return says_failed(b) and not says_failed(a)
 
 
 def _changed(a: str, b: str) -> bool:
@@ -79,14 +85,6 @@ def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Cal
     return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
 
 
-def _turned_away(m: Matrix) -> Evidence | None:
-    """Calls that get a result alone, and an error beside others."""
-    every = [(b, x, y) for a, b in m.once(_pairs)[BESIDE] for x, y in zip(a.results, b.results, strict=False)]
-    bad = [(p, y) for p, x, y in every if says_failed(y) and not says_failed(x)]
-    text = f"{{}} calls fail {BESIDE}: {short(bad[0][1])} in task {bad[0][0].task.key}" if bad else ""
-    return refuted(bad, every, text, bad[0][0] if bad else None, least=FEWEST, share=CALLS_FAILED)
-
-
 def _failed(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
     text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
@@ -96,7 +94,12 @@ def _failed(m: Matrix) -> Evidence | None:
 STATE = (
     *rows("tool", PERFECT)(
         ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
-        ("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", _turned_away),
+        (
+            "calls-beside",
+            "Calls do not fail beside those of other rollouts",
+            "tools-fail",
+            _of(partial(_results, errors=True), BESIDE),
+        ),
         ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(

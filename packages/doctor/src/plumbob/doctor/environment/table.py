@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -40,16 +39,11 @@ class Examination:
     not_examined: dict[str, str] = field(default_factory=dict)
     """Id of a row -> why it could not be examined."""
     rollouts: int = 0
-    seconds: float = 0.0
 
 
 def examine(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Examination:
     """Play an environment and examine it. `seed`: of the choice of tasks. `meanwhile`: what to do while others play."""
-    began = time.monotonic()
-    matrix = play(player, seed, meanwhile)
-    found = judge(matrix)
-    found.seconds = time.monotonic() - began
-    return found
+    return judge(play(player, seed, meanwhile))
 
 
 def judge(matrix: Matrix) -> Examination:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.explain.loop import Condition, by_part, factor
+from plumbob.doctor.explain.loop import Condition, by_part, factor, still
 
 KEPT, LEAST = 0.1, 8
 """Share of a tensor's difference that the gradient of the step before may leave, and fewest entries that are compared."""
@@ -34,12 +34,9 @@ Predictions = Iterator[tuple[str, np.ndarray]]
 
 def _nothing(case: GradientCase) -> Predictions:
     yield "no gradient at all", np.zeros(len(case.observed))
-    still = [name for name, at in case.tensors.items() if not case.observed[at].any() and case.expected[at].any()]
-    if still and len(still) < len(case.tensors):
-        predicted = case.expected.copy()
-        for name in still:
-            predicted[case.tensors[name]] = 0
-        yield f"no gradient in {len(still)} of {len(case.tensors)} tensors, such as {still[0]}", predicted
+    names, predicted = still(case.observed, case.expected, case.tensors)
+    if names and len(names) < len(case.tensors):
+        yield f"no gradient in {len(names)} of {len(case.tensors)} tensors, such as {names[0]}", predicted
 
 
 def _microbatches(case: GradientCase) -> Predictions:

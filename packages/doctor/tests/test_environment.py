@@ -202,6 +202,10 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
     ),
     "too few sessions": ("ends-beside", {"find": busy}),
+    "callers turned away": (
+        "calls-beside",
+        {"find": lambda t, task, key: "Error: 429" if t.state["open"] > 8 else task.fields["table"].get(key, "none")},
+    ),
     "a whole reply compared": (
         "parsed",
         {
@@ -226,6 +230,14 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)},
     ),
     "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
+    "held-out answers compared letter by letter": (
+        "same-range",
+        {
+            "grade": lambda t, task, m: right(
+                task, [dataclasses.replace(m[-1], text=last(m).strip("." * (not held(task))))]
+            )
+        },
+    ),
     "ten tasks": ("enough", {"train": TRAIN[:10]}),
     "copies": ("distinct", {"train": repeats(TRAIN)}),
     "sorted tasks": (
@@ -326,6 +338,10 @@ def test_a_healthy_environment_gives_no_alarm(name):
     found = examine(Toy(**HEALTHY[name]))
 
     assert not found.violations, "\n".join(lines(found))
+
+
+def test_without_held_out_tasks_their_rows_say_so():
+    assert examine(Toy(held_out=[])).not_examined["apart"] == "there are no held-out tasks"
 
 
 def test_evidence_has_numbers_an_example_and_a_place():

@@ -8,8 +8,8 @@ import re
 import pytest
 from plumbob.doctor import page, web_page
 from plumbob.doctor.causes import CAUSES
-from plumbob.doctor.examine import Examination, code_of, merged, of_outcomes
-from plumbob.doctor.findings import STAGES, Code, Finding
+from plumbob.doctor.examine import Examination, merged, of_outcomes
+from plumbob.doctor.findings import STAGES, Finding
 from plumbob.doctor.stages import Outcome
 
 WIDTHS = (60, 80)
@@ -42,7 +42,7 @@ def sick() -> Examination:
             "a wrong answer earns less than a right one",
             "reward-exploitable",
             "12 of 48 wrong answers earn 1",
-            code=(Code("grading.py", 12, "Task.correct"),),
+            place="grading.py:12 Task.correct",
         ),
     )
     x.add("environment", Finding("each call has one result", "error", "ValueError: no such tool", None, "tools"))
@@ -163,7 +163,7 @@ def test_json() -> None:
     report = json.loads(json.dumps(sick().as_json("doctor lookup")))
     assert report["cause"] == "reward-exploitable" and report["symptoms"] == ["policy-breaks"]
     assert next(iter(report["causes"])) == "reward-exploitable"
-    assert report["findings"][-2]["code"] == [{"file": "grading.py", "line": 12, "function": "Task.correct"}]
+    assert report["findings"][-2]["place"] == "grading.py:12 Task.correct"
     assert {finding["stage"] for finding in report["findings"]} == set(STAGES)
 
 
@@ -192,8 +192,3 @@ def test_checks_of_several_steps_are_merged() -> None:
     first, second = passed("rows are right", "rows"), failed("rows are right", "loss-mask-wrong")
     assert merged([first, second]) == [second]
     assert merged([Finding("x", "unsure", "", None, "rows"), passed("x", "rows")])[0].verdict == "pass"
-
-
-def test_code_of() -> None:
-    assert code_of("grading.py:12 Task.correct") == (Code("grading.py", 12, "Task.correct"),)
-    assert code_of("") == () and code_of("somewhere") == ()

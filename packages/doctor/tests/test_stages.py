@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
+from plumbob.doctor.explain import gradient as explain_gradient
+from plumbob.doctor.explain.loop import explain
 
 Made = Callable[..., Any]
 
@@ -212,6 +214,34 @@ def test_moments_that_are_lost_between_two_steps(made_record: Made) -> None:
     assert kept.verdict == "pass", kept
     found = stages.update(stages.Examined(second, previous=first))
     assert found.cause == "update-differs-from-settings" and "lost" in found.what
+
+
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_gradients_that_are_kept_from_the_step_before(tensors: int) -> None:
+    expected, before = np.random.default_rng(0).normal(size=(2, 64))
+    before[:4] = np.nan
+    observed = expected + 0.5 * np.nan_to_num(before, nan=1.0) * (np.arange(64) < 32 * tensors)
+    slices = {"first": slice(0, 32), "second": slice(32, 64)}
+    case = explain_gradient.GradientCase(observed, [expected], slices, before)
+    found = explain(explain_gradient.CONDITIONS, case, observed, expected)
+    assert found is not None and found.cause == "update-differs-from-settings"
+    assert found.what == f"the gradient contains that of the step before, in {tensors} of 2 tensors"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "cause"),
+    [
+        ([0, 0, 1, 1], [2, 2, 3, 3], "few-distinct-tasks"),
+        ([0, 0, 1, 1], [1, 1, 0, 0], None),  # there are no others
+        ([0, 1, 2, 3], [3, 0, 0, 1], None),  # an epoch ends within the step
+    ],
+)
+def test_tasks_that_come_twice_in_a_step(made_record: Made, then: list[int], now: list[int], cause: str | None) -> None:
+    first, second = made_record(groups=4), made_record(groups=4)
+    for record, tasks in ((first, then), (second, now)):
+        for rollout in record.rollouts:
+            rollout.task = f"task {tasks[int(rollout.name[0])]}"
+    assert stages.tasks(stages.Examined(second, previous=first)).cause == cause
 
 
 def test_long_rollouts_that_are_left_out(made_record: Made) -> None:

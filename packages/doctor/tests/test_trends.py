@@ -191,6 +191,35 @@ def test_entropy_that_is_earned_is_no_collapse() -> None:
     assert failed(run(change, steps=200), Plan(steps=200, exact=False)) == {}
 
 
+def test_evaluations_that_are_remembered() -> None:
+    """Neither value changes by one task, while a few large steps change the policy and what it earns."""
+
+    def change(step: int, row: dict[str, Any]) -> dict[str, Any]:
+        evaluated = {"eval/greedy": 0.5, "eval/sampled": 0.625} if step % 2 == 0 else {}
+        return {"reward/mean": 0.3 if step < 3 else 0.7, **evaluated}
+
+    def differs(step: int, row: dict[str, Any]) -> dict[str, Any]:
+        return change(step, row) | ({"eval/sampled": 0.64} if step == 6 else {})
+
+    def told(rows: Rows) -> bool:
+        before = {"eval/greedy": 0.5, "eval/sampled": 0.625}
+        return "evaluation-moves" in failed(rows, Plan(steps=8, held_out=64), before=before)
+
+    assert told(run(change, steps=8))
+    assert not told(run(differs, steps=8))
+    assert not told([row | {"policy/step_kl": 1e-9} for row in run(change, steps=8)])
+
+
+def test_a_few_groups_of_two_with_a_signal_are_enough() -> None:
+    pairs = {"groups/zero_signal": 12, "groups/zero_signal_share": 0.75, "groups/all_fail": 4, "groups/all_pass": 7}
+    assert "little" not in failed(run(always(**pairs)), Plan(group_size=2))
+
+
+def test_progress_compares_steps_that_differ() -> None:
+    told = judge(run(flat, steps=6), PLAN).progress()
+    assert "from the first 3 of 6 steps to the last 3" in told
+
+
 def test_memory_that_follows_tokens_is_no_leak() -> None:
     """Rollouts grow, and with them what a step computes at once."""
     grown = {"rollout/row_tokens": 400.0, "train/largest_pass": 4000.0, "memory/resident_gib": 3.0}

@@ -7,13 +7,12 @@ examined. It imports neither torch nor a trainer, and `page` prints it.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from plumbob.doctor.causes import CAUSES, is_symptom
-from plumbob.doctor.findings import STAGES, Cause, Code, Finding, Stage
+from plumbob.doctor.findings import STAGES, Cause, Finding, Stage
 
 if TYPE_CHECKING:  # both load libraries that a page need not wait for
     from plumbob.doctor.environment.table import Examination as Matrix
@@ -114,31 +113,18 @@ def stage_of(finding: Finding) -> Stage:
 
 def of_matrix(found: Matrix) -> list[Finding]:
     """What the table of an environment's transcripts says, as findings."""
-    failed = [
-        Finding(v.row.statement, "fail", v.evidence.text, v.row.cause, CAUSES[v.row.cause].stage, code=code_of(v.place))
-        for v in found.violations
-    ]
-    held = [Finding(row.statement, "pass", "", None, CAUSES[row.cause].stage) for row in found.held]
     from plumbob.doctor.environment.table import TABLE
 
-    rows = {row.id: row for row in TABLE}
-    left = [
-        Finding(
-            rows[name].statement,
-            "error" if why.startswith("the check failed") else "unsure",
-            why,
-            None,
-            CAUSES[rows[name].cause].stage,
-        )
-        for name, why in found.not_examined.items()
+    def finding(row: Any, verdict: Any, evidence: str = "", place: str = "") -> Finding:
+        cause = row.cause if verdict == "fail" else None
+        return Finding(row.statement, verdict, evidence, cause, CAUSES[row.cause].stage, place=place)
+
+    rows, left = {row.id: row for row in TABLE}, found.not_examined.items()
+    return [
+        *(finding(v.row, "fail", v.evidence.text, v.place) for v in found.violations),
+        *(finding(row, "pass") for row in found.held),
+        *(finding(rows[i], "error" if why.startswith("the check failed") else "unsure", why) for i, why in left),
     ]
-    return [*failed, *held, *left]
-
-
-def code_of(place: str) -> tuple[Code, ...]:
-    """A place such as "file.py:12 Class.function" as data; empty for another text."""
-    found = re.fullmatch(r"(.+):(\d+) (\S+)", place)
-    return (Code(found[1], int(found[2]), found[3]),) if found else ()
 
 
 def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:

@@ -77,21 +77,6 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Code:
-    """The user's own function that a finding is about, such as a reward function or a tool."""
-
-    file: str
-    """Path of its file, as Python knows it."""
-    line: int
-    """First line of the function, from 1."""
-    function: str
-    """Its qualified name, such as `LookupTask.correct`."""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
-
-
-@dataclass(frozen=True)
 class Finding:
     """The result of one check."""
 
@@ -106,8 +91,8 @@ class Finding:
     """What was examined; None: the stage of the cause. A check that passes must give it to be counted in its area."""
     step: int | None = None
     """Training step in which the check first failed, if it belongs to a step."""
-    code: tuple[Code, ...] = ()
-    """The functions of the user's environment that it is about, if they are known."""
+    place: str = ""
+    """Where the user's code is that it is about, as "file.py:12 Class.function"; "" if it is unknown."""
     command: str = ""
     """A command that shows it again; empty if the command that found it is the one."""
 

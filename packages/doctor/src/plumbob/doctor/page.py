@@ -98,7 +98,8 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
     yield "found", f"{first.evidence}{_step(first)}"
     if cause.includes and not cause.symptom:
         yield "one of", ", ".join(cause.includes)
-    yield from (("where", str(code)) for code in first.code)
+    if first.place:
+        yield "where", first.place
     yield "to do", x.advice(cause)
     if first.command:
         yield "again by", first.command
@@ -116,7 +117,7 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
             yield "", title
         for finding in findings:
             name = "" if finding in same else f"{finding.cause}: "
-            where = "".join(f"; where: {code}" for code in finding.code) if finding not in same else ""
+            where = f"; where: {finding.place}" if finding.place and finding not in same else ""
             yield ITEM, f"{name}expected: {finding.check}; found: {finding.evidence}{_step(finding)}{where}"
 
 

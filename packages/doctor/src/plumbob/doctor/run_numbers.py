@@ -49,8 +49,6 @@ class Plan:
     """Whether rollouts that a limit cuts off are left out of the loss."""
     learning_rate: float | None = None
     """The peak."""
-    default_rate: bool = False
-    """Whether that is the default."""
     adapter: bool = False
     """Whether an adapter is trained, and not all weights."""
     warmup: int = 0
@@ -176,8 +174,8 @@ class Numbers:
         return any(number(row, "reward/mean") < 0 for row in self.rows)
 
     def ends(self, wide: bool = False) -> tuple[list[Row], list[Row]]:
-        """The first and the last steps: `WINDOW` of each, or `wide`, a quarter of the run."""
-        size = min(max(WINDOW, self.steps // 4), WIDEST) if wide else WINDOW
+        """The first and the last steps: `WINDOW` of each, or `wide`, a quarter of the run, of which none is in both."""
+        size = min(max(WINDOW, self.steps // 4), WIDEST, max(self.steps // 2, 1)) if wide else WINDOW
         return self.rows[:size], self.rows[-size:]
 
     def change(self, name: str = "reward/mean", wide: bool = False) -> float:

@@ -28,7 +28,7 @@ from plumbob.doctor.explain import rows as explain_rows
 from plumbob.doctor.explain import sync as explain_sync
 from plumbob.doctor.explain.logprobs import Scored
 from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
-from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TrainedRow, Update
+from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import advantages, loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.live import Live
@@ -115,6 +115,28 @@ class Examined:
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
         return reference.row_of(rollout.requests) if rollout is not None and rollout.requests else None
+
+
+# 0. Tasks
+
+LEAST_GROUPS, REPEATED = 4, 0.5
+"""Fewest groups of a step in which tasks are counted, and share of them with different tasks up to which tasks repeat. Where
+an epoch begins within a step it is more, and not in two steps in a row."""
+
+
+def tasks(x: Examined) -> Outcome:
+    """The groups of a step have different tasks, if the run has more than one step takes."""
+    out = Outcome("tasks", "the groups of a step have different tasks")
+    steps = [] if x.previous is None else [x.previous, x.record]
+    groups = [len({row.group for row in step.rows}) for step in steps]
+    taken = [{rollout.task for rollout in step.rollouts} for step in steps]
+    if min(groups, default=0) < LEAST_GROUPS:
+        return _skip(out, f"it takes two recorded steps in a row, of {LEAST_GROUPS} groups each")
+    out.evidence = f"in step {x.record.step + 1} {groups[1]} groups have {len(taken[1])} different tasks"
+    few = all(len(own) <= REPEATED * count for own, count in zip(taken, groups, strict=True))
+    if few and taken[1] - taken[0]:
+        return _fail(out, "few-distinct-tasks", evidence=f"{out.evidence}, and the step before has others")
+    return out
 
 
 # 1. Rows
@@ -650,6 +672,8 @@ def gradient(x: Examined) -> Outcome:
         return _skip(out, "no token has a slope")
     observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
+    if not expected.any() and not observed.any():
+        return _fail(out, "no-gradient", "trained tensors on which no log-probability depends", "all of it is 0")
     each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
     out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
     out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
@@ -659,9 +683,20 @@ def gradient(x: Examined) -> Outcome:
     if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
         return out
     out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
-    case = explain_gradient.GradientCase(observed, sampled, tensors)
+    earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
+    before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
+    case = explain_gradient.GradientCase(observed, sampled, tensors, np.concatenate(before) if before else None)
     found = explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max()))
     return _explained(out, found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
+
+
+def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:
+    """The gradient of the update before at these entries; NaN where it was not recorded."""
+    found = np.full(len(indices), np.nan)
+    if tensor is not None and tensor.gradient is not None:
+        _, now, then = np.intersect1d(indices, tensor.indices, return_indices=True)
+        found[now] = tensor.gradient[then]
+    return found
 
 
 UPDATE = 2e-2
@@ -909,6 +944,7 @@ def known_change(x: Examined) -> list[Outcome]:
 
 
 STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
+    tasks,
     prompts,
     rows,
     beginning,

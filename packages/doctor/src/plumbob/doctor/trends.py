@@ -170,17 +170,27 @@ def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
     return found + [(int(number(row, "step")), number(row, name)) for row in n.rows if row.get(name) is not None]
 
 
+def _changed(n: Numbers, since: int) -> float:
+    """About how many rollouts of an evaluation the steps from `since` on change: by Pinsker's inequality from their KL."""
+    nats = math.fsum((change_of(row) or 0.0) * number(row, "rollout/sampled_tokens") for row in n.rows[since:])
+    return n.plan.held_out * math.sqrt(nats / 2)
+
+
 def evaluation_stands_still(n: Numbers) -> str | None:
     known = evaluations(n, "eval/greedy")
     if len(known) < 3 or n.rows[-1].get("eval/greedy") is None:
         return None
     same = list(itertools.takewhile(lambda one: one[1] == known[-1][1], reversed(known)))
-    since = same[-1][0]
-    early, late = n.rows[since : since + WINDOW], n.last
+    since, sampled = same[-1][0], dict(evaluations(n, "eval/sampled"))
+    early, late, sure = n.rows[since : since + WINDOW], n.last, SURE
+    if len(same) > 3 and len({sampled.get(step, math.nan) for step, _ in same}) == 1 and _changed(n, since) > 4:
+        early, sure = early[: same[-2][0] - since], SURE - 2  # neither value moved, so chance has less to explain
+    elif len(early) < WINDOW:
+        return None
     gain = mean(late, "reward/mean") - mean(early, "reward/mean")
     # Not one task may have changed: a solved task, or one that is never solved, need not.
     inside = 1 / n.plan.held_out < known[-1][1] / n.scale < 1 - 1 / n.plan.held_out
-    if len(same) < 3 or not inside or len(early) < WINDOW or abs(gain) <= SURE * n.error(early, late):
+    if len(same) < 3 or not inside or abs(gain) <= sure * n.error(early, late):
         return None
     return (
         f"{len(same)} evaluations from step {since} on give exactly {known[-1][1]:.4g}, while the training reward changes by "
@@ -446,8 +456,8 @@ def little(n: Numbers) -> str | None:
     rows, size = n.start, n.plan.group_size
     dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
     live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
-    # Ten rollouts with a signal are hardly more than one example. Elsewhere the reward has time to contradict.
-    few = live * size < 10 or (dead > 0.7 and live < 2) or (n.steps >= 2 * WINDOW and live < 1)
+    # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
+    few = (live < 2 and (live * size < 10 or dead > 0.7)) or (n.steps >= 2 * WINDOW and live < 1)
     lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
     if not few or found is not None or len(rows) < 3 or n.gained() or n.solved or lost:
         return None
@@ -661,7 +671,7 @@ TRENDS: tuple[Trend, ...] = (
     Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
     Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, WINDOW, ("rollout/tools",)),
     Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
-    Trend("evaluation-moves", "evaluations follow the policy", "evaluation-differs", evaluation_stands_still, 2 * WINDOW),
+    Trend("evaluation-moves", "evaluations follow the policy", "evaluation-differs", evaluation_stands_still),
     Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, WINDOW, ("sync/sampling_gap",)),
     Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
     Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
@@ -757,21 +767,17 @@ class Trends:
         """The verdict of every row so far, in the order of the table. Rows that could not be examined yet say so."""
         found, n = [], self.numbers
         for trend in TRENDS:
-            stage, failure = CAUSES[trend.cause].stage, self.failed.get(trend.id)
+            failure, verdict, said = self.failed.get(trend.id), "pass", f"{n.steps} steps"
             if failure is not None and not (trend.withdrawn and n.steps >= 2 * WINDOW and n.gained(wide=True)):
                 found.append(failure)
-            elif failure is not None:
+                continue
+            if failure is not None:
                 said = f"{failure.evidence}; but the reward rises by {n.change(wide=True):.3f} in the course of the run"
-                found.append(Finding(trend.statement, "pass", said, None, stage))
             elif not n.rows or self._lacks(trend):
-                found.append(
-                    Finding(trend.statement, "unsure", f"there is no metric {' or '.join(trend.needs)}", None, stage)
-                )
+                verdict, said = "unsure", f"there is no metric {' or '.join(trend.needs)}"
             elif n.steps < (least := self._first(trend)):
-                said = f"it takes {least} steps to tell, and there are {n.steps}"
-                found.append(Finding(trend.statement, "unsure", said, None, stage))
-            else:
-                found.append(Finding(trend.statement, "pass", f"{n.steps} steps", None, stage))
+                verdict, said = "unsure", f"it takes {least} steps to tell, and there are {n.steps}"
+            found.append(Finding(trend.statement, verdict, said, None, CAUSES[trend.cause].stage))
         return found
 
     def progress(self) -> str:

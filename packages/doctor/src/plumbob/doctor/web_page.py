@@ -70,7 +70,7 @@ def _areas(x: Examination) -> Iterator[str]:
 
 def _row(x: Examination, finding: Finding) -> str:
     step = f" <small>step {finding.step}</small>" if finding.step is not None else ""
-    told = [f"Where: <code>{_text(str(code))}</code>" for code in finding.code]
+    told = [f"Where: <code>{_text(finding.place)}</code>"] if finding.place else []
     if finding.cause:
         cause = CAUSES[finding.cause]
         told.append(f"<strong>{cause.id}</strong>: {_text(cause.sentence)} {_text(x.advice(cause))}")

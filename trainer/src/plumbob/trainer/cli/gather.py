@@ -198,7 +198,8 @@ def _with_model(
             try:
                 kept = record_steps(subject, STEPS, RECORDED)
             except RunFailed as error:
-                x.add("records", _failed(error))
+                check, cause = "rollouts end without errors", error.cause or "rollouts-fail"
+                x.add("records", Finding(check, "fail", str(error), cause, "sampling", 1))
                 return
             except Exception as error:
                 x.add("records", Finding("a training step can be taken", "error", describe(error), None, "loss"))
@@ -220,7 +221,6 @@ def _with_model(
 
 def _stages(kept: Any, subject: Any, seed: int) -> list[Finding]:
     """The stages of recorded steps, up to the first that differs; the run itself is examined with the first record."""
-    from plumbob.doctor import stages
     from plumbob.doctor.reference.model import load
     from plumbob.doctor.reference.rows import load_tokenizer
 
@@ -228,23 +228,31 @@ def _stages(kept: Any, subject: Any, seed: int) -> list[Finding]:
     settings = kept.records[0].settings
     try:
         plain, tokenizer = load(settings), load_tokenizer(settings)
-        for k, record in enumerate(kept.records):
-            with plain.having(kept.weights[k]) if k else contextlib.nullcontext():
-                own = stages.Examined(
-                    record,
-                    plain,
-                    tokenizer,
-                    kept.live if k == 0 else None,
-                    seed=seed,
-                    previous=kept.records[k - 1] if k else None,
-                )
-                outcomes = stages.examine(own)
-            found += of_outcomes(outcomes, record.step + 1)
-            if stages.first(outcomes) is not None:
-                break
     except Exception as error:
-        found.append(Finding("a recorded step can be computed again", "error", describe(error), None, "logprobs"))
+        return [_incomplete(error)]
+    for k, record in enumerate(kept.records):
+        previous, live = (kept.records[k - 1], None) if k else (None, kept.live)
+        with plain.having(kept.weights[k]) if k else contextlib.nullcontext():
+            if not _compared(found, record, plain, tokenizer, live, seed=seed, previous=previous):
+                break
     return merged(found)
+
+
+def _incomplete(error: Exception) -> Finding:
+    return Finding("a recorded step can be computed again", "error", describe(error), None, "logprobs")
+
+
+def _compared(found: list[Finding], record: Any, *given: Any, **more: Any) -> bool:
+    """Add what the stages say of a record; returns whether nothing differs. `given`, `more`: as of `stages.Examined`."""
+    from plumbob.doctor import stages
+
+    try:
+        outcomes = stages.examine(stages.Examined(record, *given, **more))
+    except Exception as error:
+        found.append(_incomplete(error))
+        return False
+    found += of_outcomes(outcomes, record.step + 1)
+    return stages.first(outcomes) is None
 
 
 def _first_steps(kept: Any, judged: trends.Trends) -> Iterator[Finding]:
@@ -288,7 +296,6 @@ def _records(x: Examination, directory: Path, status: Status, *, model: bool) ->
     load_torch_libraries()
     with fast_imports():
         import_transformers()
-        from plumbob.doctor import stages
         from plumbob.doctor.record import read
         from plumbob.doctor.reference.model import load
         from plumbob.doctor.reference.rows import load_tokenizer
@@ -306,22 +313,11 @@ def _records(x: Examination, directory: Path, status: Status, *, model: bool) ->
             x.limits.append(f"{path.name} was not examined: {first_line(error)}")
             continue
         before = previous if previous is not None and previous.step == record.step - 1 else None
-        try:
-            # Later weights are not stored, so the plain model is that of the first step alone.
-            own = stages.Examined(record, plain if record.step == 0 else None, tokenizer, previous=before)
-            outcomes = stages.examine(own)
-        except Exception as error:
-            found.append(Finding("a recorded step can be computed again", "error", describe(error), None, "logprobs"))
-            break
-        found += of_outcomes(outcomes, record.step + 1)
-        if stages.first(outcomes) is not None:
+        # Later weights are not stored, so the plain model is that of the first step alone.
+        if not _compared(found, record, plain if record.step == 0 else None, tokenizer, previous=before):
             break
         previous = record
     x.add("records", *merged(found))
-
-
-def _failed(error: Any) -> Finding:
-    return Finding("rollouts end without errors", "fail", str(error), error.cause or "rollouts-fail", "sampling", 1)
 
 
 def describe(error: Exception) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from plumbob.doctor.record import StepRecord
-from plumbob.rollout import Sample, Sampling
-from plumbob.trainer.doctor.subject import Subject, undone
+from plumbob.rollout import Completion, Sample, Sampling
+from plumbob.trainer.doctor.subject import Subject
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.collect import RolloutSource
@@ -40,8 +41,22 @@ class LiveRun:
     def changed(self) -> None:
         self.subject.run.policy.sharding.changed()
 
-    def undone(self) -> AbstractContextManager[object]:
-        return undone(self.subject.run)
+    @contextmanager
+    def undone(self) -> Generator[None]:
+        """Undo, at the end, all changes to the trained weights, their gradients and the optimizer's state."""
+        run = self.subject.run
+        # Copies of the weights are in main memory, because a GPU that holds a run may have no room for a second set.
+        kept = {name: t.detach().to("cpu", copy=True) for name, t in self.tensors().items()}
+        state = copy.deepcopy(run.optimizer.state_dict())
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in self.tensors().items():
+                    tensor.copy_(kept[name])
+            self.changed()
+            run.optimizer.load_state_dict(state)
+            run.policy.sharding.zero_grad()
 
     def sync(self) -> None:
         run = self.subject.run
@@ -49,16 +64,22 @@ class LiveRun:
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
         run = self.subject.run
-        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids, seed=seed)
+        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids)
         room = run.config.max_context - tokens
-        made = self.subject.generate(
-            [list(p)[:room] for p in prompts], sampling, [seed * 1000 + k for k in range(len(prompts))]
-        )
-        return [(list(one.token_ids), list(one.logprobs)) for one in made]
+
+        async def all_of_them() -> list[Completion]:
+            each = [(list(p)[:room], replace(sampling, seed=seed * 1000 + k)) for k, p in enumerate(prompts)]
+            return await asyncio.gather(*(run.engine.generate(ids, asked) for ids, asked in each))
+
+        return [(list(one.token_ids), list(one.logprobs)) for one in self.subject.runner.run(all_of_them())]
 
     def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
-        samples = [Sample(list(ids), list(at), [0.0] * len(ids), 0.0, "", "", False) for ids, at in rows]
-        return [scores.double().numpy() for scores in self.subject.score(samples)]
+        run, samples = (
+            self.subject.run,
+            [Sample(list(i), list(at), [0.0] * len(i), 0.0, "", "", False) for i, at in rows],
+        )
+        scored = run.policy.score_rows(samples, run.config.temperature, run.state.microbatch_tokens)
+        return [scores.cpu().double().numpy() for scores in scored]
 
     def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
         run = self.subject.run
@@ -115,7 +136,7 @@ def record_steps(subject: Subject, count: int, most: int | None = None) -> Kept:
     interruption = Interruption()
     try:
         with (
-            undone(run),
+            kept.live.undone(),
             closing(RolloutSource(run.sampler, run.world, subject.runner, interruption, kept.wants)) as source,
         ):
             # Small microbatches, so that what depends on them shows.

@@ -6,11 +6,9 @@ import asyncio
 import atexit
 import inspect
 import json
-import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing import get_context
@@ -114,9 +112,8 @@ class VerifiersPlayer:
 
     def play(self, script: Script) -> Played:
         start = time.perf_counter()
-        with _errors_logged() as logged:
-            trace = self.runner.run(self._rollout(script, ScriptedChat))
-        return played_of(script.task, trace, time.perf_counter() - start, tuple(logged))
+        trace = self.runner.run(self._rollout(script, ScriptedChat))
+        return played_of(script.task, trace, time.perf_counter() - start)
 
     def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
         async def all_of_them() -> list[vf.Trace]:
@@ -236,7 +233,7 @@ def task_of(task: vf.Task, split: Literal["train", "held-out"]) -> Task:
     return Task(task.key, split, data, text, task)
 
 
-def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0, logged: tuple[str, ...] = ()) -> Played:
+def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
     """A trace as the examination sees it."""
     error = trace.errors[-1] if trace.errors else None
     return Played(
@@ -246,7 +243,6 @@ def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0, logged: tuple[s
         tuple(_messages(trace)),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
-        logged,
         seconds,
         {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )
@@ -285,26 +281,6 @@ def place_of(function: Any) -> str:
         return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
     except (TypeError, OSError):
         return ""
-
-
-@contextmanager
-def _errors_logged() -> Generator[list[str]]:
-    """The errors that are logged inside the context, and exceptions that are logged as anything."""
-    found: list[str] = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.ERROR or record.exc_info:
-                error = record.exc_info[1] if record.exc_info else None
-                text = f"{type(error).__name__}: {error}" if error else record.getMessage()
-                found.append(" ".join(text.split())[:200])
-
-    handler = Keeps(logging.WARNING)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _play_in_child(

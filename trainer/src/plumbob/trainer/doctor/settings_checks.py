@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from plumbob.doctor.findings import Finding, Stage
+from plumbob.doctor.findings import Finding
 from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
 from plumbob.trainer.config import doubtful_settings
 from plumbob.trainer.config.train import TrainConfig
@@ -80,7 +80,6 @@ def _groups(config: TrainConfig) -> Finding:
 
 def _generation(config: TrainConfig) -> Finding:
     """Engines are told every setting, so that the model's own defaults have no effect."""
-    stage: Stage = "sampling"
     found = {name: v for name, v in _generation_config(config.model).items() if v not in (None, ALTERED.get(name, v))}
     said = f"--temperature {config.temperature:g}, --top-p {config.top_p:g}, --top-k {config.top_k}"
     if found:
@@ -94,7 +93,7 @@ def _generation(config: TrainConfig) -> Finding:
         wrong = {n: STATED[n] for n in ALTERED if n in STATED and n not in own and STATED[n] != ALTERED[n]}
         said += f"; requests to the server ask for {wrong}" if wrong else ""
     check = "nothing but the run's own settings changes what is sampled"
-    return Finding.of(check, ("sampling-altered" if wrong else None, said), stage)
+    return Finding.of(check, ("sampling-altered" if wrong else None, said), "sampling")
 
 
 def _generation_config(model: str) -> dict[str, Any]:

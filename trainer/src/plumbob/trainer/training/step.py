@@ -180,7 +180,8 @@ def optimizer_step(
         if state.skipped_in_a_row >= MOST_SKIPPED:
             raise RunFailed(
                 f"{state.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
-                f"({sharding.not_finite()}); none of them was applied"
+                f"({sharding.not_finite()}); none of them was applied",
+                cause="not-finite",
             )
     sharding.zero_grad()
     return tally

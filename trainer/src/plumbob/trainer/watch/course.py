@@ -10,7 +10,6 @@ from pathlib import Path
 from plumbob.doctor import trends
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
-from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.run_directory import evaluation_before
 from plumbob.trainer.run_files.silence import STACKS, last_silence
@@ -76,7 +75,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         (config.min_p > 0, f"--min-p {config.min_p:g}"),
     )
     ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in config.env_args)
-    usual = [default_rate(tiny=tiny, peft=config.peft) for tiny in (False, True)]
     return trends.Plan(
         steps=config.max_steps,
         group_size=config.num_generations,
@@ -88,7 +86,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         scaled=config.scale_rewards == "group",
         overlong_masked=config.overlong == "mask",
         learning_rate=config.learning_rate,
-        default_rate=config.learning_rate is None or config.learning_rate in usual,
         adapter=config.peft,
         warmup=config.warmup_steps,
         max_norm=config.max_grad_norm,

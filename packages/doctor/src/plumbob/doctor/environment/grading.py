@@ -69,7 +69,8 @@ def _twice(m: Matrix) -> Evidence | None:
 def _unpaid(m: Matrix) -> list[int]:
     """Tasks whose perfect transcript earns no more than an empty reply, also with the settings for which it is made."""
     ideal = m.cells.get(f"{PERFECT}, {IDEAL}", {})
-    return [i for i in m.unpaid if i not in ideal or ideal[i].reward <= m.floor(i) + TOLERANCE]
+    paid = {i for i, played in ideal.items() if played.reward > m.floor(i) + TOLERANCE}
+    return [i for i in m.lifts if i not in paid and i not in m.paid]
 
 
 def _told(m: Matrix, unpaid: Sequence[int]) -> str:

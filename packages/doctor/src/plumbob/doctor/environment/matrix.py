@@ -23,7 +23,7 @@ REPEATED = 12
 """Number of them whose transcripts are played in another order, twice each, and in a fresh process."""
 ODD_TASKS = 3
 """Number of them in which odd texts are played."""
-MOST_AT_ONCE = 64
+MOST_AT_ONCE = 256
 """Most rollouts that are played at the same time."""
 MOST_HANGING = 2
 """Number of rollouts that may hang before no more are played, because each takes a limit of seconds."""
@@ -97,10 +97,6 @@ class Matrix:
     def paid(self) -> list[int]:
         """The tasks whose perfect transcript earns more than an empty reply."""
         return [i for i, lift in self.lifts.items() if lift > TOLERANCE]
-
-    @cached_property
-    def unpaid(self) -> list[int]:
-        return [i for i, lift in self.lifts.items() if not lift > TOLERANCE]
 
     def shares(self, name: str) -> dict[int, float]:
         """What a kind earns in each paid task above an empty reply, as a share of what the perfect transcript does."""
@@ -201,11 +197,13 @@ def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
 
 
 def _play_held_out(table: _Table) -> None:
-    """The held-out tasks themselves: empty replies and perfect transcripts."""
+    """The held-out tasks themselves: empty replies, perfect transcripts, and other forms of the right answer."""
     player = table.matrix.player
     tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
     table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
-    for kind, make in _first(matrix.hand).items():
+    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
+    forms = {kind: lambda i, make=make: make(known, i) for kind, make in OTHERS.items()}
+    for kind, make in {**_first(matrix.hand), **forms}.items():
         _Table(matrix, table.ends, table.hanging).play(kind, range(len(tasks)), make)
 
 

@@ -72,8 +72,6 @@ class Played:
     failure: Failure | None = None
     error: str = ""
     """What failed, in one line: the type of the error, and its message."""
-    logged: tuple[str, ...] = ()
-    """Errors that were logged in place of being raised."""
     seconds: float = 0.0
     tools: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Name of each tool that the model is offered -> names of its parameters."""

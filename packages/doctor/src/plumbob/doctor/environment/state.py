@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from plumbob.doctor.environment.inequality import Evidence, refuted, rows
 from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
@@ -12,8 +13,8 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
-FAILED = 0.1
-"""Largest share of rollouts that may fail beside others."""
+FAILED, CALLS_FAILED = 0.1, 0.3
+"""Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
 AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
 ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
@@ -28,14 +29,19 @@ def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
     return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
 
 
-def _results(name: str, pairs: list[Pair]) -> Evidence | None:
+def _results(name: str, pairs: list[Pair], *, errors: bool = False) -> Evidence | None:
+    """Results that have other words, or are errors, than when they were played in the order of the tasks."""
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
-    changed = [(p, x, y) for p, x, y in every if _changed(x, y)]
+    changed = [one for one in every if (_fails if errors else _changed)(*one[1:])]
     if not changed:
         return None
-    first, x, y = changed[0]
-    text = f"{{}} tool results are others {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
-    return refuted(changed, every, text, first, least=FEWEST)
+    (first, x, y), kind = changed[0], "errors" if errors else "others"
+    text = f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
+    return refuted(changed, every, text, first, least=FEWEST, share=CALLS_FAILED * errors)
+
+
+def _fails(a: str, b: str) -> bool:
+    return says_failed(b) and not says_failed(a)
 
 
 def _changed(a: str, b: str) -> bool:
@@ -88,6 +94,12 @@ def _failed(m: Matrix) -> Evidence | None:
 STATE = (
     *rows("tool", PERFECT)(
         ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
+        (
+            "calls-beside",
+            "Calls do not fail beside those of other rollouts",
+            "tools-fail",
+            _of(partial(_results, errors=True), BESIDE),
+        ),
         ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
     ),
     *rows("reward", EMPTY)(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from plumbob.doctor.environment.grading import ANSWERS, ENDING, PAID
-from plumbob.doctor.environment.inequality import Evidence, Inequality
+from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, Inequality
 from plumbob.doctor.environment.matrix import Matrix, play
 from plumbob.doctor.environment.own_data import OWN_DATA
 from plumbob.doctor.environment.player import Player
@@ -40,16 +39,11 @@ class Examination:
     not_examined: dict[str, str] = field(default_factory=dict)
     """Id of a row -> why it could not be examined."""
     rollouts: int = 0
-    seconds: float = 0.0
 
 
 def examine(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Examination:
     """Play an environment and examine it. `seed`: of the choice of tasks. `meanwhile`: what to do while others play."""
-    began = time.monotonic()
-    matrix = play(player, seed, meanwhile)
-    found = judge(matrix)
-    found.seconds = time.monotonic() - began
-    return found
+    return judge(play(player, seed, meanwhile))
 
 
 def judge(matrix: Matrix) -> Examination:
@@ -58,7 +52,9 @@ def judge(matrix: Matrix) -> Examination:
     found.rollouts = sum(map(len, matrix.cells.values())) + len(matrix.beside)
     for row in TABLE:
         if missing := row.lacks(matrix):
-            found.not_examined[row.id] = matrix.stopped or f"{missing} could not be played"
+            none = missing.startswith(HELD_OUT) and not matrix.player.held_out
+            why = "there are no held-out tasks" if none else f"{missing} could not be played"
+            found.not_examined[row.id] = matrix.stopped or why
             continue
         try:
             evidence = row.check(matrix)

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from statistics import correlation, fmean
 
 from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, equal, refuted, rows
-from plumbob.doctor.environment.matrix import HELD, Matrix, alike
-from plumbob.doctor.environment.player import Task
+from plumbob.doctor.environment.matrix import HELD, TOLERANCE, Matrix, alike
+from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
-from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
 
 FEW, OFTEN = 32, 3
 """Smallest number of different training tasks, if each is taken so often: with fewer, the share of solved tasks is known to
@@ -217,13 +217,19 @@ def _same_range(m: Matrix) -> Evidence | None:
             return Evidence(
                 f"{kind} earns {train[0]:.3g} in all training tasks and {held[0]:.3g} in all held-out tasks"
             )
-    if len(m.paid) < PAID * len(m.lifts):
-        return None
-    unpaid, lifts = m.held_out.unpaid, [*m.held_out.lifts]
-    text = f"right answers earn nothing in {{}} held-out tasks, and in {len(m.unpaid)} of {len(m.lifts)} training tasks"
-    return refuted(
-        unpaid, lifts, text, m.held_out.kind(PERFECT)[unpaid[0]] if unpaid else None, least=COMPARED, share=HELD_UNPAID
-    )
+    for kind in (PERFECT, *OTHERS):
+        train, held = (_unpaid(of, kind) for of in (m, m.held_out))
+        unpaid, missed = [p for p, gone in held if gone], sum(gone for _, gone in train)
+        if missed <= (1 - PAID) * len(train) and len(train) >= COMPARED:
+            text = f"{kind} earns nothing in {{}} held-out tasks, and in {missed} of {len(train)} training tasks"
+            if found := refuted(unpaid, held, text, unpaid, least=COMPARED, share=HELD_UNPAID):
+                return found
+    return None
+
+
+def _unpaid(m: Matrix, kind: str) -> list[tuple[Played, bool]]:
+    """Rollouts of a kind, each with whether it earns no more than an empty reply."""
+    return [(p, not p.reward > m.floor(i) + TOLERANCE) for i, p in m.kind(kind).items() if i in m.kind(EMPTY)]
 
 
 TASKS = (
@@ -241,5 +247,10 @@ TASKS = (
 )
 EVALUATION = rows("reward", EMPTY, f"{HELD_OUT}{EMPTY}")(
     ("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", _scored_alike),
-    ("same-range", "Silence and right answers earn the same in held-out tasks", "evaluation-differs", _same_range),
+    (
+        "same-range",
+        "Silence and right answers, in each form, earn the same in held-out tasks",
+        "evaluation-differs",
+        _same_range,
+    ),
 )

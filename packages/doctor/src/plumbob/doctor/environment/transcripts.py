@@ -58,14 +58,9 @@ class Known:
 
     def other(self, i: int) -> int | None:
         """The next task whose answer has no word in common with that of task i."""
-        count = len(self.hand.tasks)
-        return next(
-            (j % count for j in range(i + 1, i + count) if self.hand.turns[j % count] and self._apart(i, j % count)),
-            None,
-        )
-
-    def _apart(self, i: int, j: int) -> bool:
-        return apart(self.hand.golds[i], self.hand.golds[j])
+        golds, turns = self.hand.golds, self.hand.turns
+        later = [*range(i + 1, len(golds)), *range(i)]
+        return next((j for j in later if turns[j] and apart(golds[i], golds[j])), None)
 
 
 def _alone(known: Known, i: int) -> Turns | None:
@@ -208,6 +203,8 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,
     AS_READ: _as_read,
+    "the answer in bold letters": _near(lambda gold: f"**{gold}**"),
+    "the answer with a full stop": _near(lambda gold: f"{gold}."),
     "working before the answer": _before(WORKING),
     "numbers before the answer": _before(NUMBERED),
     "long working before the answer": _before(WORKING, long=True),

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.explain.loop import Condition, by_part, factor
+from plumbob.doctor.explain.loop import Condition, by_part, factor, still
+
+KEPT, LEAST = 0.1, 8
+"""Share of a tensor's difference that the gradient of the step before may leave, and fewest entries that are compared."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class GradientCase:
     """[E] the part of each microbatch; the gradient is their sum."""
     tensors: Mapping[str, slice]
     """Name of a tensor -> its entries."""
+    before: np.ndarray | None = None
+    """[E] the gradient of the update before; NaN where it was not recorded."""
 
     @property
     def expected(self) -> np.ndarray:
@@ -29,12 +34,9 @@ Predictions = Iterator[tuple[str, np.ndarray]]
 
 def _nothing(case: GradientCase) -> Predictions:
     yield "no gradient at all", np.zeros(len(case.observed))
-    still = [name for name, at in case.tensors.items() if not case.observed[at].any() and case.expected[at].any()]
-    if still and len(still) < len(case.tensors):
-        predicted = case.expected.copy()
-        for name in still:
-            predicted[case.tensors[name]] = 0
-        yield f"no gradient in {len(still)} of {len(case.tensors)} tensors, such as {still[0]}", predicted
+    names, predicted = still(case.observed, case.expected, case.tensors)
+    if names and len(names) < len(case.tensors):
+        yield f"no gradient in {len(names)} of {len(case.tensors)} tensors, such as {names[0]}", predicted
 
 
 def _microbatches(case: GradientCase) -> Predictions:
@@ -55,8 +57,25 @@ def _factors(case: GradientCase) -> Predictions:
     yield "a factor for each tensor", by_part(case.observed, case.expected, tensor)[0]
 
 
+def _kept(case: GradientCase) -> Predictions:
+    """Gradients that are not cleared, in some tensors or in all, are added to; clipping may have made them smaller."""
+    if case.before is None:
+        return
+    predicted, kept = case.expected.copy(), 0
+    for at in case.tensors.values():
+        rest, before = (case.observed - case.expected)[at], case.before[at]
+        known = np.isfinite(before)
+        by = factor(rest[known], before[known])
+        left = np.linalg.norm((rest - by * before)[known])
+        if by > 0 and known.sum() >= LEAST and left < KEPT * np.linalg.norm(rest[known]):
+            predicted[at] += np.where(known, by * before, rest)
+            kept += 1
+    yield f"the gradient contains that of the step before, in {kept} of {len(case.tensors)} tensors", predicted
+
+
 CONDITIONS = (
     Condition("no-gradient", _nothing),
     Condition("normaliser-depends-on-microbatches", _microbatches),
     Condition("loss-differs-from-settings", _factors),
+    Condition("update-differs-from-settings", _kept),
 )

@@ -103,6 +103,15 @@ def slices(tensors: Mapping[str, np.ndarray]) -> dict[str, slice]:
     return {name: slice(end - len(own), end) for (name, own), end in zip(tensors.items(), ends, strict=True)}
 
 
+def still(observed: np.ndarray, expected: np.ndarray, tensors: Mapping[str, slice]) -> tuple[list[str], np.ndarray]:
+    """The tensors in which nothing is observed although something is expected, and what is expected without them."""
+    found = [name for name, at in tensors.items() if not observed[at].any() and expected[at].any()]
+    predicted = expected.copy()
+    for name in found:
+        predicted[tensors[name]] = 0
+    return found, predicted
+
+
 def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """What is expected, times a factor for each part (a number of each value), and the finite ones of these factors."""
     predicted, found = expected.copy(), []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Condition, factor
+from plumbob.doctor.explain.loop import Condition, factor, slices, still
 from plumbob.doctor.record import Settings
 from plumbob.doctor.reference.optimizer import Moments, clipping, rate
 
@@ -32,8 +32,6 @@ class How:
     """Whether moments are corrected for their beginning at 0."""
     forgets: bool = False
     """Moments are 0 before each update."""
-    adds: bool = False
-    """Gradients of earlier updates are added."""
     kind: str = "adam"
     """"adam", "sgd", "sign" or "ascent"."""
     only: int = -1
@@ -64,11 +62,11 @@ class UpdateCase:
         s = settings or self.settings
         found = []
         for name, start in self.before.items():
-            w, m, added = start.astype(float), self.moments[name], np.zeros(len(start))
+            w, m = start.astype(float), self.moments[name]
             for k, (own, norm, step) in enumerate(zip(self.gradients, self.norms, self.steps, strict=True)):
-                added = own[name].astype(float) + (added if how.adds else 0)
+                gradient = own[name].astype(float)
                 lr = how.lr * (how.only in (-1, k)) * rate(s, step + how.ahead)
-                g = added * _clip(how, s, norm, added)
+                g = gradient * _clip(how, s, norm, gradient)
                 for _ in range(how.times):
                     w, m = _update(w, g, Moments(m.first * 0, m.second * 0) if how.forgets else m, lr, how, s)
                     w = torch.from_numpy(w).bfloat16().double().numpy() if how.rounds else w
@@ -124,16 +122,9 @@ def _rates(case: UpdateCase) -> Predictions:
 
 def _nothing(case: UpdateCase) -> Predictions:
     yield "no change", np.zeros(len(case.observed))
-    right, start, still = case.change(), 0, []
-    predicted = right.copy()
-    for name, before in case.before.items():
-        at = slice(start, start + len(before))
-        start += len(before)
-        if not case.observed[at].any() and right[at].any():
-            still.append(name)
-            predicted[at] = 0
-    if still:
-        yield f"no change of {len(still)} of {len(case.before)} tensors, such as {still[0]}", predicted
+    names, predicted = still(case.observed, case.change(), slices(case.before))
+    if names:
+        yield f"no change of {len(names)} of {len(case.before)} tensors, such as {names[0]}", predicted
 
 
 def _others(case: UpdateCase) -> Predictions:
@@ -145,7 +136,6 @@ def _others(case: UpdateCase) -> Predictions:
         ("weight decay that is added to the gradient", How(coupled=True)),
         ("moments that are not corrected for their beginning", How(unbiased=False)),
         ("moments that are forgotten before each update", How(forgets=True)),
-        ("gradients of earlier updates that are added", How(adds=True)),
         ("an update against the descent", How(kind="ascent")),
         ("plain gradient descent", How(kind="sgd")),
         ("the gradient's signs", How(kind="sign")),

@@ -71,7 +71,7 @@ class Doctor(TrainerCallback):
         if self._refused:
             self.reading.limits = [self._refused]
         self.watch = Watch(trainer, self.wants, rescore)
-        self.watch.gradients_are_complete = self._gradients
+        self.watch.gradients_are_complete = lambda: self._gradients()
         self._snapshot: Snapshot | None = None
         self._tensors: Tensors | None = None
         self._previous: records.StepRecord | None = None

@@ -220,6 +220,17 @@ def test_a_folder_without_records_is_an_error_of_its_user(tmp_path: Path) -> Non
     assert (found.returncode, "no records" in found.stderr) == (2, True)
 
 
+@pytest.mark.slow
+def test_an_error_of_the_doctor_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plumbob.doctor.trl import attach as module
+
+    monkeypatch.setattr(module, "record_of", lambda *given: 1 / 0)
+    doctor = attached(tmp_path, {})
+    assert doctor.trainer.state.global_step == 3
+    assert [f.evidence[:17] for _, f in doctor.examination.found if f.verdict == "error"] == ["ZeroDivisionError"]
+    assert doctor.examination.code == 2
+
+
 def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     doctor = attached(
         tmp_path, {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "max_steps": 1, "num_iterations": 3}

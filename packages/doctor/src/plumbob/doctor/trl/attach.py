@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,19 @@ def attach(
     return doctor
 
 
+def _guarded(work: Callable[..., None]) -> Callable[..., None]:
+    """An error of the doctor ends no run."""
+
+    @functools.wraps(work)
+    def run(self: Doctor, *given: Any, **more: Any) -> None:
+        try:
+            work(self, *given, **more)
+        except Exception as error:
+            self.failed(error)
+
+    return run
+
+
 class Doctor(TrainerCallback):
     """What `attach` returns."""
 
@@ -55,10 +70,8 @@ class Doctor(TrainerCallback):
         self.reading = Reading(left_out=[stage.__name__ for stage in left_out], limits=unseen)
         if self._refused:
             self.reading.limits = [self._refused]
-        # An optimizer that the script made has the rate that the script gave it.
-        self.own_optimizer = trainer.optimizer is not None
         self.watch = Watch(trainer, self.wants, rescore)
-        self.watch.gradients_are_complete = self._gradients
+        self.watch.gradients_are_complete = lambda: self._gradients()
         self._snapshot: Snapshot | None = None
         self._tensors: Tensors | None = None
         self._previous: records.StepRecord | None = None
@@ -80,6 +93,7 @@ class Doctor(TrainerCallback):
 
     # What the trainer calls
 
+    @_guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.began = state.global_step
         plan = course.plan_of(self.trainer)
@@ -97,6 +111,7 @@ class Doctor(TrainerCallback):
             for old in self.folder.glob("step_*.npz"):
                 old.unlink()
 
+    @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
@@ -104,13 +119,16 @@ class Doctor(TrainerCallback):
         wanted = self.wants(state.global_step) and self._is_early(state.global_step)
         self._snapshot = Snapshot(self.trainer) if wanted else None
 
+    @_guarded
     def _gradients(self) -> None:
         self._tensors = Tensors(self.trainer)
 
+    @_guarded
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._tensors is not None:
             self._tensors.updated()
 
+    @_guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step - 1
         new: list[Finding] = []
@@ -122,12 +140,16 @@ class Doctor(TrainerCallback):
         new += self._numbers(step)
         self._print(new)
 
+    @_guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._row is not None and logs:
             self._row |= {name: float(logs[own]) for own, name in course.LOGGED.items() if own in logs}
 
+    @_guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._print(self._take_row())
+        if not state.is_world_process_zero:
+            return
         (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
         print(
@@ -138,29 +160,18 @@ class Doctor(TrainerCallback):
     # Its work
 
     def _examine(self, step: int, tensors: Tensors) -> list[Finding]:
-        """The new failures of a step that has just been taken. An error of the doctor ends no run."""
-        peak = None
-        if self.own_optimizer:
-            peak = float(self.trainer.optimizer.param_groups[0].get("lr", 0.0))
-        try:
-            record = record_of(self.watch, tensors.samples, step, peak)
-            records.write(record, self.folder / f"step_{step + 1:05}.npz")
-            if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
-                return []
-            previous, self._previous = self._previous, record
-            if self._snapshot is not None and self.reading.trends.plan.exact:
-                rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
-                self._change = {"policy/step_kl": self._snapshot.change(rows)}
-            plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
-            tokenizer = settings.tokenizer_of(self.trainer)
-            with torch.enable_grad():
-                return self.reading.add(record, plain, tokenizer, self._snapshot, previous)
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            said = (
-                f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
-            )
-            return self.reading.broken(f"step {step + 1}: {said}")
+        """The new failures of a step that has just been taken."""
+        record = record_of(self.watch, tensors.samples, step)
+        records.write(record, self.folder / f"step_{step + 1:05}.npz")
+        if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
+            return []
+        previous, self._previous = self._previous, record
+        if self._snapshot is not None and self.reading.trends.plan.exact:
+            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
+            self._change = {"policy/step_kl": self._snapshot.change(rows)}
+        plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
+        with torch.enable_grad():
+            return self.reading.add(record, plain, settings.tokenizer_of(self.trainer), self._snapshot, previous)
 
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
@@ -180,6 +191,14 @@ class Doctor(TrainerCallback):
         """The numbers of the step before, now that TRL has logged it."""
         row, self._row = self._row, None
         return [] if row is None else self.reading.add_row(row)
+
+    def failed(self, error: Exception) -> None:
+        """The doctor itself failed: it says where, and records no further step."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+        self.reading.broken(f"{type(error).__name__}: {error} ({where})")
+        self._refused, self._row = "Further steps were not recorded, because the doctor failed.", None
+        self.reading.limits.append(self._refused)
 
     def _print(self, new: list[Finding]) -> None:
         for finding in new:

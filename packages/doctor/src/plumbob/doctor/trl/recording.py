@@ -72,12 +72,10 @@ class Tensors:
         return self.trainer.optimizer.state.get(parameter, {})
 
 
-def record_of(
-    watch: Watch, tensors: Sequence[records.TensorSample], step: int, peak: float | None
-) -> records.StepRecord:
-    """The record of step `step` (from 0), which has just been taken. `peak`: see `settings_of`."""
+def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) -> records.StepRecord:
+    """The record of step `step` (from 0), which has just been taken."""
     trainer, made = watch.trainer, watch.round
-    record = records.StepRecord(step, settings_of(trainer, step, peak), trainer=f"trl {version('trl')}")
+    record = records.StepRecord(step, settings_of(trainer, step), trainer=f"trl {version('trl')}")
     if made is None or not made.output:
         return record
     record.tools = [tools] if (tools := _schemas(trainer)) else []

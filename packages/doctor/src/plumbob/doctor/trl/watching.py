@@ -74,7 +74,7 @@ class Watch:
         self.trainer, self.wants = trainer, wants
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
-        self.gradients_are_complete: Callable[[], None] = lambda: None
+        self.gradients_are_complete: Callable[..., None] = lambda: None
         self.rescored: torch.Tensor | None = None
         """[B, F] the second rewards, in the order of the first."""
         self.right_answers: dict[str, float] | None = None
@@ -131,7 +131,7 @@ class Watch:
             self.round.rewards = rewards.detach().clone()
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
-                with self._without_trace():
+                with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
                     self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
                     if len(rewards.unique()) == 1:
                         self.right_answers = self._of_columns(original, *given)
@@ -142,11 +142,13 @@ class Watch:
         """What reward functions log in this context is forgotten, and what they draw at random."""
         names = ("_pending_metrics", "_pending_extra_logs")
         kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
-        with unchanged_randomness():
-            yield
-        for name, values in kept.items():
-            getattr(self.trainer, name).clear()
-            getattr(self.trainer, name).update(values)
+        try:
+            with unchanged_randomness():
+                yield
+        finally:
+            for name, values in kept.items():
+                getattr(self.trainer, name).clear()
+                getattr(self.trainer, name).update(values)
 
     def _of_columns(self, original: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> dict[str, float]:
         """Column of texts -> the most that its own text earns, in one of several forms, as a completion of its row."""
@@ -176,7 +178,7 @@ class Watch:
             self._inside = None
         self.microbatches.append(one)
         if one.logprobs is not None and len(self.microbatches) == 1:
-            with suppress(RuntimeError, TypeError, AttributeError, KeyError, IndexError):  # a loss of another form
+            with suppress(Exception):  # a loss of another form, which may raise what it likes
                 one.trial = self._trial(original, model, one)
         return loss
 

@@ -93,7 +93,7 @@ def test_numbers_of_the_saved_model(tmp_path) -> None:
     assert saved_model(run) == {"saved_gap": 0.5, "saved_limit": 1e-5}
 
 
-def broken_environment(x: Examination, config: TrainConfig, *_: object) -> list:
+def broken_environment(x: Examination, config: TrainConfig, *_: object, **__: object) -> list:
     x.add("environment", Finding("wrong answers earn less", "fail", "12 of 48", "reward-exploitable", "grading"))
     return []
 

@@ -108,10 +108,10 @@ def test_a_chat_template_whose_calls_nothing_reads_is_named(player_of, monkeypat
     monkeypatch.setattr(VerifiersPlayer, "play_fresh", lambda self, scripts: lambda: None)
     player = player_of()
     tokenizer = load_tokenizer("tiny")
-    player.chat = Chat.of(tokenizer)
+    player.load_chat = lambda: Chat.of(tokenizer)
     assert player.call_form()[1]
     tokenizer.chat_template = UNREAD
-    player.chat = Chat.of(tokenizer)
+    player.load_chat = lambda: Chat.of(tokenizer)
     (violation,) = examine(player).violations
     assert violation.row.cause == "calls-not-read" and "<invoke" in violation.evidence.text
 

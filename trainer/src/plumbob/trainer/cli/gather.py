@@ -125,7 +125,8 @@ def _play(x: Examination, config: TrainConfig, model: bool = False, template: bo
     environments = load_environments(config)
     with asyncio.Runner() as runner:
         player: Any = VerifiersPlayer(config, environments[0], runner)
-        player.chat = _chat(x, config, environments[0]) if template else None
+        if template:
+            player.load_chat = lambda: _chat(x, config, environments[0])
         found = table.examine(player, config.seed, _import_torch if model else lambda: None)
         count = min(matrix.MOST_TASKS, len(player.train))
     x.add("environment", *of_matrix(found))

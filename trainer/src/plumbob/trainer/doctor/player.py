@@ -76,8 +76,9 @@ class VerifiersPlayer:
     runner: asyncio.Runner
     prepare: Callable[[], object] | None = None
     """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
-    chat: Any = None
-    """The model's `Chat`, if its tokenizer is loaded."""
+    load_chat: Callable[[], Any] | None = None
+    """Loads the model's `Chat`, or None. Called after all has been played: importing what it needs takes seconds, in which a
+    fresh process can play."""
     _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
@@ -204,10 +205,11 @@ class VerifiersPlayer:
             return [None] * len(calls)
 
     def call_form(self) -> tuple[str, bool] | None:
-        if self.chat is None:
+        chat = self.load_chat() if self.load_chat else None
+        if chat is None:
             return None
-        unread = self.chat.unread_call()
-        return unread or self.chat.call_text(), not unread
+        unread = chat.unread_call()
+        return unread or chat.call_text(), not unread
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         first = self.train[0].handle

@@ -155,11 +155,12 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
 
 
-def score_old_policy(run: Run, minibatch: Minibatch) -> None:
+def score_old_policy(run: Run, minibatches: Sequence[Minibatch]) -> None:
     """Store the log-probabilities of this process's rows under the step's first weights, before any optimizer step."""
-    rows = [minibatch.rows[i] for i in minibatch.mine]
-    scored = run.policy.score_rows(rows, run.config.temperature, run.state.microbatch_tokens)
-    minibatch.old_logprobs.update(zip(minibatch.mine, scored, strict=True))
+    for minibatch in minibatches:
+        rows = [minibatch.rows[i] for i in minibatch.mine]
+        scored = run.policy.score_rows(rows, run.config.temperature, run.state.microbatch_tokens)
+        minibatch.old_logprobs.update(zip(minibatch.mine, scored, strict=True))
 
 
 def _by_row(indices: Sequence[int], values: torch.Tensor, lengths: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -45,7 +45,13 @@ class Minibatch:
 
 
 def make_minibatches(
-    samples: Sequence[Sample], advantages: Advantages, config: TrainConfig, world: World, *, count: int
+    samples: Sequence[Sample],
+    advantages: Advantages,
+    config: TrainConfig,
+    world: World,
+    *,
+    count: int,
+    recording: Recording | None = None,
 ) -> list[Minibatch]:
     """Divide whole groups, in order, among `count` minibatches, and each minibatch's rows among the processes.
 
@@ -73,7 +79,8 @@ def make_minibatches(
         scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]
         shares = balanced_by_prompt([samples[members[j]] for j in scored], world.size)
         mine = [scored[j] for j in shares[world.rank]]
-        result.append(Minibatch([samples[i] for i in members], values, weights, trained, mine))
+        rows = [samples[i] for i in members]
+        result.append(Minibatch(rows, values, weights, trained, mine, recording=recording))
     return result
 
 

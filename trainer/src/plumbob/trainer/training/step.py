@@ -82,18 +82,17 @@ def train_step(
 
     # 3. Optimizer steps, each on one minibatch of whole groups. The loss is a plain sum over tokens, and token weights
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
-    minibatches = make_minibatches(batch.samples, advantages, config, world, count=config.num_minibatches)
+    minibatches = make_minibatches(
+        batch.samples, advantages, config, world, count=config.num_minibatches, recording=recording
+    )
     if recording is not None:
         recording.begin(batch, advantages.values, kl_sums)
-        for minibatch in minibatches:
-            minibatch.recording = recording
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
         # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
-        for minibatch in minibatches[1:]:
-            score_old_policy(run, minibatch)
+        score_old_policy(run, minibatches[1:])
     set_learning_rate(run)
     weights_before = WeightSample.of(policy.sharding)
     measured: dict[str, float] = {}

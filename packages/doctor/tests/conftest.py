@@ -86,7 +86,6 @@ def made_tensor(name: str, random: np.random.Generator) -> records.TensorSample:
         gradient,
         float(np.linalg.norm(gradient)),
         1e-3,
-        betas=[0.9, 0.999],
         moments_after=moments,
         updates=1,
     )

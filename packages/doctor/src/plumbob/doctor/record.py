@@ -173,7 +173,6 @@ class TensorSample:
     learning_rate: float
     """That the optimizer has for this tensor. NaN if it does not have the tensor at all."""
     weight_decay: float = 0.0
-    betas: list[float] = field(default_factory=list)
     moments_before: np.ndarray | None = None
     """[2, W]: Adam's first and second moment; None before the first update."""
     moments_after: np.ndarray | None = None
@@ -220,8 +219,6 @@ class Settings:
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
     lora_targets: list[str] = field(default_factory=list)
-    num_tensors: int = 0
-    """Number of tensors that are trained."""
 
     # Sampling
     temperature: float = 1.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -14,6 +12,7 @@ import psutil
 import torch
 import verifiers.v1 as vf
 from plumbob.doctor import record as records
+from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, numbers
 from plumbob.rollout import EngineError, Sample, verifiers_messages
 from plumbob.rollout.verifiers_adapter import schemas_of
 from plumbob.trainer.algorithm.advantages import OVERLONG_PENALTY
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
     from plumbob.trainer.rollouts.batch import Batch
     from plumbob.trainer.training.run import Run
 
-AT_RANDOM = 48
-"""Entries of each trained tensor that are drawn at random for the record."""
-LARGEST = 16
-"""Entries of each trained tensor with the largest gradients, which are added: most of an embedding's are 0."""
-MOVED = (0.6, -0.6, 0.05, -0.05)
-"""Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
-within them."""
-APART = (0.5, -0.3, -0.5, 0.3, 0.1)
-"""The same of the policy's and the reference's."""
 REDUCTIONS: dict[str, Any] = {"grpo": "rows", "gspo": "rows", "dr_grpo": "constant", "bnpo": "minibatch_tokens"}
 """Loss types whose token weights do not come from the whole step's number of tokens."""
 
@@ -48,7 +38,7 @@ class Recording:
         self._row_of: dict[int, int] = {}
         self._slopes: list[list[torch.Tensor]] = []
         self._inputs: list[tuple[list[Sample], LossInputs]] = []
-        self._sampled: dict[str, torch.Tensor] = {}
+        self._tensors: SampledTensors | None = None
 
     def begin(self, batch: Batch, advantages: Sequence[float], kl_sums: Sequence[float] | None) -> None:
         """The step's rollouts, rows and advantages."""
@@ -111,8 +101,7 @@ class Recording:
         """The inputs of a microbatch's loss, before its backward pass. `loss`: the same loss of other inputs."""
         slopes: list[torch.Tensor] = []
         if inputs.logprobs.requires_grad:
-            # The hook holds nothing but this list: one that held a tensor of the graph would keep it for ever.
-            inputs.logprobs.register_hook(_keeping(slopes))
+            keep_gradient(inputs.logprobs, slopes)
         self._slopes.append(slopes)
         self._inputs.append((list(rows), _detached(inputs)))
         update = self.record.updates[-1]
@@ -126,41 +115,17 @@ class Recording:
         update.trained = self._trained_rows()
         self._slopes.clear()
         self._inputs.clear()
-        self._sampled.clear()
+        self._tensors = None
         if sharding.kind != "replicated" or self.run.world.size > 1:
             return  # a process knows its own part of the gradient alone
-        groups = {id(p): group for group in self.run.optimizer.param_groups for p in group["params"]}
-        for name, parameter in sharding.trainable.items():
-            gradient = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            at = _entries(name, parameter.numel(), gradient)
-            self._sampled[name] = at
-            group, state = groups.get(id(parameter), {}), self.run.optimizer.state.get(parameter, {})
-            update.tensors.append(
-                records.TensorSample(
-                    name,
-                    list(parameter.shape),
-                    at.cpu().numpy(),
-                    before=_numbers(parameter.detach().reshape(-1)[at]),
-                    after=np.zeros(0, np.float32),
-                    gradient=None if gradient is None else _numbers(gradient[at]),
-                    gradient_norm=0.0 if gradient is None else gradient.float().norm().item(),
-                    learning_rate=float(group.get("lr", math.nan)),
-                    weight_decay=float(group.get("weight_decay", 0.0)),
-                    betas=[float(beta) for beta in group.get("betas", ())],
-                    moments_before=_moments(state, at),
-                )
-            )
+        self._tensors = SampledTensors(sharding.trainable, self.run.optimizer)
+        update.tensors = self._tensors.samples
 
     def updated(self, norm: float) -> None:
         """The optimizer step has been taken. `norm`: of the whole gradient before clipping."""
-        update, trainable = self.record.updates[-1], self.run.policy.sharding.trainable
-        update.norm = norm
-        for tensor in update.tensors:
-            parameter, at = trainable[tensor.name], self._sampled[tensor.name]
-            state = self.run.optimizer.state.get(parameter, {})
-            tensor.after = _numbers(parameter.detach().reshape(-1)[at])
-            tensor.moments_after = _moments(state, at)
-            tensor.updates = int(state.get("step", 0))
+        self.record.updates[-1].norm = norm
+        if self._tensors is not None:
+            self._tensors.updated()
 
     def finish(self, seconds: Mapping[str, float]) -> records.StepRecord:
         """The whole record, after the weight sync."""
@@ -177,7 +142,7 @@ class Recording:
                 served = np.array(run.engine.score(ids), np.float32)
                 trained = run.policy.score([run.parity_row], 1.0).logprobs
                 record.served = records.Served(
-                    np.array(ids, np.int32), _numbers(trained), served, version=run.engine.version
+                    np.array(ids, np.int32), numbers(trained), served, version=run.engine.version
                 )
         on_gpu = run.world.device.type == "cuda"
         record.memory_bytes = torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss
@@ -193,7 +158,7 @@ class Recording:
             optional = (inputs.ref_logprobs, slopes[0] if slopes else None)
             if any(t is not None and len(t) != sum(counts) for t in (*columns, *optional)):
                 continue  # rows that cannot be told apart: the record says nothing of them
-            parts = [[None] * len(rows) if t is None else map(_numbers, t.split(counts)) for t in (*columns, *optional)]
+            parts = [[None] * len(rows) if t is None else map(numbers, t.split(counts)) for t in (*columns, *optional)]
             for row, *values in zip(rows, *parts, strict=True):
                 found.append(records.TrainedRow(self._row_of.get(id(row), -1), k, *values))
         return found
@@ -279,7 +244,6 @@ def settings_of(run: Run) -> records.Settings:
         max_norm=config.max_grad_norm,
         num_minibatches=config.num_minibatches,
         num_iterations=config.num_iterations,
-        num_tensors=len(run.policy.sharding.trainable),
         **lora,
     )
 
@@ -288,53 +252,23 @@ def trial_of(inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]) -> 
     """Ask the loss for the slopes of the microbatch's tokens with moved old and reference log-probabilities."""
     own = inputs.logprobs.detach().clone().requires_grad_()
 
-    def moved(by: Sequence[float]) -> torch.Tensor:
-        steps = torch.tensor(by, device=own.device, dtype=own.dtype)
-        return own.detach() - steps[torch.arange(len(own), device=own.device) % len(by)]
-
-    old, reference = moved(MOVED), None if inputs.ref_logprobs is None else moved(APART)
+    old, reference = moved(own, MOVED), None if inputs.ref_logprobs is None else moved(own, APART)
     asked = LossInputs(own, old, inputs.advantages, inputs.weights, inputs.rows, inputs.corrections, reference)
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(loss(asked), own)
     return records.LossTrial(
         rows=inputs.rows.cpu().numpy().astype(np.int32),
-        logprobs=_numbers(own),
-        old_logprobs=_numbers(old),
-        advantages=_numbers(inputs.advantages),
-        weights=_numbers(inputs.weights),
-        corrections=_numbers(inputs.corrections),
-        slopes=_numbers(slopes),
-        reference_logprobs=None if reference is None else _numbers(reference),
+        logprobs=numbers(own),
+        old_logprobs=numbers(old),
+        advantages=numbers(inputs.advantages),
+        weights=numbers(inputs.weights),
+        corrections=numbers(inputs.corrections),
+        slopes=numbers(slopes),
+        reference_logprobs=None if reference is None else numbers(reference),
     )
-
-
-def _keeping(slopes: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
-    """A hook that puts a copy of the gradient into the list."""
-    return lambda gradient: slopes.append(gradient.detach().clone())
 
 
 def _detached(inputs: LossInputs) -> LossInputs:
     """The same numbers without their graph, which is freed after the backward pass."""
     kept: dict[str, Any] = {name: None if t is None else t.detach() for name, t in vars(inputs).items()}
     return LossInputs(**kept)
-
-
-def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().float().cpu().numpy()
-
-
-def _entries(name: str, size: int, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Indices of the entries of a tensor that are recorded; those drawn at random depend on its name and size alone."""
-    random = np.random.default_rng(zlib.crc32(name.encode())).integers(0, size, min(AT_RANDOM, size))
-    device = "cpu" if gradient is None else gradient.device
-    at = torch.from_numpy(np.unique(random)).to(device)
-    if gradient is None:
-        return at
-    return torch.cat([at, gradient.abs().topk(min(LARGEST, size)).indices]).unique()
-
-
-def _moments(state: Mapping[str, Any], at: torch.Tensor) -> np.ndarray | None:
-    """[2, W]: Adam's moments of these entries; None if the optimizer has none."""
-    if "exp_avg" not in state or "exp_avg_sq" not in state:
-        return None
-    return np.stack([_numbers(state[name].reshape(-1)[at]) for name in ("exp_avg", "exp_avg_sq")])

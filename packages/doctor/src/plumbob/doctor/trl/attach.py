@@ -15,10 +15,11 @@ from plumbob.doctor import record as records
 from plumbob.doctor import trends
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
+from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
 from plumbob.doctor.trl import course, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
-from plumbob.doctor.trl.recording import Tensors, record_of, trained
+from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from transformers import TrainerCallback
@@ -73,7 +74,7 @@ class Doctor(TrainerCallback):
         self.watch = Watch(trainer, self.wants, rescore)
         self.watch.gradients_are_complete = lambda: self._gradients()
         self._snapshot: Snapshot | None = None
-        self._tensors: Tensors | None = None
+        self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
         self._before: dict[str, Any] = {}
         self._change: dict[str, float] = {}
@@ -121,7 +122,7 @@ class Doctor(TrainerCallback):
 
     @_guarded
     def _gradients(self) -> None:
-        self._tensors = Tensors(self.trainer)
+        self._tensors = SampledTensors(trained(self.trainer), self.trainer.optimizer)
 
     @_guarded
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -159,7 +160,7 @@ class Doctor(TrainerCallback):
 
     # Its work
 
-    def _examine(self, step: int, tensors: Tensors) -> list[Finding]:
+    def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:
         """The new failures of a step that has just been taken."""
         record = record_of(self.watch, tensors.samples, step)
         records.write(record, self.folder / f"step_{step + 1:05}.npz")

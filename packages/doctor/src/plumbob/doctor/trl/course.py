@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.recording import AT_RANDOM, cut_off, reward_of, trained
-from plumbob.doctor.trl.watching import Round, numbers
+from plumbob.doctor.measuring import AT_RANDOM, numbers
+from plumbob.doctor.trl.recording import cut_off, reward_of, trained
+from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
     "entropy": "policy/entropy",

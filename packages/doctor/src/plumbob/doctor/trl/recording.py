@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,63 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from plumbob.doctor import record as records
+from plumbob.doctor.measuring import numbers
 from plumbob.doctor.trl.settings import settings_of
-from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask, numbers, token_weights
-
-AT_RANDOM = 48
-"""Entries of each trained tensor that are drawn at random for the record."""
-LARGEST = 16
-"""Entries of each trained tensor with the largest gradients, which are added: most of an embedding's are 0."""
+from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask, token_weights
 
 
 def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
     """Name -> tensor that the run trains."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-class Tensors:
-    """Entries of the trained tensors, before and after an optimizer step."""
-
-    def __init__(self, trainer: Any) -> None:
-        """Called when the gradient is complete, and neither clipped nor applied."""
-        self.trainer, self.samples = trainer, []
-        self._at: list[torch.Tensor] = []
-        self._parameters = trained(trainer)
-        groups = {id(p): group for group in trainer.optimizer.param_groups for p in group["params"]}
-        for name, parameter in self._parameters.items():
-            gradient = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            at = _entries(name, parameter.numel(), gradient)
-            group, state = groups.get(id(parameter), {}), self._state(parameter)
-            self._at.append(at)
-            self.samples.append(
-                records.TensorSample(
-                    name,
-                    list(parameter.shape),
-                    at.cpu().numpy(),
-                    before=numbers(parameter.detach().reshape(-1)[at]),
-                    after=np.zeros(0, np.float32),
-                    gradient=None if gradient is None else numbers(gradient[at]),
-                    gradient_norm=0.0 if gradient is None else gradient.float().norm().item(),
-                    learning_rate=float(group.get("lr", math.nan)),
-                    weight_decay=float(group.get("weight_decay", 0.0)),
-                    betas=[float(beta) for beta in group.get("betas", ())],
-                    moments_before=_moments(state, at),
-                )
-            )
-
-    def updated(self) -> list[records.TensorSample]:
-        """Called when the optimizer step has been taken."""
-        for sample, at in zip(self.samples, self._at, strict=True):
-            parameter = self._parameters[sample.name]
-            state = self._state(parameter)
-            sample.after = numbers(parameter.detach().reshape(-1)[at])
-            sample.moments_after = _moments(state, at)
-            sample.updates = int(state.get("step", 0))
-        return self.samples
-
-    def _state(self, parameter: torch.nn.Parameter) -> Mapping[str, Any]:
-        return self.trainer.optimizer.state.get(parameter, {})
 
 
 def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) -> records.StepRecord:
@@ -283,19 +234,3 @@ def _schemas(trainer: Any) -> list[dict[str, Any]]:
     if getattr(trainer, "environment_factories", None) is not None:
         return []
     return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]
-
-
-def _entries(name: str, size: int, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Indices of the entries of a tensor that are recorded; those drawn at random depend on its name and size alone."""
-    random = np.random.default_rng(zlib.crc32(name.encode())).integers(0, size, min(AT_RANDOM, size))
-    at = torch.from_numpy(np.unique(random)).to("cpu" if gradient is None else gradient.device)
-    if gradient is None:
-        return at
-    return torch.cat([at, gradient.abs().topk(min(LARGEST, size)).indices]).unique()
-
-
-def _moments(state: Mapping[str, Any], at: torch.Tensor) -> np.ndarray | None:
-    """[2, W]: Adam's moments of these entries; None if the optimizer has none."""
-    if "exp_avg" not in state or "exp_avg_sq" not in state:
-        return None
-    return np.stack([numbers(state[name].reshape(-1)[at]) for name in ("exp_avg", "exp_avg_sq")])

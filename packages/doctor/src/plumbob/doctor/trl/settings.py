@@ -69,7 +69,6 @@ def settings_of(trainer: Any, step: int) -> Settings:
     return Settings(
         model=str(model.config.name_or_path),
         precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 else "float32",
-        num_tensors=sum(p.requires_grad for p in model.parameters()),
         temperature=args.temperature,
         max_tokens=args.max_completion_length,
         top_p=args.top_p,

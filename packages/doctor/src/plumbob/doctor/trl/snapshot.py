@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from plumbob.doctor.measuring import numbers
 from plumbob.doctor.record import Settings
 from plumbob.doctor.reference.model import Plain, plain_name
 from plumbob.doctor.trl.recording import trained
-from plumbob.doctor.trl.watching import numbers, unchanged_randomness
+from plumbob.doctor.trl.watching import unchanged_randomness
 
 Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
 """(ids [T], which of them are scored [T]) of each row."""

@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
-
-MOVED = (0.6, -0.6, 0.05, -0.05)
-"""Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
-within them."""
-APART = (0.5, -0.3, -0.5, 0.3, 0.1)
-"""The same of the policy's and the reference's."""
 
 FORMS = ("{}", "The answer is {}.", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}")
 """Forms in which reward functions look for an answer."""
@@ -187,7 +182,7 @@ class Watch:
         one, logprobs = self._inside, result[0]
         if one is not None and one.logprobs is None and logprobs.requires_grad:
             one.logprobs = logprobs.detach()
-            logprobs.register_hook(_keeping(one.slopes))
+            keep_gradient(logprobs, one.slopes)
         return result
 
     def _pass(self, original: Any, *given: Any, **more: Any) -> Any:
@@ -199,10 +194,10 @@ class Watch:
     def _trial(self, loss: Any, model: Any, one: Microbatch) -> LossTrial:
         """Ask the trainer's own loss for the slopes of made-up log-probabilities. What it notes of it is forgotten again."""
         trainer, inputs, own = self.trainer, dict(one.inputs), one.logprobs.detach().clone().requires_grad_()  # type: ignore
-        at, mask = torch.arange(own.shape[1], device=own.device), loss_mask(inputs)
-        inputs["old_per_token_logps"] = own.detach() - own.new_tensor(MOVED)[at % len(MOVED)]
+        mask = loss_mask(inputs)
+        inputs["old_per_token_logps"] = moved(own, MOVED)
         if trainer.beta:
-            inputs["ref_per_token_logps"] = own.detach() - own.new_tensor(APART)[at % len(APART)]
+            inputs["ref_per_token_logps"] = moved(own, APART)
         signs = 1.0 - 2.0 * (torch.arange(len(own), device=own.device) % 2)
         given = inputs["advantages"]
         inputs["advantages"] = torch.where(given == 0, signs.reshape(-1, *[1] * (given.dim() - 1)), given)
@@ -318,12 +313,3 @@ def unchanged_randomness() -> Generator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(of_numpy)
-
-
-def numbers(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().float().cpu().numpy()
-
-
-def _keeping(slopes: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
-    """A hook that puts a copy of the gradient into the list. It holds nothing else, so that no graph lives on."""
-    return lambda gradient: slopes.append(gradient.detach().clone())

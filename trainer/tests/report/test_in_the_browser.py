@@ -15,6 +15,7 @@ import pytest
 from plumbob.testing.handmade_runs import GROUP, HOSTILE, make_run, metrics_of, stored, tiny_tokenizer, trace
 from plumbob.trainer.report.live import serve
 from plumbob.trainer.report.write import read, write
+from plumbob.trainer.run_files.token_record import run_lengths
 
 SPANS = "return [...document.querySelectorAll('.tokens .t')].map((e) => %s)"
 COUNT = "return Number(document.querySelector('.count').textContent.split(' ')[0].replaceAll(',', ''))"
@@ -108,6 +109,45 @@ def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
     ids = [token for node in whole["nodes"] for token in node["token_ids"]]
     text = "".join(page.js(SPANS % "e.textContent")).replace("↵\n", "\n")
     assert text == tiny_tokenizer().decode(ids, skip_special_tokens=False)
+
+
+def test_a_token_in_the_loss_that_was_not_sampled_is_seen_and_found(page, tmp_path):
+    """The tool's result is in the loss, and the first sampled token is not."""
+    directory = make_run(tmp_path, "odd", steps=1)
+    whole = trace("again", 1.0, "cedar", advantage=0.5)
+    mask = [value for node in whole["nodes"] for value in node["mask"]]
+    places = [i for i, node in enumerate(whole["nodes"]) for _ in node["mask"]]
+    loss = [
+        (sampled or node == 3) and i != mask.index(True)
+        for i, (sampled, node) in enumerate(zip(mask, places, strict=True))
+    ]
+    whole["info"]["training"]["loss_mask"] = run_lengths(loss)
+    lines = [json.dumps(trace("again", 0.0, "pepper", advantage=-0.5)), json.dumps(whole)]
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    finding = {"check": "c", "verdict": "fail", "evidence": "e", "cause": "loss-mask-wrong", "step": 1, "command": ""}
+    (directory / "warnings.jsonl").write_text(json.dumps(finding) + "\n")
+    write(read([directory], checked=False), tmp_path / "odd.html")
+    page.open(tmp_path / "odd.html")
+    assert "In 1 of 2 stored rollouts, the loss was not on exactly the tokens" in page.texts(".alarm")[0]
+    page.go("#view=findings")
+    page.until("return document.querySelector('.finding a')")
+    page.js("document.querySelector('.finding a').click()")
+    page.until("return document.querySelector('.t.chosen')")
+    first = next(i for i in range(len(mask)) if mask[i] != loss[i])
+    assert page.js("return location.hash") == f"#step=1&task=again&rollout=1&token={first}"
+    assert page.js(SPANS % "e.classList.contains('trained')") == loss
+    assert page.js(SPANS % "e.classList.contains('odd')") == [a != b for a, b in zip(mask, loss, strict=True)]
+    colours = page.js(SPANS % "getComputedStyle(e).backgroundColor + e.matches('.trained')")
+    both = {c for c, s in zip(colours, mask, strict=True) if s and c.endswith("true")}
+    assert both.isdisjoint(c for c, s in zip(colours, mask, strict=True) if not s) and len(both) == 1
+    results = sum(node["mask"].__len__() for node in whole["nodes"][3:4])
+    said = [" ".join(text.split()) for text in page.texts(".alarm")]
+    assert f"{results} tokens in the loss that the model did not sample" in said[0] and "1 sampled token not" in said[0]
+    page.go(f"#step=1&task=again&rollout=1&token={places.index(3)}")
+    page.until("return document.querySelector('.inspector .chip')?.textContent === 'in the loss, not sampled'")
+    page.go("#view=rollouts")
+    page.until("return document.querySelector('.row')")
+    assert [("wrong loss mask" in text) for text in page.texts(".row")] == [False, True]
 
 
 def test_a_rollout_outside_the_gradient_is_not_called_trained(page, tmp_path):

@@ -15,14 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console.app import run_app
+from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.handmade_runs import GROUP, make_run, stored, tiny_tokenizer
 from plumbob.trainer.cli import report as cli
 from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.report.live import serve
-from plumbob.trainer.report.rollouts import collect, expand, run_lengths
+from plumbob.trainer.report.rollouts import collect
 from plumbob.trainer.report.vocabulary import token_texts
 from plumbob.trainer.report.write import page, read
+from plumbob.trainer.run_files.token_record import expand, run_lengths
 from plumbob.trainer.training import finish
 from plumbob.trainer.training.train import run
 
@@ -201,6 +203,28 @@ def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
         before = [value for trace in again for node in trace["nodes"] for value in node["logprobs"]]
         k3 = sum(math.expm1(a - b) - (a - b) for a, b in zip(after, before, strict=True)) / len(after)
         assert k3 == pytest.approx(row["policy/step_kl"], rel=0.05, abs=2e-8)
+
+
+@pytest.mark.slow
+def test_the_loss_mask_of_a_row_is_stored_where_it_is_not_what_was_sampled(tmp_path):
+    assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="healthy")) == 0
+    assert not any("loss_mask" in trace["info"]["training"] for trace in stored(tmp_path / "healthy", 1))
+    assert set(collect([tmp_path / "healthy"]).index["odd"]) == {-1}
+    with FAULTS["loss on all that follows the first prompt"].injected("lookup"):
+        assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="faulty")) == 0
+    found, with_results = collect([tmp_path / "faulty"]).index["odd"], 0
+    for trace, odd in zip(stored(tmp_path / "faulty", 1), found, strict=True):
+        mask = [value for node in trace["nodes"] for value in node["mask"]]
+        loss = [i >= mask.index(True) for i in range(len(mask))]
+        assert expand(trace["info"]["training"].get("loss_mask", run_lengths(mask))) == loss
+        assert odd == next((i for i, used in enumerate(mask) if used != loss[i]), -1)
+        if trace["info"]["training"][
+            "trained"
+        ]:  # the numbers belong to the sampled tokens, whatever else is in the loss
+            for node in (node for node in trace["nodes"] if node["sampled"]):
+                assert node["trainer_logprobs"] == pytest.approx(node["logprobs"], abs=2.1e-4)
+        with_results += odd >= 0
+    assert with_results
 
 
 @pytest.mark.slow

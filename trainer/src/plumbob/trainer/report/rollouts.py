@@ -7,11 +7,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.token_record import expand, run_lengths
 
 ROLES = ("system", "user", "assistant", "tool", "template")
 """Origins of tokens, by the number that stands for them in the page."""
@@ -21,7 +22,7 @@ PREVIEW = 80
 """Characters of a rollout's last reply in the list."""
 COLUMNS = (
     "run", "step", "task", "rollout", "reward", "advantage", "stop", "tool_errors", "tool_calls", "turns", "tokens",
-    "sampled", "truncated", "reply", "chunk", "place",
+    "sampled", "odd", "truncated", "reply", "chunk", "place",
 )  # fmt: skip
 """What the page's list knows of each rollout without opening its chunk."""
 
@@ -134,6 +135,7 @@ def _add_to_index(found: Rollouts, rollout: dict, trace: dict, run: int, task: i
         "turns": sum(bool(node["sampled"]) for node in trace["nodes"]),
         "tokens": len(rollout["ids"]),
         "sampled": sampled,
+        "odd": rollout["odd"],
         "truncated": int(rollout["truncated"]),
         "reply": _reply(trace)[:PREVIEW],
         "chunk": len(found.chunks),
@@ -147,12 +149,16 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
     """A stored trace in the page's form.
 
     Of T tokens, `ids` has all. `nodes` is [[role, number of tokens]], the role as a number of `ROLES`. `content` and
-    `mask` are lengths of runs, alternately of false and true, beginning with false; the mask is true where training
-    takes a token into the loss. Lists named after log-probabilities have one number per token of the mask, or are null.
+    `mask` are lengths of runs, alternately of false and true, beginning with false; the mask is true where the model
+    sampled a token. `loss` is the loss mask of the row in the same form, null if it is the same. `odd` is the place of
+    the first token where they differ, -1 if there is none. Lists named after log-probabilities have one number per
+    sampled token, or are null.
     """
     nodes, info = trace["nodes"], (trace.get("info") or {}).get("training") or {}
     mask = [bool(value) for node in nodes for value in node["mask"]]
     content = [bool(value) for node in nodes for value in node.get("is_content") or [True] * len(node["token_ids"])]
+    loss = info.get("loss_mask")
+    both = zip_longest(mask, mask if loss is None else expand(loss))
     rewards = {name: reward for name, reward in (trace.get("rewards") or {}).items() if reward is not None}
     advantages = _joined(nodes, "advantages")
     per_rollout = info.get("advantage", advantages[0] if advantages and len(set(advantages)) == 1 else None)
@@ -163,11 +169,13 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "nodes": [[_role(node), len(node["token_ids"])] for node in nodes],
         "content": run_lengths(content),
         "mask": run_lengths(mask),
+        "loss": loss,
+        "odd": next((at for at, (sampled, trained) in enumerate(both) if sampled != trained), -1),
         "logprobs": _joined(nodes, "logprobs"),
         "trainer": _joined(nodes, "trainer_logprobs"),
         "reference": _joined(nodes, "reference_logprobs"),
         "entropies": _joined(nodes, "entropies"),
-        "after": info.get("logprobs_after"),
+        "after": [_finite(value) for value in info["logprobs_after"]] if info.get("logprobs_after") else None,
         "advantages": advantages if advantages and len(set(advantages)) > 1 else None,
         "advantage": per_rollout,
         "trained": info.get("trained"),
@@ -182,13 +190,6 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(max(timing.get("end", 0) - timing.get("start", 0), 0), 3),
         "versions": (trace.get("info") or {}).get("policy_versions"),
     }
-
-
-def run_lengths(values: Sequence[bool]) -> list[int]:
-    """Lengths of runs of equal values, beginning with one of false. Example: run_lengths([True, False]) == [0, 1, 1]."""
-    runs = [(value, len(list(group))) for value, group in groupby(values)]
-    lengths = [length for _, length in runs]
-    return [0, *lengths] if runs and runs[0][0] else lengths
 
 
 def _joined(nodes: Sequence[dict[str, Any]], name: str) -> list[float | None] | None:
@@ -245,7 +246,7 @@ def _finite(value: Any) -> float | None:
 
 
 def lines_of(found: Rollouts, texts: Sequence[dict[int, Any]], runs: Sequence[str]) -> Iterator[str]:
-    """The page's rollouts as lines of JSON, for other programs: ids, texts, origin, mask and numbers of each token."""
+    """The page's rollouts as lines of JSON, for other programs: ids, texts, origin, masks and numbers of each token."""
     run_of_chunk = dict(zip(found.index["chunk"], found.index["run"], strict=True))
     for number, chunk in enumerate(found.chunks):
         run = run_of_chunk.get(number, 0)
@@ -256,11 +257,7 @@ def lines_of(found: Rollouts, texts: Sequence[dict[int, Any]], runs: Sequence[st
                 **rollout,
                 "nodes": [[ROLES[role], count] for role, count in rollout["nodes"]],
                 "mask": expand(rollout["mask"]),
+                "loss": expand(rollout["loss"] or rollout["mask"]),
                 "content": expand(rollout["content"]),
             }
             yield json.dumps({"run": runs[run], **full, "texts": texts_}, ensure_ascii=False)
-
-
-def expand(lengths: Sequence[int]) -> list[bool]:
-    """The values of `run_lengths`."""
-    return [bool(i % 2) for i, length in enumerate(lengths) for _ in range(length)]

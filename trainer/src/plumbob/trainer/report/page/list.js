@@ -59,6 +59,7 @@ function listRow(row, at) {
   const I = D.index, task = D.tasks[I.task[row]], signs = [];
   if (I.tool_errors[row]) signs.push(plural(I.tool_errors[row], "tool error"));
   if (I.truncated[row]) signs.push("cut off");
+  if (I.odd[row] >= 0) signs.unshift("wrong loss mask");
   return el("a", {
     class: "row" + (row === current ? " current" : ""), href: link(place(row)), role: "option", "data-row": row,
     "aria-selected": String(row === current), "aria-posinset": at + 1, "aria-setsize": rows.length,

@@ -112,9 +112,34 @@ function curvesView() {
   const failed = D.runs.flatMap((run) => run.findings).filter((f) => f.verdict === "fail").length;
   return [
     el("div", { class: "bar-top" }, summary(), el("label", { for: "smoothing", class: "slider" }, "Smoothing ", slider, value)),
+    oddNote(),
     failed ? el("p", { class: "alarm" }, el("a", { href: "#view=findings" }, `${plural(failed, "finding")} of the doctor: what goes wrong, and since which step`)) : null,
     grid.childElementCount ? grid : el("p", {}, "No step has finished yet."), more,
   ];
+}
+
+// Where the loss was on other tokens than the sampled ones.
+function oddNote() {
+  const odd = rowsWhere((row) => D.index.odd[row] >= 0);
+  return odd.length ? el("p", { class: "alarm" }, `In ${odd.length} of ${plural(D.index.run.length, "stored rollout")}, the loss was not on exactly the tokens that the model sampled: `,
+    el("a", { href: link({ ...place(odd[0]), token: D.index.odd[odd[0]] }) }, "the first such token"), ".") : null;
+}
+
+const rowsWhere = (test) => D.index.run.map((_, row) => row).filter(test);
+
+// Which rollouts show what a finding says, by its cause; of a finding with a step, those of that step.
+const SHOWN_BY = {
+  "loss-mask-wrong": (row) => D.index.odd[row] >= 0, "engine-trainer-mismatch": (row) => D.index.odd[row] >= 0,
+};
+
+function seenIn(run, finding) {
+  const test = SHOWN_BY[finding.cause];
+  const own = test ? rowsWhere((row) => D.index.run[row] === run && test(row)) : [];
+  const inStep = own.filter((row) => !finding.step || D.index.step[row] === finding.step);
+  const shown = (inStep.length ? inStep : own).slice(0, 3);
+  return shown.length ? el("p", {}, "Seen in: ", shown.map((row, i) => [i ? ", " : "", el("a", {
+    href: link({ ...place(row), token: D.index.odd[row] < 0 ? undefined : D.index.odd[row] }),
+  }, `step ${D.index.step[row]}, task ${ending(D.tasks[D.index.task[row]].key)}, rollout ${D.index.rollout[row]}`)])) : null;
 }
 
 function summary() {
@@ -133,13 +158,13 @@ function summary() {
 const VERDICTS = { fail: "\u2717 fails", error: "! could not be checked", unsure: "? unsure", pass: "\u2713 holds" };
 
 function findingsView() {
-  return D.runs.map((run) => el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
+  return [oddNote(), ...D.runs.map((run, number) => el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
     run.findings.length ? null : el("p", {}, "Nothing has been judged of this run."),
     run.findings.map((f) => el("article", { class: "finding " + f.verdict },
       el("p", { class: "verdict" }, VERDICTS[f.verdict] + (f.step ? ", first in step " + f.step : "")),
       el("h3", {}, f.check), el("p", {}, f.evidence),
       f.cause ? el("p", {}, el("code", {}, f.cause), ": " + f.sentence + " ", el("strong", {}, f.advice)) : null,
-      f.command ? command(f.command, f.check) : null))));
+      seenIn(number, f), f.command ? command(f.command, f.check) : null))))];
 }
 
 function settingsView() {

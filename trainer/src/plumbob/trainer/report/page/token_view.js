@@ -66,7 +66,18 @@ function scores(r) {
   const answer = D.tasks[D.index.task[r.row]].answer;
   if (answer) facts.push(["right answer", answer]);
   return el("div", {}, el("dl", { class: "scores" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    r.errors.map((error) => el("p", { class: "alarm" }, error)));
+    r.errors.map((error) => el("p", { class: "alarm" }, error)), oddTokens(r));
+}
+
+// What the row's loss mask has that was not sampled, and the reverse.
+function oddTokens(r) {
+  if (r.odd < 0) return null;
+  const length = r.loss.reduce((a, b) => a + b, 0), more = r.tokens.filter((t) => t.odd && t.trained), less = r.tokens.filter((t) => t.odd && !t.trained);
+  const first = (tokens) => el("a", { href: link({ ...place(r.row), token: tokens[0].at }) }, "token " + tokens[0].at);
+  return el("p", { class: "alarm" }, "The loss is not on the sampled tokens: ",
+    more.length ? [plural(more.length, "token"), " in the loss that the model did not sample, the first is ", first(more), ". "] : null,
+    less.length ? [plural(less.length, "sampled token"), " not in the loss, the first is ", first(less), ". "] : null,
+    length !== r.ids.length ? `Its training row has ${plural(length, "token")}, the rollout ${r.ids.length}.` : null);
 }
 
 function colourBar(r, scale) {
@@ -75,9 +86,8 @@ function colourBar(r, scale) {
   const count = (test) => r.tokens.filter(test).length;
   return el("div", { class: "colours" }, el("label", {}, "Colour by ", select), scale,
     el("ul", { class: "key" },
-      r.trained === false ? el("li", {}, el("span", { class: "chip trained idle" }, IDLE), ` ${count((t) => t.trained)}`)
-        : el("li", {}, el("span", { class: "chip trained" }, "trained"), ` ${count((t) => t.trained)}`),
-      el("li", {}, el("span", { class: "chip masked" }, "masked"), ` ${count((t) => !t.trained)}`),
+      [...new Map(r.tokens.map((t) => [t.state, t])).values()].sort((a, b) => b.trained - a.trained).map((t) =>
+        el("li", {}, el("span", { class: "chip " + colourOf(t) }, t.state), ` ${count((other) => other.state === t.state)}`)),
       D.roles.map((origin) => el("li", {}, el("span", { class: "chip o-" + origin }, origin), ` ${count((t) => t.origin === origin)}`))));
 }
 
@@ -89,7 +99,7 @@ function recolour(scale) {
 function nodesOf(r) {
   let turn = 0;
   return r.nodes.map(([role], number) => {
-    const own = r.tokens.filter((t) => t.node === number), sampled = own.filter((t) => t.trained).length;
+    const own = r.tokens.filter((t) => t.node === number), sampled = own.filter((t) => t.sampled !== null).length;
     const title = D.roles[role] + (sampled ? `, turn ${++turn}: ${plural(sampled, "sampled token")}` : `: ${plural(own.length, "token")}`);
     const under = sampled ? lines(own) : null;
     if (under) {

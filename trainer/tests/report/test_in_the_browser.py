@@ -219,6 +219,57 @@ def test_filters_and_histogram(page, runs):
     assert page.texts(".row .reward")[:3] == ["1", "1", "1"]
 
 
+def test_groups_without_a_signal_are_filtered_and_the_list_tells_group_and_advantage(page, tmp_path):
+    directory = make_run(tmp_path, "dull", steps=1)
+    told = [
+        ("even", 0.0, 0.0),
+        ("even", 0.0, 0.0),
+        ("odd", 0.0, -0.5),
+        ("odd", 0.0, 0.5),
+        ("same", 0.0, None),
+        ("same", 0.0, None),
+    ]
+    lines = [json.dumps(trace(task, reward, "pepper", advantage=pull)) for task, reward, pull in told]
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    write(read([directory], checked=False), tmp_path / "dull.html")
+    page.open(tmp_path / "dull.html", "#view=rollouts")
+    rows = "return [...document.querySelectorAll('.row')].map((e) => e.lastChild.innerText.split('\\n'))"
+    assert page.js(rows)[1:4] == [
+        ["no signal", "group mean 0"],
+        ["advantage -0.5", "group mean 0"],
+        ["advantage +0.5", "group mean 0"],
+    ]
+    # Nobody earned anything: no badge is green, though each reward is the largest.
+    assert set(
+        page.js("return [...document.querySelectorAll('.row .reward')].map((e) => e.style.getPropertyValue('--share'))")
+    ) == {"0%"}
+    page.js("document.getElementById('filter-flat').click()")
+    assert page.js(COUNT) == 4 and [text[:4] for text in page.texts(".row b")] == ["even", "even", "same", "same"]
+    assert page.js("return [...document.querySelectorAll('.row.begins b')].map((e) => e.textContent.slice(0, 4))") == [
+        "same"
+    ]
+
+
+def test_a_rollout_is_read_as_messages(page, tmp_path):
+    directory = make_run(tmp_path, "read", steps=1)
+    whole = trace("again", 1.0, "cedar", advantage=0.5)
+    call = {"id": "c", "type": "function", "name": "lookup", "arguments": '{"key": "again"}'}
+    whole["nodes"][2]["message"] |= {"content": "", "tool_calls": [call]}
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress(json.dumps(whole).encode()))
+    write(read([directory], checked=False), tmp_path / "read.html")
+    page.open(tmp_path / "read.html", "#step=1&task=again&rollout=0")
+    page.until("return document.querySelector('.tokens .t')")
+    sizes = "return ['messages', 'tokens', 'inspector'].map((c) => document.querySelector('.' + c).offsetHeight > 0)"
+    assert page.js(sizes) == [False, True, True]
+    page.js("document.querySelector('.switch button').click()")
+    assert page.js(sizes) == [True, False, False]
+    assert page.texts(".messages .plain") == ["Look up the start key.", "Start key: again", "next=17", "cedar"]
+    assert page.texts(".messages summary") == ["result: next=17"] and page.texts(".call") == ['lookup {"key": "again"}']
+    page.go("#step=1&task=again&rollout=0&token=3")  # an address of a token shows tokens
+    page.until("return document.querySelector('.t.chosen')")
+    page.until(f"return String((() => {{ {sizes} }})()) === 'false,true,true'")
+
+
 def find(page, text: str) -> int:
     """Type into the search box; returns the number of hits."""
     choose(page, "search", text, "input")

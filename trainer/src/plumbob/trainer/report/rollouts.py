@@ -152,7 +152,8 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
     `mask` are lengths of runs, alternately of false and true, beginning with false; the mask is true where the model
     sampled a token. `loss` is the loss mask of the row in the same form, null if it is the same. `odd` is the place of
     the first token where they differ, -1 if there is none. Lists named after log-probabilities have one number per
-    sampled token, or are null.
+    sampled token, or are null. `said` is [text, calls] of each message of the model, of all messages if there
+    are no tokens, else null.
     """
     nodes, info = trace["nodes"], (trace.get("info") or {}).get("training") or {}
     mask = [bool(value) for node in nodes for value in node["mask"]]
@@ -180,7 +181,7 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "advantage": per_rollout,
         "trained": info.get("trained"),
         "env": info.get("env"),
-        "messages": None if ids else [[_role(node), _message(node)] for node in nodes],
+        "said": [None if ids and not node["sampled"] else _said(node) for node in nodes],
         "reward": _finite(sum(r["score"] * r["weight"] for r in rewards.values())),
         "rewards": {name: [_finite(r["score"]), r["weight"]] for name, r in rewards.items()},
         "metrics": {name: _finite(value) for name, value in (trace.get("metrics") or {}).items() if value is not None},
@@ -218,20 +219,21 @@ def _role(node: dict[str, Any]) -> int:
     return ROLES.index(role) if role in ROLES else ROLES.index("user")
 
 
-def _message(node: dict[str, Any]) -> str:
-    """The text of a message, with its tool calls."""
+def _said(node: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """The text of a message, and its tool calls as [name, arguments]."""
     message = node["message"]
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "\n".join(str(part.get("text", "")) for part in content)
-    calls = [f"{call.get('name')}({call.get('arguments')})" for call in message.get("tool_calls") or ()]
-    return "\n".join(part for part in (message.get("reasoning_content"), content, *calls) if part)
+    calls = [[str(call.get("name")), str(call.get("arguments"))] for call in message.get("tool_calls") or ()]
+    return "\n".join(part for part in (message.get("reasoning_content"), content) if part), calls
 
 
 def _reply(trace: dict[str, Any]) -> str:
     """The last message that the model wrote, in one line."""
     last = next((node for node in reversed(trace["nodes"]) if node["sampled"]), None)
-    return " ".join(_message(last).split()) if last else ""
+    text, calls = _said(last) if last else ("", [])
+    return " ".join([*text.split(), *(f"{name}({arguments})" for name, arguments in calls)])
 
 
 def _answer(trace: dict[str, Any]) -> str:

@@ -78,11 +78,15 @@ function textOf(id, run) {
 
 // The whole text of a rollout, with characters whole that several tokens make up.
 function plainText(r, run) {
-  if (r.messages) return r.messages.map(([, text]) => text).join("\n");
+  if (!r.ids.length) return r.said.map(([text, calls]) => text + calls.map((call) => call.join(" ")).join("\n")).join("\n");
+  return textOfIds(r.ids, run);
+}
+
+function textOfIds(ids, run) {
   const decoder = new TextDecoder();
   const table = D.texts[run];
   let text = "", bytes = [];
-  for (const id of r.ids) {
+  for (const id of ids) {
     const piece = table[id];
     if (Array.isArray(piece)) { bytes.push(...piece); continue; }
     if (bytes.length) { text += decoder.decode(new Uint8Array(bytes)); bytes = []; }
@@ -103,6 +107,22 @@ function rowAt(runName, step, task, number) {
     if (I.run[row] === run && I.step[row] === step && I.rollout[row] === number && D.tasks[I.task[row]].key === task) return row;
   }
   return -1;
+}
+
+// What is known of the group of a rollout: {mean, flat}. Flat: training has no signal from it, because all its advantages are
+// 0, or its rewards are equal where advantages are not stored.
+let groups = null;
+function groupOf(row) {
+  const I = D.index, id = (at) => I.run[at] + "/" + I.step[at] + "/" + I.task[at];
+  if (!groups) {
+    groups = new Map();
+    I.run.forEach((_, at) => groups.set(id(at), [...(groups.get(id(at)) || []), at]));
+    for (const [key, members] of groups) {
+      const rewards = members.map((at) => I.reward[at]), pulls = members.map((at) => I.advantage[at]);
+      groups.set(key, { mean: mean(rewards), flat: pulls.includes(null) ? new Set(rewards).size === 1 : pulls.every((v) => v === 0) });
+    }
+  }
+  return groups.get(id(row));
 }
 
 // Rows of the rollouts of one task, in the order run, step, rollout.

@@ -130,6 +130,9 @@ const rowsWhere = (test) => D.index.run.map((_, row) => row).filter(test);
 // Which rollouts show what a finding says, by its cause; of a finding with a step, those of that step.
 const SHOWN_BY = {
   "loss-mask-wrong": (row) => D.index.odd[row] >= 0, "engine-trainer-mismatch": (row) => D.index.odd[row] >= 0,
+  "tools-fail": (row) => D.index.tool_errors[row] > 0, "calls-not-read": (row) => D.index.tool_errors[row] > 0,
+  "truncated-rollouts": (row) => D.index.truncated[row] === 1, "never-succeeds": (row) => !D.index.reward[row],
+  "groups-without-variety": (row) => groupOf(row).flat, "too-little-signal": (row) => groupOf(row).flat,
 };
 
 function seenIn(run, finding) {

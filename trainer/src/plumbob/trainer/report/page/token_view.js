@@ -1,5 +1,7 @@
 // One rollout: its scores, every token, and which tokens moved the policy.
 
+const PEEK = 90; // characters of a folded result
+let reading = false; // whether rollouts are shown as messages
 let opened = null; // {row, tokens, root, inspector, chosen}
 
 async function openRollout(row, detail, at) {
@@ -11,9 +13,10 @@ async function openRollout(row, detail, at) {
   const root = el("div", { class: "tokens", tabindex: 0, "aria-label": "Tokens; arrow keys go from token to token" });
   opened = { row, r, tokens: r.tokens, root, inspector, chosen: null };
   const scale = el("span", { class: "small" });
-  detail.replaceChildren(heading(r, row), scores(r), colourBar(r, scale), root, inspector, movers(r), more(r));
-  if (r.messages) root.append(...r.messages.map(([role, text]) => el("div", { class: "node" }, el("h4", {}, D.roles[role]), el("p", { class: "plain" }, text))));
-  else nodesOf(r).forEach((node) => root.append(node));
+  const view = ["messages", "tokens"].map((name) => el("button", { type: "button", onclick: () => readAs(name === "messages") }, name));
+  detail.replaceChildren(heading(r, row), scores(r), r.tokens.length ? el("div", { class: "switch", role: "group", "aria-label": "What is shown" }, view) : "", messagesOf(r), colourBar(r, scale), root, inspector, movers(r), more(r));
+  nodesOf(r).forEach((node) => root.append(node));
+  readAs(reading);
   recolour(scale);
   root.addEventListener("pointerover", (event) => { const span = event.target.closest(".t"); if (span) inspect(r.tokens[span.dataset.at]); });
   root.addEventListener("pointerleave", () => { if (opened.chosen !== null) inspect(r.tokens[opened.chosen]); });
@@ -28,6 +31,26 @@ async function openRollout(row, detail, at) {
   else detail.scrollTop = 0;
 }
 
+// Show rollouts as messages or as tokens, this one and the next ones.
+function readAs(messages) {
+  reading = messages;
+  const detail = opened.root.parentNode;
+  detail.classList.toggle("reading", messages || !opened.tokens.length);
+  for (const button of detail.querySelectorAll(".switch button")) button.setAttribute("aria-pressed", String((button.textContent === "messages") === messages));
+}
+
+// A rollout as people read it: texts without what the template adds, calls as calls, results of tools folded.
+function messagesOf(r) {
+  return el("div", { class: "messages" }, r.nodes.map(([role], number) => {
+    const own = r.tokens.filter((t) => t.node === number && t.origin !== "template").map((t) => t.id);
+    const [text, calls] = r.said[number] || [textOfIds(own, r.run).trim(), []];
+    const shown = D.roles[role] !== "tool" ? el("p", { class: "plain" }, text)
+      : el("details", {}, el("summary", {}, "result: " + (text.length > PEEK ? text.slice(0, PEEK) + "\u2026" : text)), el("p", { class: "plain" }, text));
+    return el("div", { class: "node o-" + D.roles[role] }, el("h4", {}, D.roles[role]), text ? shown : null,
+      calls.map(([name, given]) => el("p", { class: "call" }, el("b", {}, name), " ", el("code", {}, given))));
+  }));
+}
+
 const inspect = (token) => opened.inspector.replaceChildren(...describeToken(token));
 
 function choose(at) {
@@ -38,6 +61,7 @@ function choose(at) {
 function showToken(at) {
   const token = opened.tokens[at];
   if (!token) return;
+  readAs(false);
   opened.root.querySelector(".t.chosen")?.classList.remove("chosen");
   const span = opened.root.querySelector(`.t[data-at="${at}"]`);
   span.classList.add("chosen");

@@ -89,6 +89,74 @@ def test_smoothing_changes_the_line_and_not_the_numbers(page, runs):
     assert numbers_of(page, "Training reward") == before
 
 
+DRAG = """
+const box = document.querySelector(`[data-chart='${arguments[0]}'] svg`), area = box.getBoundingClientRect();
+const at = (share) => area.left + area.width * (52 + share * (440 - 52 - 10)) / 440;  // the plot, without its margins
+const send = (kind, share, buttons) => box.dispatchEvent(new PointerEvent(kind, { clientX: at(share), buttons, bubbles: true }));
+send("pointerdown", arguments[1], 1); send("pointermove", arguments[2], 1); send("pointerup", arguments[2], 0);
+"""
+TICKS = (
+    "return [...document.querySelectorAll(`[data-chart='${arguments[0]}'] .tick[text-anchor='middle']`)]"
+    ".map((t) => t.textContent)"
+)
+POINTS = "return document.querySelectorAll(`[data-chart='${arguments[0]}'] circle`).length"
+
+
+def test_dragging_over_one_chart_zooms_all_and_a_double_click_shows_all_again(page, runs):
+    page.open(runs.page)
+    assert page.js(TICKS, "Advantages") == ["1", "2", "3", "4"]
+    page.js(DRAG, "Training reward", 0.3, 1.0)  # from step 1.9 to 4
+    assert page.js(TICKS, "Advantages") == page.js(TICKS, "Training reward") == ["2", "3", "4"]
+    assert page.js(POINTS, "Advantages") == 3 and len(numbers_of(page, "Advantages")) == 1 + 4
+    page.js(DRAG, "Training reward", 0.3, 0.301)  # a click
+    assert page.js(POINTS, "Advantages") == 3
+    page.js("document.querySelector('figure svg').dispatchEvent(new MouseEvent('dblclick', { bubbles: true }))")
+    assert page.js(POINTS, "Advantages") == 4
+
+
+def test_one_cursor_for_all_charts(page, runs):
+    page.open(runs.page)
+    page.js(DRAG.replace("pointerup", "nothing"), "Training reward", 0.66, 0.66)
+    told = page.js("return [...document.querySelectorAll('.chart .read')].map((e) => e.textContent)")
+    assert len(told) > 4 and {text.split(":")[0] for text in told if "greedy" not in text} == {"step 3"}
+    assert "step 4:  greedy 0.75" in told  # the nearest evaluation
+    crosses = page.js("return [...document.querySelectorAll('.cross')].map((e) => e.getAttribute('visibility'))")
+    assert set(crosses) == {"visible"}
+    page.js("document.querySelector('figure svg').dispatchEvent(new PointerEvent('pointerleave', { bubbles: true }))")
+    assert page.js("return document.querySelector('.cross').getAttribute('visibility')") == "hidden"
+
+
+def test_axes_in_seconds_and_tokens_and_shares_within_one(page, tmp_path):
+    directory = make_run(tmp_path, "axes")
+    own = {"rollout/sampled_tokens": 125.0, "groups/zero_signal_share": 1.0, "reward/smallest": 0.0, "reward/std": 4.0}
+    rows = [metrics_of(step, **own) for step in range(1, 5)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(read([directory], checked=False), tmp_path / "axes.html")
+    page.open(tmp_path / "axes.html")
+    choose(page, "axis", "tokens")  # 8 rollouts of 125 tokens in each step
+    assert page.js(TICKS, "Advantages") == ["1K", "1.5K", "2K", "2.5K", "3K", "3.5K", "4K"]
+    page.js(DRAG.replace("pointerup", "nothing"), "Advantages", 0.34, 0.34)
+    assert page.texts("[data-chart=Advantages] .read")[0].startswith("step 2 (2K sampled tokens):  ")
+    choose(page, "axis", "seconds")
+    assert page.js(TICKS, "Held-out reward")[::2] == ["0", "2", "4", "6"]  # before the first step, to 4 steps of 1.5 s
+    for chart in ("Groups without a signal", "Training reward"):
+        marks = page.js(TICKS.replace("middle", "end"), chart)
+        assert min(map(float, marks)) >= 0 and max(map(float, marks)) <= 1
+    _, low, high = map(float, re.findall(r"-?[\d.]+", numbers_of(page, "Training reward")[4][1]))
+    assert (low, high) == (0, 1)  # the interval of a mean ends where rewards end
+
+
+def test_with_several_runs_a_colour_is_a_run_in_every_chart(page, runs):
+    page.open(runs.both)
+    colours = (
+        "return [...document.querySelectorAll(`[data-chart='${arguments[0]}'] .legend li`)]"
+        ".map((e) => [e.textContent, e.firstChild.style.color])"
+    )
+    for chart in ("Training reward", "Held-out reward", "Time per phase", "Reward components"):
+        for name, colour in page.js(colours, chart):
+            assert colour == ("var(--c0)" if "one" in name else "var(--c1)" if "two" in name else "var(--text)")
+
+
 @pytest.mark.parametrize("number", range(GROUP))
 def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
     page.open(runs.page, f"#step=2&task=again&rollout={number}")

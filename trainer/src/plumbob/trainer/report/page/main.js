@@ -44,7 +44,7 @@ function nav(view) {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea")) return;
   const act = {
     j: () => step(1), k: () => step(-1),
     g: () => { if (current >= 0) { const p = place(current); location.hash = link({ view: "group", run: p.run, step: p.step, task: p.task }); } },

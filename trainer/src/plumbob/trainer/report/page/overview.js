@@ -27,7 +27,17 @@ const PANELS = [
 const namesOf = () => [...new Set(D.runs.flatMap((run) => Object.keys(run.metrics)))];
 const unitOf = (name) => (D.meanings[name] ? D.meanings[name].unit.replace(/^-$/, "") : "");
 
-// One series per run and metric: coloured by run if the chart has one metric, else by metric, and dashed by run.
+// Several runs: a colour is a run in every chart, and a dash a metric or a way of evaluating. One run: a colour is a metric.
+const lookOf = (run, number) => (D.runs.length > 1 ? { color: COLORS[run % COLORS.length], dash: DASHES[number % DASHES.length] } : { color: COLORS[number % COLORS.length], dash: "" });
+
+// Lowest and highest reward of the runs as far as they are known: no axis and no interval of a mean goes beyond them.
+function rewardRange() {
+  const of = (name) => D.runs.flatMap((run) => run.metrics[name] || []).filter((v) => v !== null);
+  const [low, high] = [of("reward/smallest"), of("reward/largest")];
+  return low.length && high.length ? [Math.min(...low), Math.max(...high)] : null;
+}
+
+// One series per run and metric.
 function seriesOf(metrics, band) {
   const series = [];
   metrics.forEach((metric, m) => D.runs.forEach((run, r) => {
@@ -36,14 +46,14 @@ function seriesOf(metrics, band) {
     const steps = run.metrics.step, several = D.runs.length > 1;
     const s = {
       name: metrics.length === 1 && several ? run.name : several ? metric + ", " + run.name : metric,
-      color: COLORS[(metrics.length === 1 ? r : m) % COLORS.length], dash: DASHES[r % DASHES.length],
-      points: values.map((v, i) => [steps[i], v]),
+      runs: [r], ...lookOf(r, m), points: values.map((v, i) => [steps[i], v]),
     };
     const spread = run.metrics["reward/group_std"] || run.metrics["reward/std"];
     if (band && spread && run.metrics["groups/count"]) {
       const half = values.map((v, i) => (1.96 * spread[i]) / Math.sqrt(Math.max(run.metrics["groups/count"][i], 1)));
-      s.low = values.map((v, i) => (v === null ? null : v - half[i]));
-      s.high = values.map((v, i) => (v === null ? null : v + half[i]));
+      const [least, most] = rewardRange() || [-Infinity, Infinity];
+      s.low = values.map((v, i) => (v === null ? null : Math.max(v - half[i], least)));
+      s.high = values.map((v, i) => (v === null ? null : Math.min(v + half[i], most)));
     }
     series.push(s);
   }));
@@ -56,7 +66,7 @@ function overSeeds(metric) {
   return D.seed_groups.filter((group) => group.runs.every((r) => D.runs[r].metrics[metric])).map((group) => {
     const at = group.runs.map((r) => new Map(D.runs[r].metrics.step.map((step, i) => [step, D.runs[r].metrics[metric][i]])));
     const steps = [...at[0].keys()].filter((step) => at.every((m) => typeof m.get(step) === "number"));
-    const n = at.length, s = { name: `mean of ${n} seeds`, color: "var(--text)", dash: "", wide: true, points: [], low: [], high: [] };
+    const n = at.length, s = { name: `mean of ${n} seeds`, runs: group.runs, color: "var(--text)", dash: "", wide: true, points: [], low: [], high: [] };
     for (const step of steps) {
       const values = at.map((m) => m.get(step)), mean = values.reduce((a, b) => a + b, 0) / n;
       const half = group.t * Math.sqrt(values.reduce((a, v) => a + (v - mean) ** 2, 0) / (n - 1) / n);
@@ -73,7 +83,7 @@ function heldOut() {
     const own = run.evaluations.filter((e) => e.how === how);
     if (!own.length) return;
     series.push({
-      name: D.runs.length > 1 ? how + ", " + run.name : how, color: COLORS[(hows.length > 1 ? h : r) % COLORS.length], dash: DASHES[r % DASHES.length],
+      name: D.runs.length > 1 ? how + ", " + run.name : how, runs: [r], ...lookOf(r, h),
       points: own.map((e) => [e.step, e.mean]), low: own.map((e) => e.low ?? null), high: own.map((e) => e.high ?? null),
       bars: true, always: true, still: true,
     });
@@ -90,6 +100,7 @@ function panel(spec) {
   return chart({
     id: spec.id || spec.title, title: spec.title, series, log: spec.log, weight: smoothing,
     unit: spec.held ? "reward" : metrics.length ? unitOf(metrics[0]) : "",
+    range: spec.held || spec.band ? rewardRange() : metrics.length && unitOf(metrics[0]) === "share" ? [0, 1] : null,
     help: (spec.held ? "Bars: 95% intervals over the held-out tasks." : one ? one.meaning : "")
       + (spec.band ? " Band: a 95% interval over tasks." : ""),
   });
@@ -99,6 +110,7 @@ function curvesView() {
   const grid = el("div", { class: "charts" }), rest = el("div", { class: "charts" });
   const draw = () => {
     grid.replaceChildren(...PANELS.map(panel).filter(Boolean));
+    back.hidden = !zoom;
     if (more.open) drawRest();
   };
   const drawRest = () => rest.replaceChildren(...namesOf().filter((name) => name !== "step").map((name) => panel({ id: name, title: name, metrics: [name] })).filter(Boolean));
@@ -108,10 +120,16 @@ function curvesView() {
   const slider = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: smoothing, id: "smoothing", oninput: () => {
     smoothing = Number(slider.value); value.textContent = slider.value; draw();
   } });
+  const known = (name) => name === "step" || D.runs.every((run) => positions(run, name).get(run.metrics.step?.at(-1)));
+  const choose = el("select", { id: "axis", onchange: () => { axis = choose.value; zoom = null; draw(); } },
+    Object.entries(AXES).filter(([name]) => known(name)).map(([name, { name: text }]) => el("option", { value: name, selected: name === axis }, text)));
+  const back = el("button", { type: "button", id: "whole", onclick: () => { zoom = null; draw(); } }, "Show all");
+  redrawCharts = draw;
   draw();
   const failed = D.runs.flatMap((run) => run.findings).filter((f) => f.verdict === "fail").length;
   return [
-    el("div", { class: "bar-top" }, summary(), el("label", { for: "smoothing", class: "slider" }, "Smoothing ", slider, value)),
+    el("div", { class: "bar-top" }, summary(), el("div", { class: "tools" }, el("span", { class: "help" }, "drag over a chart to zoom"), back,
+      el("label", {}, "Along ", choose), el("label", { for: "smoothing", class: "slider" }, "Smoothing ", slider, value))),
     oddNote(),
     failed ? el("p", { class: "alarm" }, el("a", { href: "#view=findings" }, `${plural(failed, "finding")} of the doctor: what goes wrong, and since which step`)) : null,
     grid.childElementCount ? grid : el("p", {}, "No step has finished yet."), more,

@@ -404,9 +404,24 @@ def test_findings_and_links_to_tokens(page, runs):
     assert "does not hold rollout 0 of task again in step 77" in page.texts("main .alarm")[0]
 
 
+def test_what_holds_is_one_line(page, tmp_path):
+    directory = make_run(tmp_path, "healthy")
+    verdicts = ["pass", "pass", "unsure", "pass"]
+    lines = [{"check": f"check {i}", "verdict": verdict, "evidence": "e"} for i, verdict in enumerate(verdicts)]
+    (directory / "warnings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(read([directory], checked=False), tmp_path / "healthy.html")
+    page.open(tmp_path / "healthy.html", "#view=findings")
+    assert page.texts(".findings summary") == ["✓ Nothing is wrong: 3 of 4 checks hold, 1 cannot be judged yet"]
+    assert page.js("return document.querySelector('.finding').checkVisibility()") is False
+    page.js("document.querySelector('.findings summary').click()")
+    assert page.js("return document.querySelector('.finding').checkVisibility()") is True
+
+
 def test_keys_go_through_the_list(page, runs):
     page.open(runs.page, "#view=rollouts")
-    for key, wanted in (("j", "0"), ("j", "1"), ("j", "2"), ("k", "1")):
+    page.until("return document.querySelector('h2')?.textContent === 'Step 1, task again, rollout 0'")  # the first one
+    page.js("document.getElementById('filter-step').focus()")  # which does not take the keys
+    for key, wanted in (("j", "1"), ("j", "2"), ("k", "1")):
         page.key(key)
         page.until(
             "return document.querySelector('h2')?.textContent === arguments[0]", f"Step 1, task again, rollout {wanted}"
@@ -487,13 +502,14 @@ def test_ten_thousand_rollouts(page, tmp_path):
     write(read([directory], checked=False), tmp_path / "large.html")
     page.open(tmp_path / "large.html", "#view=rollouts")
     assert page.js(COUNT) == 10_000
-    assert page.js("return [window.unpacked, document.querySelectorAll('.row').length < 40]") == [1, True]
+    page.until("return document.querySelector('.tokens .t')")  # the first rollout, of the first step
+    assert page.js("return [window.unpacked, document.querySelectorAll('.row').length < 40]") == [2, True]
     page.js("document.querySelector('.list').scrollTop = 58 * 7000")
     page.until("return document.querySelector('[data-row=\"7000\"]')")
     assert page.js("return document.querySelectorAll('.row').length") < 40
     page.js("document.querySelector('[data-row=\"7000\"]').click()")
-    page.until("return document.querySelector('.tokens .t')")
-    assert page.js("return window.unpacked") == 2
+    page.until("return document.querySelector('h2').textContent.startsWith('Step 71,')")
+    assert page.js("return window.unpacked") == 3
     assert page.js("return document.querySelectorAll('*').length") < 1500
     assert find(page, "task-93-7") == GROUP
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import re
@@ -54,7 +55,7 @@ def report(capsys):
 def test_one_file_beside_the_run_and_lines_on_request(report, tmp_path):
     directory = make_run(tmp_path, "r")
     code, out, err = report(directory, "--jsonl")
-    told = [f"examining {directory}", f"reading 32 rollouts of {directory}", f"writing {directory / 'report.html'}"]
+    told = [f"examining {directory}", f"reading the rollouts of {directory}", f"writing {directory / 'report.html'}"]
     assert err == "".join(f"  {line}\n" for line in told)
     assert code == 0 and out.startswith(f"{directory / 'report.html'}  ") and "1 run, 4 steps, 32 rollouts" in out
     text = (directory / "report.html").read_text()
@@ -94,14 +95,22 @@ def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_limit_keeps_whole_steps_the_ends_and_what_findings_name(tmp_path):
+def test_a_limit_in_bytes_keeps_whole_steps_the_ends_and_what_findings_name(report, tmp_path):
     directory = make_run(tmp_path, "r", steps=40)
-    found = collect([directory], 80, [{17}])
+    whole = collect([directory])
+    assert whole.steps_left_out == 0 and len(whole.chunks) == 40
+    sizes = [len(chunk) for chunk in whole.chunks]
+    found = collect([directory], sum(sizes) // 4, [{17}])
     steps = sorted(set(found.index["step"]))
-    assert {1, 17, 40} <= set(steps) and len(found.index["run"]) <= 80 + 2 * 2 * GROUP
-    assert found.steps_left_out == 40 - len(steps)
+    assert {1, 17, 40} <= set(steps) and found.steps_left_out == 40 - len(steps)
+    size = sum(map(len, found.chunks))
+    assert sum(sizes) // 4 <= size < sum(sizes) // 4 + max(sizes)  # a step is whole, and one may stand over
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert max(gaps) <= 8  # 40 steps in four times as few: spread over the run
     assert all(found.index["step"].count(step) == 2 * GROUP for step in steps)
-    assert collect([directory]).steps_left_out == 0
+    assert len(set(collect([directory], 1).index["step"])) == 1
+    assert "leaves out" not in report(directory, "--megabytes", "0")[2]
+    assert "leaves out the rollouts of" in report(directory, "--megabytes", "0.01")[2]
 
 
 def test_a_run_without_steps_traces_or_tokenizer(report, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections import defaultdict
@@ -20,6 +22,8 @@ CUT_OFF = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 """Stop conditions that are limits."""
 PREVIEW = 80
 """Characters of a rollout's last reply in the list."""
+LEVEL = 6
+"""Compression level of the data in the page."""
 COLUMNS = (
     "run", "step", "task", "rollout", "reward", "advantage", "stop", "tool_errors", "tool_calls", "turns", "tokens",
     "sampled", "odd", "truncated", "reply", "chunk", "place",
@@ -36,7 +40,7 @@ class Rollouts:
     """{"key", "env", "answer"} of each task; the index holds its number."""
     stops: list[str] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
-    """Rollouts of one step of one run, each as a JSON array."""
+    """Rollouts of one step of one run, each a packed JSON array."""
     token_ids: list[set[int]] = field(default_factory=list)
     """Of each run, the ids that its rollouts have."""
     steps_left_out: int = 0
@@ -51,71 +55,87 @@ def collect(
     named: Sequence[set[int | None]] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Rollouts:
-    """Read the stored rollouts of runs, at most about `limit` of them: whole steps, spread evenly over each run.
+    """Read the stored rollouts of runs: whole steps, as many as take up `limit` bytes of the page, at least one of a run.
 
-    `named`: of each run, steps that a finding names; they are taken first, and after them the first and the last step.
-    `say` is told what is being read.
+    `named`: of each run, steps that a finding names; they are taken first, then the first and the last one, then those
+    between, evenly spread. `say` is told what is being read.
     """
     found = Rollouts()
     numbers: dict[str, int] = {}
     for run, directory in enumerate(directories):
         found.token_ids.append(set())
         files = trace_files.stored_steps(directory)
-        sizes = trace_files.rollouts_of_steps(directory)
-        share = None if limit is None else limit // len(directories)
-        chosen = _chosen(files, sizes, share, named[run] if named else set())
+        left = math.inf if limit is None else limit / len(directories)
+        say(f"reading the rollouts of {directory}")
+        chosen: dict[int, _Step] = {}
+        for step in _by_use(list(files), named[run] if named else set()):
+            chosen[step] = _read_step(files[step], step, found.problems)
+            left -= len(chosen[step].packed)
+            if left <= 0:
+                break
         found.steps_left_out += len(files) - len(chosen)
-        say(f"reading {sum(sizes.get(step, 0) for step in chosen):,} rollouts of {directory}")
-        for step in chosen:
-            try:
-                lines = trace_files.read(files[step]).splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                found.problems.append(f"{files[step]} cannot be read: {error}")
-                continue
-            _add_step(found, numbers, run, step, lines)
+        for _, read in sorted(chosen.items()):
+            _add_step(found, numbers, run, read)
     return found
 
 
-def _chosen(files: dict[int, Path], sizes: dict[int, int], limit: int | None, named: set[int | None]) -> list[int]:
-    """The steps to show, in order: all, or those that are about `limit` rollouts together."""
-    steps = list(files)
-    if limit is None or sum(sizes.get(step, 0) for step in steps) <= limit:
-        return steps
-    each = max(1, sum(sizes.get(step, 0) for step in steps) // len(steps))
-    wanted = max(2, limit // each)
-    first = [step for step in steps if step in named][:wanted]
-    spread = [steps[round(i * (len(steps) - 1) / (wanted - 1))] for i in range(wanted)]
-    ends = [steps[0], steps[-1]]
-    return sorted(list(dict.fromkeys([*first, *ends, *spread]))[: max(wanted, len(first) + 2)])
+def _by_use(steps: list[int], named: set[int | None]) -> list[int]:
+    """Steps in the order in which they are taken while there is room: every prefix is spread over the run."""
+    halving = (steps[i] for k in range(len(steps).bit_length(), -1, -1) for i in range(0, len(steps), 2**k))
+    return list(dict.fromkeys([*(step for step in steps if step in named), *steps[:1], *steps[-1:], *halving]))
 
 
-def _add_step(found: Rollouts, numbers: dict[str, int], run: int, step: int, lines: Sequence[str]) -> None:
-    """Add the rollouts of one file. A line that is no trace is counted among the problems."""
-    chunk: list[dict[str, Any]] = []
+@dataclass
+class _Step:
+    """The rollouts of one file: each with the trace it was made of, and all as the page holds them."""
+
+    rollouts: list[tuple[dict[str, Any], dict[str, Any]]]
+    packed: str
+
+
+def _read_step(path: Path, step: int, problems: list[str]) -> _Step:
+    """Read a file. A line that is no trace is told in `problems`."""
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     seen: dict[str, int] = defaultdict(int)
-    for line_number, line in enumerate(lines, start=1):
+    try:
+        lines = trace_files.read(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path} cannot be read: {error}")
+        lines = []
+    for number, line in enumerate(lines, start=1):
         try:
             trace = json.loads(line)
             key = str(trace["task"]["key"])
-            number = seen[key]
-            rollout: dict[str, Any] = {
-                "task": key,
-                "rollout": number,
-                "step": step,
-                "line": line_number,
-                **compact(trace),
-            }
+            rollout = {"task": key, "rollout": seen[key], "step": step, "line": number, **compact(trace)}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            found.problems.append(f"line {line_number} of step {step} is no trace: {type(error).__name__}: {error}")
+            problems.append(f"line {number} of step {step} is no trace: {type(error).__name__}: {error}")
             continue
         seen[key] += 1
+        pairs.append((rollout, trace))
+    text = json.dumps([rollout for rollout, _ in pairs], separators=(",", ":"), ensure_ascii=False)
+    return _Step(pairs, packed(text))
+
+
+def packed(text: str) -> str:
+    """Text as gzip in base64, which has no character that could end an element of the page."""
+    return base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), LEVEL, mtime=0)).decode()
+
+
+def unpacked(text: str) -> str:
+    """The text of `packed`."""
+    return gzip.decompress(base64.b64decode(text)).decode(errors="surrogatepass")
+
+
+def _add_step(found: Rollouts, numbers: dict[str, int], run: int, step: _Step) -> None:
+    """Add the rollouts of one file."""
+    for place, (rollout, trace) in enumerate(step.rollouts):
+        key = rollout["task"]
         found.token_ids[run].update(rollout["ids"])
         if key not in numbers:
             numbers[key] = len(found.tasks)
             found.tasks.append({"key": key, "env": trace["task"].get("type", ""), "answer": _answer(trace)})
-        _add_to_index(found, rollout, trace, run, numbers[key], len(chunk))
-        chunk.append(rollout)
-    found.chunks.append(json.dumps(chunk, separators=(",", ":"), ensure_ascii=False))
+        _add_to_index(found, rollout, trace, run, numbers[key], place)
+    found.chunks.append(step.packed)
 
 
 def _add_to_index(found: Rollouts, rollout: dict, trace: dict, run: int, task: int, place: int) -> None:
@@ -252,7 +272,7 @@ def lines_of(found: Rollouts, texts: Sequence[dict[int, Any]], runs: Sequence[st
     run_of_chunk = dict(zip(found.index["chunk"], found.index["run"], strict=True))
     for number, chunk in enumerate(found.chunks):
         run = run_of_chunk.get(number, 0)
-        for rollout in json.loads(chunk):
+        for rollout in json.loads(unpacked(chunk)):
             words = [texts[run].get(token) for token in rollout["ids"]]
             texts_ = [bytes(word).decode(errors="replace") if isinstance(word, list) else word for word in words]
             full = {

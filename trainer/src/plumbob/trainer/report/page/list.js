@@ -31,6 +31,16 @@ function rolloutsView(target) {
   return [view];
 }
 
+// The list with its first rollout beside it, where both have room.
+function firstRollout() {
+  applyFilters();
+  if (matchMedia("(max-width: 760px)").matches || !rows.length) return rolloutsView(null);
+  if (!rows.includes(current)) current = rows[0];
+  const row = current, view = rolloutsView((detail) => openRollout(row, detail));
+  view[0].classList.remove("opened");
+  return view;
+}
+
 function listBox() {
   const inner = el("div", { class: "rows" });
   const box = el("div", { class: "list", tabindex: 0, role: "listbox", "aria-label": "Rollouts that pass the filters" }, inner);

@@ -12,7 +12,7 @@ async function show() {
     const at = h.token === undefined ? undefined : Number(h.token);
     if (row < 0) {
       viewNow = view; current = -1;
-      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page was written with --rollouts.`));
+      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page left out that step to stay small.`));
     }
     const again = viewNow === "rollout" && current === row && opened && opened.row === row;
     current = row;
@@ -32,7 +32,7 @@ async function show() {
   if (back) return back.classList.remove("opened");
   current = view === "rollouts" ? current : -1;
   if (view === "group") return main.replaceChildren(...await groupView(h.run, Number(h.step), h.task, h.against));
-  const parts = { curves: curvesView, findings: findingsView, rollouts: () => rolloutsView(null), settings: settingsView }[view] || curvesView;
+  const parts = { curves: curvesView, findings: findingsView, rollouts: firstRollout, settings: settingsView }[view] || curvesView;
   main.replaceChildren(...parts().filter(Boolean));
 }
 

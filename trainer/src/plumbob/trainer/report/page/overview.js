@@ -179,13 +179,19 @@ function summary() {
 const VERDICTS = { fail: "\u2717 fails", error: "! could not be checked", unsure: "? unsure", pass: "\u2713 holds" };
 
 function findingsView() {
-  return [oddNote(), ...D.runs.map((run, number) => el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
-    run.findings.length ? null : el("p", {}, "Nothing has been judged of this run."),
-    run.findings.map((f) => el("article", { class: "finding " + f.verdict },
-      el("p", { class: "verdict" }, VERDICTS[f.verdict] + (f.step ? ", first in step " + f.step : "")),
-      el("h3", {}, f.check), el("p", {}, f.evidence),
-      f.cause ? el("p", {}, el("code", {}, f.cause), ": " + f.sentence + " ", el("strong", {}, f.advice)) : null,
-      seenIn(number, f), f.command ? command(f.command, f.check) : null))))];
+  const article = (number) => (f) => el("article", { class: "finding " + f.verdict },
+    el("p", { class: "verdict" }, VERDICTS[f.verdict] + (f.step ? ", first in step " + f.step : "")),
+    el("h3", {}, f.check), el("p", {}, f.evidence),
+    f.cause ? el("p", {}, el("code", {}, f.cause), ": " + f.sentence + " ", el("strong", {}, f.advice)) : null,
+    seenIn(number, f), f.command ? command(f.command, f.check) : null);
+  return [oddNote(), ...D.runs.map((run, number) => {
+    const wrong = run.findings.filter((f) => f.verdict === "fail" || f.verdict === "error"), rest = run.findings.filter((f) => !wrong.includes(f));
+    const held = rest.filter((f) => f.verdict === "pass").length, unsure = rest.length - held;
+    return el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
+      run.findings.length ? null : el("p", {}, "Nothing has been judged of this run."), wrong.map(article(number)),
+      rest.length ? el("details", {}, el("summary", {}, (wrong.length ? "" : "\u2713 Nothing is wrong: ")
+        + `${held} of ${plural(run.findings.length, "check")} hold` + (unsure ? `, ${unsure} cannot be judged yet` : "")), rest.map(article(number))) : null);
+  })];
 }
 
 function settingsView() {

@@ -404,6 +404,42 @@ def test_findings_and_links_to_tokens(page, runs):
     assert "does not hold rollout 0 of task again in step 77" in page.texts("main .alarm")[0]
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> Path:
+    """The page of a folder of runs: "low", "high" with a wrong loss mask and a flat group, and "other"."""
+    folder = tmp_path_factory.mktemp("several")
+    for number, (name, after) in enumerate([("low", 0.6), ("high", 0.9), ("other", None)]):
+        directory = make_run(folder, name, seed=number)
+        before = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 16}
+        both = {"before": {"greedy": before}, "after": {"greedy": {**before, "mean": after}}} if after else {}
+        (directory / "summary.json").write_text(json.dumps({"evaluations": both}))
+        rows = [metrics_of(step) for step in range(1, 5)]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [trace("even", 1.0, "cedar", advantage=0.0)] * 2 + [trace("odd", 0.0, "x", advantage=-0.5, errors=1)]
+    lines.append(trace("odd", 1.0, "cedar", advantage=0.5))
+    mask = [value for node in lines[3]["nodes"] for value in node["mask"]]
+    lines[3]["info"]["training"]["loss_mask"] = run_lengths([i >= mask.index(True) for i in range(len(mask))])
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "high" / "traces" / "step_4.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    write(read([folder], checked=False), folder / "report.html")
+    return folder / "report.html"
+
+
+def test_runs_are_compared_chosen_and_filtered(page, several):
+    page.open(several)
+    names = "return [...document.querySelectorAll('.runs tbody tr')].map((e) => e.children[1].innerText.trim())"
+    assert page.js(names) == ["high ★ best", "low", "other"]
+    assert page.texts(".runs td:last-child") == ["seed 1", "", "seed 2"]  # the first of equally common ones is usual
+    assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
+    page.js("document.querySelectorAll('.runs input')[1].click()")
+    assert numbers_of(page, "Training reward")[0] == ["step", "high", "other"]
+    choose(page, "runs-filter", "SEED 1", "input")
+    assert page.js(names) == ["high ★ best"] and numbers_of(page, "Training reward")[0] == ["step", "high"]
+    choose(page, "runs-filter", "", "input")
+    assert page.js(names) == ["high ★ best", "low", "other"]
+    assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
+
+
 def test_what_holds_is_one_line(page, tmp_path):
     directory = make_run(tmp_path, "healthy")
     verdicts = ["pass", "pass", "unsure", "pass"]
@@ -517,20 +553,26 @@ def test_ten_thousand_rollouts(page, tmp_path):
 @pytest.mark.slow
 def test_a_run_in_progress_is_served_and_shows_its_next_step(page, tmp_path):
     directory = make_run(tmp_path, "going")
-    server = serve([directory], 0, None)
+    make_run(tmp_path, "other", seed=1)
+    server = serve([tmp_path], 0, None)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         page.open(f"http://127.0.0.1:{server.server_port}/")
         assert len(numbers_of(page, "Advantages")) == 1 + 4
+        page.js("document.querySelectorAll('.runs input')[1].click()")
+        left = numbers_of(page, "Training reward")[0]
+        choose(page, "axis", "seconds")
         page.until("return performance.getEntriesByType('resource').some((e) => e.name.endsWith('/state'))")
         with (directory / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(metrics_of(5)) + "\n")
         page.until(
             "return document.documentElement.dataset.ready === 'yes'"
-            " && document.querySelector('.facts')?.textContent.includes('5 steps')"
+            " && document.querySelector('.runs')?.textContent.includes('5 of 4')"
         )
-        assert len(numbers_of(page, "Advantages")) == 1 + 5
+        # What was chosen stays chosen.
+        assert numbers_of(page, "Training reward")[0] == left and len(left) == 2
+        assert page.js("return document.getElementById('axis').value") == "seconds"
     finally:
         page.browser.get("about:blank")  # the page would go on asking the server
         server.shutdown()

@@ -81,6 +81,19 @@ def test_mistakes(report, tmp_path):
     assert "the settings of" in report(directory)[2]
 
 
+def test_a_folder_of_runs_is_one_page_of_all_that_can_be_read(report, tmp_path):
+    for name in ("a", "b", "broken"):
+        make_run(tmp_path, name)
+    (tmp_path / "broken" / "config.toml").write_text("model = ")
+    (tmp_path / "notes").mkdir()
+    code, out, err = report(tmp_path)
+    assert code == 0 and out.startswith(f"{tmp_path / 'report.html'}  ") and "2 runs, 8 steps, 64 rollouts" in out
+    assert f"the settings of {tmp_path / 'broken'} cannot be read" in err
+    assert report(tmp_path, tmp_path / "a", "-o", tmp_path / "again.html")[1].count("2 runs") == 1  # none twice
+    assert "is not a run directory" in report(tmp_path / "notes")[2]
+    assert "cannot be read" in report(tmp_path / "broken")[2]
+
+
 def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
     directory = make_run(tmp_path, "r")
     third = directory / "traces" / "step_3.jsonl.gz"
@@ -141,7 +154,7 @@ def test_texts_of_tokens_join_to_the_text(text):
 
 def test_only_this_machine_is_served(tmp_path):
     directory = make_run(tmp_path, "r")
-    server = serve([directory], 0, None)
+    server = serve([tmp_path], 0, None)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
 
@@ -159,6 +172,9 @@ def test_only_this_machine_is_served(tmp_path):
         with (directory / "metrics.jsonl").open("a") as file:
             file.write('{"step": 5}\n')
         assert ask("/state")[1] != before
+        assert "2 runs" not in ask("/")[1] and "r, s - plumbob report" not in ask("/")[1]
+        make_run(tmp_path, "s")  # a run that begins in the folder later
+        assert "r, s - plumbob report" in ask("/")[1]
         assert ask("/../config.toml")[0] == 404
         # A page of another site that points its own name at this address gets nothing.
         assert ask("/", Host="evil.example")[0] == 403

@@ -17,7 +17,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command(cls=Command)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories of `train` or `sft`.", metavar="RUN_DIR")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories of `train` or `sft`, or a folder of them.", metavar="RUN_DIR")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -47,7 +49,8 @@ def report(
     """Write one HTML page about runs: curves, findings, and every stored rollout token by token.
 
     The page needs no network and no server: it opens from disk, and can be sent to somebody. Several runs are drawn into
-    the same charts; runs that differ only in their seed get a mean with an interval.
+    the same charts, with a table to compare and choose them; runs that differ only in their seed get a mean with an
+    interval. With --live, a run that begins in the folder later is shown as well.
     """
     limit = int(megabytes * 1e6) or None
     if live:

@@ -8,7 +8,8 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ PREVIEW = 80
 LEVEL = 6
 """Compression level of the data in the page."""
 COLUMNS = (
-    "run", "step", "task", "rollout", "reward", "advantage", "stop", "tool_errors", "tool_calls", "turns", "tokens",
+    "run", "step", "task", "rollout", "reward", "advantage", "stop", "tool_errors", "tokens",
     "sampled", "odd", "truncated", "reply", "chunk", "place",
 )  # fmt: skip
 """What the page's list knows of each rollout without opening its chunk."""
@@ -69,7 +70,7 @@ def collect(
         say(f"reading the rollouts of {directory}")
         chosen: dict[int, _Step] = {}
         for step in _by_use(list(files), named[run] if named else set()):
-            chosen[step] = _read_step(files[step], step, found.problems)
+            chosen[step] = _read_step(files[step], step, files[step].stat().st_mtime_ns)
             left -= len(chosen[step].packed)
             if left <= 0:
                 break
@@ -85,35 +86,49 @@ def _by_use(steps: list[int], named: set[int | None]) -> list[int]:
     return list(dict.fromkeys([*(step for step in steps if step in named), *steps[:1], *steps[-1:], *halving]))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Step:
-    """The rollouts of one file: each with the trace it was made of, and all as the page holds them."""
+    """The rollouts of one file, as the page holds them."""
 
-    rollouts: list[tuple[dict[str, Any], dict[str, Any]]]
+    index: list[dict[str, Any]]
+    """Of each rollout, its values in the index, with the key of its task, and its stop reason in words."""
+    tasks: dict[str, dict[str, Any]]
+    token_ids: set[int]
     packed: str
+    problems: list[str]
 
 
-def _read_step(path: Path, step: int, problems: list[str]) -> _Step:
-    """Read a file. A line that is no trace is told in `problems`."""
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+@lru_cache(maxsize=10_000)  # of a run in progress, only what is new is read again
+def _read_step(path: Path, step: int, changed: int) -> _Step:
+    """Read a file, which was written at the time `changed` and is not changed again."""
+    rollouts: list[dict[str, Any]] = []
+    read = _Step([], {}, set(), "", [])
     seen: dict[str, int] = defaultdict(int)
     try:
         lines = trace_files.read(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path} cannot be read: {error}")
+        read.problems.append(f"{path} cannot be read: {error}")
         lines = []
     for number, line in enumerate(lines, start=1):
         try:
             trace = json.loads(line)
             key = str(trace["task"]["key"])
-            rollout = {"task": key, "rollout": seen[key], "step": step, "line": number, **compact(trace)}
+            rollout: dict[str, Any] = {
+                "task": key,
+                "rollout": seen[key],
+                "step": step,
+                "line": number,
+                **compact(trace),
+            }
+            read.index.append({**_index_of(rollout, trace), "place": len(rollouts)})
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            problems.append(f"line {number} of step {step} is no trace: {type(error).__name__}: {error}")
+            read.problems.append(f"line {number} of step {step} is no trace: {type(error).__name__}: {error}")
             continue
         seen[key] += 1
-        pairs.append((rollout, trace))
-    text = json.dumps([rollout for rollout, _ in pairs], separators=(",", ":"), ensure_ascii=False)
-    return _Step(pairs, packed(text))
+        read.token_ids.update(rollout["ids"])
+        read.tasks.setdefault(key, {"key": key, "env": trace["task"].get("type", ""), "answer": _answer(trace)})
+        rollouts.append(rollout)
+    return replace(read, packed=packed(json.dumps(rollouts, separators=(",", ":"), ensure_ascii=False)))
 
 
 def packed(text: str) -> str:
@@ -121,48 +136,32 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), LEVEL, mtime=0)).decode()
 
 
-def unpacked(text: str) -> str:
-    """The text of `packed`."""
-    return gzip.decompress(base64.b64decode(text)).decode(errors="surrogatepass")
-
-
 def _add_step(found: Rollouts, numbers: dict[str, int], run: int, step: _Step) -> None:
     """Add the rollouts of one file."""
-    for place, (rollout, trace) in enumerate(step.rollouts):
-        key = rollout["task"]
-        found.token_ids[run].update(rollout["ids"])
-        if key not in numbers:
+    found.token_ids[run] |= step.token_ids
+    found.problems += step.problems
+    for values in step.index:
+        if (key := values["task"]) not in numbers:
             numbers[key] = len(found.tasks)
-            found.tasks.append({"key": key, "env": trace["task"].get("type", ""), "answer": _answer(trace)})
-        _add_to_index(found, rollout, trace, run, numbers[key], place)
+            found.tasks.append(step.tasks[key])
+        if values["stop"] not in found.stops:
+            found.stops.append(values["stop"])
+        own = {"run": run, "task": numbers[key], "stop": found.stops.index(values["stop"]), "chunk": len(found.chunks)}
+        for name, value in {**values, **own}.items():
+            found.index[name].append(value)
     found.chunks.append(step.packed)
 
 
-def _add_to_index(found: Rollouts, rollout: dict, trace: dict, run: int, task: int, place: int) -> None:
-    if rollout["stop"] not in found.stops:
-        found.stops.append(rollout["stop"])
-    metrics, sampled = rollout["metrics"], sum(rollout["mask"][1::2])
-    values = {
-        "run": run,
-        "step": rollout["step"],
-        "task": task,
-        "rollout": rollout["rollout"],
-        "reward": rollout["reward"],
-        "advantage": rollout["advantage"],
-        "stop": found.stops.index(rollout["stop"]),
+def _index_of(rollout: dict[str, Any], trace: dict[str, Any]) -> dict[str, Any]:
+    metrics = rollout["metrics"]
+    return {
+        **{name: rollout[name] for name in ("step", "task", "rollout", "reward", "advantage", "stop", "odd")},
         "tool_errors": metrics.get("rollout/tool_errors", 0) + metrics.get("rollout/malformed_calls", 0),
-        "tool_calls": metrics.get("rollout/tool_calls", 0),
-        "turns": sum(bool(node["sampled"]) for node in trace["nodes"]),
         "tokens": len(rollout["ids"]),
-        "sampled": sampled,
-        "odd": rollout["odd"],
+        "sampled": sum(rollout["mask"][1::2]),
         "truncated": int(rollout["truncated"]),
         "reply": _reply(trace)[:PREVIEW],
-        "chunk": len(found.chunks),
-        "place": place,
     }
-    for name, value in values.items():
-        found.index[name].append(value)
 
 
 def compact(trace: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +271,7 @@ def lines_of(found: Rollouts, texts: Sequence[dict[int, Any]], runs: Sequence[st
     run_of_chunk = dict(zip(found.index["chunk"], found.index["run"], strict=True))
     for number, chunk in enumerate(found.chunks):
         run = run_of_chunk.get(number, 0)
-        for rollout in json.loads(unpacked(chunk)):
+        for rollout in json.loads(gzip.decompress(base64.b64decode(chunk)).decode(errors="surrogatepass")):
             words = [texts[run].get(token) for token in rollout["ids"]]
             texts_ = [bytes(word).decode(errors="replace") if isinstance(word, list) else word for word in words]
             full = {

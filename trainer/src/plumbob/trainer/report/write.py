@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plumbob.console import UserError
 from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, lines_of, packed
-from plumbob.trainer.report.run_data import RunData, meanings, read_run, seed_groups
+from plumbob.trainer.report.run_data import RunData, meanings, read_run, run_directories, seed_groups
 from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
 from plumbob.trainer.run_files.run_directory import write_whole
 
@@ -40,7 +41,9 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """What the page does not show, in sentences."""
-        directories = " ".join(str(run.directory) for run in self.runs)
+        directories = " ".join(dict.fromkeys(str(run.directory) for run in self.runs[:3])) + " ..." * (
+            len(self.runs) > 3
+        )
         notes = list(self.rollouts.problems)
         if self.rollouts.steps_left_out:
             notes.append(
@@ -63,10 +66,23 @@ def read(
     checked: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Read run directories; at most about `limit` bytes of their rollouts. Raises UserError. `say`: told what takes time."""
-    runs = [read_run(path, checked=checked, say=say) for path in paths]
+    """Read run directories, or folders of them; at most about `limit` bytes of their rollouts.
+
+    `say`: told what takes time. Raises UserError for a path that holds no run.
+    """
+    runs, problems = [], []
+    for path in run_directories(paths):
+        try:
+            runs.append(read_run(path, checked=checked, say=say))
+        except UserError as error:
+            if path in paths:
+                raise
+            problems.append(f"{error}.")  # one of many in a folder
+    if not runs:
+        raise UserError(" ".join(problems))
     named = [{finding["step"] for finding in run.findings if finding["verdict"] == "fail"} for run in runs]
     rollouts = collect([run.directory for run in runs], limit, named, say)
+    rollouts.problems += problems
     texts = [
         token_texts(tokenizer_file(run.directory, str(run.config.get("model", ""))), ids)
         for run, ids in zip(runs, rollouts.token_ids, strict=True)
@@ -97,7 +113,7 @@ def write_at_end(run_dir: Path) -> Path:
 
 def page(report: Report, *, live: bool = False) -> str:
     """The HTML page. `live`: it asks the server that it came from for new steps; otherwise it asks nobody anything."""
-    names = ", ".join(run.name for run in report.runs)
+    names = ", ".join(run.name for run in report.runs) if len(report.runs) < 4 else f"{len(report.runs)} runs"
     scripts = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     assert "</script" not in scripts, "the page's own code would end its script element"
     values = {

@@ -76,8 +76,8 @@ function listRow(row, at) {
     style: { top: at * ROW + "px" },
   },
   el("span", { class: "reward", style: { "--share": rewardShare(I.reward[row]) } }, num(I.reward[row], 3)),
-  el("span", { class: "what" }, el("b", { title: task.key }, `${ending(task.key)} #${I.rollout[row]} \u00b7 step ${I.step[row]}${D.runs.length > 1 ? " \u00b7 " + D.runs[I.run[row]].name : ""}`),
-    el("span", {}, I.reply[row] || "(empty)")),
+  el("span", { class: "what" }, el("b", { title: task.key }, `${ending(task.key)} #${I.rollout[row]} \u00b7 step ${I.step[row]}`),
+    el("span", {}, D.runs.length > 1 ? D.runs[I.run[row]].name + ": " : null, I.reply[row] || "(empty)")),
   el("span", { class: "small" }, group.flat ? "no signal" : I.advantage[row] === null ? D.stops[I.stop[row]] : "advantage " + signed(I.advantage[row], 2), el("br"),
     signs.join(", ") || "group mean " + num(group.mean, 2)));
 }

@@ -72,6 +72,7 @@ function watchServer() {
     try {
       const { state } = await (await fetch("state")).json();
       if (seen !== null && state !== seen) {
+        sessionStorage.setItem("chosen", JSON.stringify({ axis, smoothing, wanted, hidden: D.runs.filter((run) => !inCharts(run)).map((run) => run.name) }));
         if (viewNow === "curves" || viewNow === "findings") return location.reload();
         notes(["There are new steps: reload the page to see them."]);
       }
@@ -86,12 +87,20 @@ function notes(texts) {
 
 async function start() {
   D = await unpack("overview");
-  document.getElementById("title").textContent = D.runs.map((run) => run.name).join(", ");
+  document.getElementById("title").textContent = D.runs.length < 4 ? D.runs.map((run) => run.name).join(", ") : plural(D.runs.length, "run");
   notes(D.notes);
   document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); });
   addEventListener("hashchange", show);
   addEventListener("keydown", onKey);
-  if (D.live) watchServer();
+  if (D.live) {
+    const chosen = JSON.parse(sessionStorage.getItem("chosen")); // before the page was loaded anew
+    if (chosen) {
+      ({ axis, smoothing, wanted } = chosen);
+      D.runs.forEach((run, number) => { if (chosen.hidden.includes(run.name)) hidden.add(number); });
+      runsTable.begun = true;
+    }
+    watchServer();
+  }
   await show();
   document.documentElement.dataset.ready = "yes";
 }

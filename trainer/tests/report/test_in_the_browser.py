@@ -440,6 +440,42 @@ def test_runs_are_compared_chosen_and_filtered(page, several):
     assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
 
 
+def test_five_questions_are_answered_from_the_page(page, several):
+    def links(selector: str) -> list[str]:
+        return page.js(
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute('href'))", selector
+        )
+
+    page.open(several)
+    # Which run of several was best?
+    assert "high ★ best" in page.js("return document.querySelector('.runs tbody tr').innerText")
+    # How did held-out reward move?
+    head, first, last = numbers_of(page, "Held-out reward")
+    at = head.index("greedy, high")
+    assert (first[at], last[at]) == ("0.5 [0.4, 0.6]", "0.9 [0.4, 0.6]")
+    # Which token was trained and should not be? One click on the first screen.
+    page.js("document.querySelector('.alarm a').click()")
+    page.until("return document.querySelector('.t.chosen')")
+    assert page.js("return document.querySelector('h2').textContent") == "Step 4, task odd, rollout 1 of high"
+    assert page.texts(".inspector .chip")[0] == "in the loss, not sampled"
+    assert page.js("return document.querySelector('.t.chosen').closest('.node').matches('.o-tool')")
+    # Which group had no signal?
+    page.go("#view=rollouts")
+    page.until("return document.getElementById('filter-flat')")
+    page.js("document.getElementById('filter-flat').click()")
+    assert page.js(COUNT) == 2 and links(".row") == [f"#run=high&step=4&task=even&rollout={i}" for i in (0, 1)]
+    # Which tool calls failed?
+    page.js("document.getElementById('clear').click()")
+    page.js("document.getElementById('filter-errors').click()")
+    choose(page, "filter-run", "1")
+    choose(page, "filter-step", "4")
+    assert links(".row") == ["#run=high&step=4&task=odd&rollout=0"] and "1 tool error" in page.texts(".row")[0]
+    page.js("document.querySelector('.row').click()")
+    page.until("return document.querySelector('h2').textContent.startsWith('Step 4, task odd, rollout 0')")
+    page.js("document.querySelector('.switch button').click()")
+    assert page.texts(".messages summary") == ["result: next=17"]
+
+
 def test_what_holds_is_one_line(page, tmp_path):
     directory = make_run(tmp_path, "healthy")
     verdicts = ["pass", "pass", "unsure", "pass"]

@@ -108,7 +108,7 @@ ORIGINAL = {
     "--log-completions --no-log-completions": {},
     "--log-on-each-node lookup": {},
     "--no-log-on-each-node": {},
-    "--save-only-model --no-eval-on-start": {"eval_on_start": False},
+    "--save-only-model --eval-on-start --no-report": {},
     "--seed 42": {"seed": 42},
     "--model_name_or_path tiny-gsm8k --dataset_name a,b": {"model": "tiny-gsm8k", "datasets": "a,b"},
     "--per_device_train_batch_size 8 --num_train_epochs 2 --max_steps -1": {

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from plumbob.trainer.config import mixture, rollout_options
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.options import THE_RUN, check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.rollout_options import RolloutOptions, engine_memory, threads
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "chat_template", "chat_template_args", "env_args", "datasets", "rollouts_per_example",
@@ -19,7 +20,7 @@ FIXED_ON_RESUME = (
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(RolloutOptions):
     """Settings of an evaluation. Example: `EvaluateConfig(envs=("lookup",), model="tiny", num_examples=64)`."""
 
     envs: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class EvaluateConfig:
         "Model to evaluate: a folder, a run directory of train, a Hugging Face hub name, or a bundled model (tiny, "
         "tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it.",
         "-m",
+        group=THE_RUN,
     )
     engine: Literal["auto", "transformers", "paged", "vllm", "openai"] = option(
         "auto",
@@ -37,7 +39,7 @@ class EvaluateConfig:
         "OpenAI-compatible chat server, with messages in and out. auto: paged on a GPU, if it knows the model and memory "
         "is enough, else transformers; config.toml has what was chosen.",
     )
-    engine_memory: float = rollout_options.engine_memory()
+    engine_memory: float = engine_memory()
     base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server, for --engine vllm or openai.")
     api_key_var: str = option(
         "OPENAI_API_KEY",
@@ -60,27 +62,8 @@ class EvaluateConfig:
         "-n",
     )
     rollouts_per_example: int = option(1, "Number of rollouts of each task.", "-r", at_least=1)
-    pass_threshold: float = rollout_options.pass_threshold()
+    pass_threshold: float = option(1.0, "Smallest reward with which a rollout counts as passed in pass@k.")
     seed: int = option(0, "Seed of sampling.")
-
-    temperature: float | None = option(
-        None, "Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1.", at_least=0
-    )
-    top_p: float = rollout_options.top_p()
-    top_k: int = rollout_options.top_k()
-    min_p: float = rollout_options.min_p()
-    max_tokens: int = rollout_options.max_tokens()
-    max_turns: int = rollout_options.max_turns()
-    max_context: int = rollout_options.max_context()
-    chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")
-    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format(  # noqa: RUF009 - ruff does not see the alias
-        " With --engine openai the server reads the calls."
-    )
-    max_seconds: float = rollout_options.max_seconds()
-    max_tool_seconds: float = rollout_options.max_tool_seconds()
-    max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)
-
     oracle: bool = option(
         False,
         "Play each task's own perfect transcript instead of sampling from a model, to test the environment and "
@@ -92,10 +75,16 @@ class EvaluateConfig:
         "a model.",
     )
     bf16: bool = option(False, "Compute in bfloat16, with a model in this process.")
-    threads: int = rollout_options.threads()
+    threads: int = threads()
     output_dir: str = option("evaluations", "Folder in which result directories are created.", "-o")
     run_name: str | None = option(
         None, "Name of the result directory. Default: made from environments, model and time."
+    )
+    temperature: float | None = option(
+        None,
+        "Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1.",
+        group="Sampling",
+        at_least=0,
     )
 
     def __post_init__(self) -> None:

@@ -78,8 +78,8 @@ class LearningConfig:
     )
     microbatch_tokens: int = option(
         16384,
-        "Maximum number of tokens in one forward and backward pass. Rollouts are packed up to it; a longer one "
-        "gets a pass of its own.",
+        "Maximum number of tokens in one forward and backward pass. Rollouts (for `sft`: demonstrations) are packed up to it; a "
+        "longer one gets a pass of its own.",
         at_least=1,
     )
     num_minibatches: int = option(
@@ -193,8 +193,8 @@ class LearningConfig:
     )
     parity_limit: float | None = option(
         None,
-        "Stop the run if, after a weight sync, engine and trainer log-probabilities of fixed tokens differ by more "
-        "than this on average, in nats. Default: 0.001; with --bf16 0.25.",
+        "Stop the run if, after a weight sync (of `sft`: before an evaluation), engine and trainer log-probabilities of fixed "
+        "tokens differ by more than this on average, in nats. Default: 0.001; with --bf16 0.25.",
         above=0,
     )
 

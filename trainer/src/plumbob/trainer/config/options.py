@@ -24,6 +24,9 @@ from plumbob.trainer.config.removed import accept_removed, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
+THE_RUN = "The run"
+"""Heading of the options that come before the first field with a group."""
+
 UNKNOWN_OPTIONS = "unknown_options"
 """Key under which `resolve` gets the command-line options that no field has, each as "name=value" or "name"."""
 
@@ -65,9 +68,21 @@ def option(
     return field(default=default, metadata={**about, "choices": choices, "bounds": bounds})
 
 
-def fixed(default: Any) -> Any:
-    """A field of a subclass that takes an option of its base class away: it always has this value."""
-    return field(default=default, init=False)
+def settable(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a settings class without those of its base classes that mean nothing to its command (`LACKS`)."""
+    return [f for f in dataclasses.fields(cls) if f.name not in getattr(cls, "LACKS", ())]
+
+
+def grouped(cls: Any) -> dict[str, list[dataclasses.Field[Any]]]:
+    """Heading -> the options under it, in the order of the help."""
+    groups: dict[str, list[dataclasses.Field[Any]]] = {THE_RUN: []}
+    heading = THE_RUN
+    absent = set(getattr(cls, "LACKS", ()))
+    for f in dataclasses.fields(cls):
+        heading = f.metadata.get("group") or heading
+        if "help" in f.metadata and f.name not in absent:
+            groups.setdefault(heading, []).append(f)
+    return groups
 
 
 def choices_of(f: dataclasses.Field[Any], hint: Any) -> tuple[str, ...]:
@@ -163,9 +178,8 @@ def _read_text(name: str, text: str, hint: Any) -> Any:
 
 def spellings(cls: Any) -> dict[str, str]:
     """Every spelling of every setting of `cls`, with underscores -> its field. Example: {"beta": "kl_beta", ...}"""
-    settable = [f for f in dataclasses.fields(cls) if f.init]
-    names = {f.name: f.name for f in settable}
-    for f in settable:
+    names = {f.name: f.name for f in settable(cls)}
+    for f in settable(cls):
         others = [name for name in f.metadata.get("names", ()) if name.startswith("--")]
         names |= {name.removeprefix("--").replace("-", "_"): f.name for name in others}
     return names
@@ -332,9 +346,7 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 
     hints = get_type_hints(cls)
     result = []
-    for f in dataclasses.fields(cls):
-        if "help" not in f.metadata:
-            continue
+    for f in (f for group in grouped(cls).values() for f in group):
         hint = without_none(hints[f.name])
         names = [flag(f.name), *f.metadata["names"]]
         if hint is bool:

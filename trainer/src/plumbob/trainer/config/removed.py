@@ -28,6 +28,18 @@ class Removed:
 
 
 REMOVED = {
+    "eval_on_start": Removed(
+        "held-out tasks are evaluated before the first step; --eval-examples 0: never", (True,), True
+    ),
+    "report": Removed("every run writes report.html at its end", (True,), harmless=True),
+    "pass_threshold": Removed(
+        "a rollout with a reward of 1 passes; `evaluate` has --pass-threshold, for other ones", (1.0,), harmless=True
+    ),
+    "vllm_folder": Removed(
+        "adapters for vLLM servers on other machines are written to the run directory, so give an --output-dir that the "
+        "machines share",
+        harmless=True,
+    ),
     "eval_accumulation_steps": Removed("evaluation keeps no tensors on the device", harmless=True),
     "log_on_each_node": Removed("only rank 0 logs", harmless=True),
     "n_env_jobs": Removed(
@@ -65,7 +77,10 @@ REMOVED = {
 }
 """Name, with underscores -> the option."""
 
-SWITCHES = ("log_on_each_node", "save_only_model", "task_pools", "keep_control_tokens", "explain_unread_calls")
+SWITCHES = (
+    *("log_on_each_node", "save_only_model", "task_pools", "keep_control_tokens", "explain_unread_calls"),
+    *("eval_on_start", "report"),
+)
 """Names in REMOVED whose options need no value."""
 
 

@@ -8,11 +8,21 @@ from typing import Any, ClassVar, Literal
 
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
-from plumbob.trainer.config import mixture, rollout_options
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
 from plumbob.trainer.config.learning import LearningConfig, read_weights
-from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
+from plumbob.trainer.config.options import (
+    check_run_name,
+    check_values,
+    did_you_mean,
+    flag,
+    option,
+    require,
+    settable,
+    to_toml,
+)
+from plumbob.trainer.config.rollout_options import RolloutOptions, engine_memory, threads
 
 FIXED_ON_RESUME = (
     "env",
@@ -44,7 +54,7 @@ LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
 @dataclass(frozen=True)
-class TrainConfig(LearningConfig):
+class TrainConfig(RolloutOptions, LearningConfig):
     """Settings of a training run. Example: `TrainConfig(env="lookup", model="tiny", max_steps=30, seed=0)`."""
 
     COMMAND: ClassVar[str] = "train"
@@ -59,7 +69,7 @@ class TrainConfig(LearningConfig):
         "one GPU paged, if it knows the model and memory is enough; else transformers. config.toml has what was chosen.",
         group="The engine that samples",
     )
-    engine_memory: float = rollout_options.engine_memory(
+    engine_memory: float = engine_memory(
         " With --engine vllm: the whole share of the server that the run starts, its weights included (vLLM's "
         "--gpu-memory-utilization).",
         "--vllm-gpu-memory-utilization",
@@ -84,27 +94,10 @@ class TrainConfig(LearningConfig):
         "Let the vLLM server that the run starts free its GPU memory while a step trains.",
         "--vllm-enable-sleep-mode",
     )
-    vllm_folder: str | None = option(
-        None, "Shared folder through which weights or adapters are sent to vLLM servers on other machines."
-    )
 
-    temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
-    top_p: float = rollout_options.top_p(" A value below 1 biases training.")
-    top_k: int = rollout_options.top_k(" A value above 0 biases training.")
-    min_p: float = rollout_options.min_p(" A value above 0 biases training.")
-    max_tokens: int = rollout_options.max_tokens()
+    temperature: float = option(1.0, "Sampling temperature of rollouts.", group="Sampling")
     max_prompt_length: int | None = option(
         None, "Leave out tasks whose prompt has more tokens than this. Default: no limit.", at_least=1
-    )
-    max_turns: int = rollout_options.max_turns()
-    max_context: int = rollout_options.max_context()
-    chat_template: str | None = rollout_options.chat_template()
-    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
-    max_seconds: float = rollout_options.max_seconds()
-    max_tool_seconds: float = rollout_options.max_tool_seconds()
-    max_concurrent: int = option(
-        128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
     )
 
     peft: bool = option(False, "Train a LoRA adapter instead of all weights.", "--use-peft", group="What is trained")
@@ -135,14 +128,12 @@ class TrainConfig(LearningConfig):
     eval_steps: int = option(
         0, "Evaluate held-out tasks every this many steps as well; 0: only before and after training.", at_least=0
     )
-    eval_on_start: bool = option(True, "Evaluate held-out tasks before the first step.")
     eval_rollouts: int = option(
         1,
         "Number of rollouts of each held-out task that an evaluation samples at the training temperature. Above 1, "
-        "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number.",
+        "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number; a rollout with a reward of 1 passes.",
         at_least=1,
     )
-    pass_threshold: float = rollout_options.pass_threshold()
     keep_best: str | None = option(
         None,
         "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
@@ -169,13 +160,11 @@ class TrainConfig(LearningConfig):
     log_completions: int = option(
         0,
         "Number of rollouts printed with each row of the progress table, and sent with each step to the tracker of "
-        "--report-to. Without a value: 5.",
+        "--report-to; of demonstrations that `sft` prints before its first step, with what is trained in brackets. Without "
+        "a value: 5.",
         bare=5,
         off=0,
         at_least=0,
-    )
-    report: bool = option(
-        True, "Write report.html into the run directory when the run ends or is interrupted: see the command `report`."
     )
     report_to: Literal["none", "wandb", "trackio"] = option(
         "none", "Experiment tracker to which metrics are sent as well."
@@ -184,7 +173,7 @@ class TrainConfig(LearningConfig):
     hub_model_id: str | None = option(
         None, "Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."
     )
-    threads: int = rollout_options.threads()
+    threads: int = threads()
 
     def __post_init__(self) -> None:
         if isinstance(self.env, list | tuple):
@@ -299,5 +288,5 @@ class TrainConfig(LearningConfig):
 
     def to_toml(self) -> str:
         # run_name is left out, so that another run started from this file gets a name of its own.
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        values = {f.name: getattr(self, f.name) for f in settable(type(self))}
         return to_toml({"command": self.COMMAND, **values, "run_name": None})

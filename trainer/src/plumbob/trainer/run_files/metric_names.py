@@ -107,7 +107,7 @@ Rollouts and evaluations
   eval/greedy | reward | Held-out reward at temperature 0, in steps with an evaluation.
   eval/sampled | reward | Held-out reward at the training temperature, in steps with an evaluation.
   eval/pass@K | share | Estimated probability that at least one of K rollouts of a held-out task passes
-      (--pass-threshold), with --eval-rollouts above 1, in steps with an evaluation.
+      (a reward of at least 1), with --eval-rollouts above 1, in steps with an evaluation.
   eval/prompts_differ | - | 1 if the evaluation before the step prompted held-out tasks with another system prompt or
       other tools than the step's tasks, else absent. Only in the step after an evaluation, in runs of one environment.
   eval/cut_off | share | Share of the held-out rollouts, at the training temperature, that limits cut off, where it

@@ -79,7 +79,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 code = _train(run_, recorder, runner, interruption)
             if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
                 code = finish(run_, time.time() - started)
-            if world.is_main and config.report:
+            if world.is_main:
                 write_report(run_.directory)
             return code
     except Exception as error:
@@ -234,7 +234,7 @@ def _evaluations_missing_at_start(run_: Run) -> list[str]:
     state = run_.state
     if not run_.is_over:  # a finished run is resumed with more steps: "after" is not its end any more
         state.evaluations.pop("after", None)
-    due = _evaluation_due(run_) if state.step else "before" if run_.config.eval_on_start else None
+    due = _evaluation_due(run_) if state.step else "before"
     return [due] if due is not None and due not in state.evaluations else []
 
 

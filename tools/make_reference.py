@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import STAGES, Stage
 from plumbob.trainer.config.evaluate import EvaluateConfig
-from plumbob.trainer.config.options import choices_of, flag, grouped, without_none
+from plumbob.trainer.config.options import choices_of, flag, grouped, helps, without_none
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.metric_names import METRICS
@@ -37,20 +37,22 @@ def options_of(cls: Any, names: Collection[str] | None = None) -> list[str]:
     """
     hints, lines = get_type_hints(cls), []
     for group, fields in grouped(cls).items():
-        rows = [_row(f, without_none(hints[f.name])) for f in fields if names is None or f.name in names]
+        rows = [
+            _row(f, without_none(hints[f.name]), helps(cls)[f.name]) for f in fields if names is None or f.name in names
+        ]
         if rows:
             lines += ["", f"### {group}", "", *table(["option", "values", "default", "meaning"], rows)]
     return lines
 
 
-def _row(field: Any, hint: Any) -> list[str]:
+def _row(field: Any, hint: Any, meaning: str) -> list[str]:
     spelled = [*([] if field.name == "env_args" else [flag(field.name)]), *field.metadata["names"]]
     default = str(field.default).lower() if hint is bool else field.default
     return [
         ", ".join(f"`{name}`" for name in spelled),
         values(hint, choices_of(field, hint)),
         "" if field.default in (None, ()) else f"`{default}`",
-        field.metadata["help"],
+        meaning,
     ]
 
 

@@ -64,7 +64,9 @@ def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path,
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
     monkeypatch.setattr(adapters, "save_file", full)
-    monkeypatch.setattr(connect, "is_local", lambda url: False)  # a server on another machine reads from the run directory
+    monkeypatch.setattr(
+        connect, "is_local", lambda url: False
+    )  # a server on another machine reads from the run directory
     with (
         serving(Double()) as url,
         pytest.raises(UserError, match="weight sync before the first step failed: .*No space left"),

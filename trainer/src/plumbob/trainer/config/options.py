@@ -1,14 +1,16 @@
 """Settings defined once, as a frozen dataclass, for Python, the command line and TOML files. Imports nothing heavy.
 
-A field made by `option` is also the command-line option `--field-name`. An option that is not given is None, so that
-the value in the file, or else the field's default, applies.
+A field made by `option` is also the command-line option `--field-name`, and the docstring below the field is its help. An
+option that is not given is None, so that the value in the file, or else the field's default, applies.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 import operator
 import tomllib
@@ -16,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -48,7 +51,6 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def option(
     default: Any,
-    help: str,
     *names: str,
     group: str | None = None,
     bare: Any = None,
@@ -62,15 +64,32 @@ def option(
     of `true` in a file. `off`: value of `--no-name`, and of `false` in a file. `choices`: the allowed texts, if the
     type is not a Literal. `bounds`: limits by the keywords in `BOUNDS`, for every value but None.
 
-    Example: `min_p: float = option(0.0, "Leave out unlikely tokens.", at_least=0, below=1)`.
+    Example: `min_p: float = option(0.0, at_least=0, below=1)`.
     """
-    about = {"help": help, "names": names, "group": group, "bare": bare, "off": off}
+    about = {"names": names, "group": group, "bare": bare, "off": off}
     return field(default=default, metadata={**about, "choices": choices, "bounds": bounds})
 
 
 def settable(cls: Any) -> list[dataclasses.Field[Any]]:
     """The fields of a settings class without those of its base classes that mean nothing to its command (`LACKS`)."""
     return [f for f in dataclasses.fields(cls) if f.name not in getattr(cls, "LACKS", ())]
+
+
+@lru_cache
+def helps(cls: Any) -> dict[str, str]:
+    """Field -> its help: the docstring below it in the source of the nearest class that has one."""
+    found: dict[str, str] = {}
+    for base in [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]:
+        tree = ast.parse(Path(inspect.getfile(base)).read_text(encoding="utf-8"))
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == base.__name__)
+        for declared, below in itertools.pairwise(body):
+            if (
+                isinstance(declared, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[ast.unparse(declared.target)] = " ".join(str(below.value.value).split())
+    return found
 
 
 def grouped(cls: Any) -> dict[str, list[dataclasses.Field[Any]]]:
@@ -80,7 +99,7 @@ def grouped(cls: Any) -> dict[str, list[dataclasses.Field[Any]]]:
     absent = set(getattr(cls, "LACKS", ()))
     for f in dataclasses.fields(cls):
         heading = f.metadata.get("group") or heading
-        if "help" in f.metadata and f.name not in absent:
+        if "names" in f.metadata and f.name not in absent:
             groups.setdefault(heading, []).append(f)
     return groups
 
@@ -357,7 +376,7 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
         default = "" if f.default in (None, ()) else f" [default: {shown}]"
         metavar = None if hint is bool else _metavar(hint, choices_of(f, hint))
         read_as: Any = bool if hint is bool else list[str] if get_origin(hint) is tuple else str
-        info = typer.Option(*names, help=f.metadata["help"] + default, show_default=False, metavar=metavar)
+        info = typer.Option(*names, help=helps(cls)[f.name] + default, show_default=False, metavar=metavar)
         result.append((f, Annotated[read_as | None, info]))
     return result
 

@@ -34,44 +34,28 @@ class SftConfig(TrainConfig):
     COMMAND: ClassVar[str] = "sft"
     DEFAULT_EPOCHS: ClassVar[float] = 3.0
 
-    demonstrations: str = option(
-        ORACLE,
-        "What to imitate: oracle (the transcripts of the environment's own `oracle` method, for its training tasks), or "
-        "stored rollouts, such as those of `evaluate ENV -r 8`: a .jsonl or .jsonl.gz file, a folder of them, a run "
-        "directory, or a pattern such as 'runs/X/traces/*'.",
-        "-d",
-        group="Demonstrations",
-    )
-    min_reward: float = option(1.0, "Leave out demonstrations with a lower reward than this.")
-    per_task: int = option(
-        4, "Maximum number of demonstrations of one task. Demonstrations with the same tokens count once.", at_least=1
-    )
-    max_demonstrations: int | None = option(
-        None,
-        f"Maximum number of demonstrations. Default: {ORACLE_DEMONSTRATIONS} with --demonstrations oracle, else all.",
-        at_least=1,
-    )
+    demonstrations: str = option(ORACLE, "-d", group="Demonstrations")
+    """What to imitate: oracle (the transcripts of the environment's own `oracle` method, for its training tasks), or
+    stored rollouts, such as those of `evaluate ENV -r 8`: a .jsonl or .jsonl.gz file, a folder of them, a run
+    directory, or a pattern such as 'runs/X/traces/*'."""
+    min_reward: float = option(1.0)
+    """Leave out demonstrations with a lower reward than this."""
+    per_task: int = option(4, at_least=1)
+    """Maximum number of demonstrations of one task. Demonstrations with the same tokens count once."""
+    max_demonstrations: int | None = option(None, at_least=1)
+    """Maximum number of demonstrations. Default: 1000 with --demonstrations oracle, else all."""
 
-    max_steps: int = option(-1, "Number of optimizer steps; -1: as many as --num-epochs needs.", group="The schedule")
-    num_epochs: float | None = option(
-        None, "Number of passes over the demonstrations, with --max-steps -1. Default: 3.", above=0
-    )
-    batch_size: int = option(
-        16, "Demonstrations per process and accumulation step (see --gradient-accumulation-steps).", at_least=1
-    )
-    gradient_accumulation_steps: int = option(
-        2,
-        "Number of accumulation steps: an optimizer step trains on --batch-size x this x processes demonstrations.",
-        at_least=1,
-    )
-    learning_rate: float | None = option(
-        None,
-        "Peak learning rate. Default: 2e-5 for full training, 2e-4 for LoRA; for models below 10 million parameters "
-        "1e-3 and 1e-2.",
-        "--lr",
-        group="The optimizer",
-        above=0,
-    )
+    max_steps: int = option(-1, group="The schedule")
+    """Number of optimizer steps; -1: as many as --num-epochs needs."""
+    num_epochs: float | None = option(None, above=0)
+    """Number of passes over the demonstrations, with --max-steps -1. Default: 3."""
+    batch_size: int = option(16, at_least=1)
+    """Demonstrations per process and accumulation step (see --gradient-accumulation-steps)."""
+    gradient_accumulation_steps: int = option(2, at_least=1)
+    """Number of accumulation steps: an optimizer step trains on --batch-size x this x processes demonstrations."""
+    learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
+    """Peak learning rate. Default: 2e-5 for full training, 2e-4 for LoRA; for models below 10 million parameters 1e-3
+    and 1e-2."""
     num_generations: int = 1
     keep_traces: str = "none"
 

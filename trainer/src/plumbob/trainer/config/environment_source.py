@@ -152,7 +152,7 @@ def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | 
 def _value(module: _Module, node: ast.expr) -> Any:
     """The value of an expression of simple types, names of `_LIBRARIES`, literals and constants. Raises NotCertain."""
     try:
-        return eval(compile(ast.Expression(node), module.name, "eval"), {"__builtins__": {"len": len}}, _Names(module))
+        return eval(compile(ast.Expression(node), module.name, "eval"), {"__builtins__": {"len": len}}, _Names(module))  # ty: ignore[invalid-argument-type]
     except Exception:
         raise NotCertain from None
 

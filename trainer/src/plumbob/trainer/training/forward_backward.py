@@ -14,7 +14,7 @@ from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.out_of_memory import exit_out_of_memory, explanation, give_back, resume_with
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.tally import MicrobatchSums, Tally
+from plumbob.trainer.training.tally import MicrobatchSums, Tally, grpo_sums, sums_of
 
 MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
 """(run, minibatch, indices of a microbatch's rows) -> (the microbatch's loss, what it adds to the step's measurements)."""
@@ -152,7 +152,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     outputs = policy_loss(inputs, run.objective)
     if minibatch.recording is not None:
         minibatch.recording.microbatch(rows, inputs, lambda other: policy_loss(other, run.objective).loss)
-    return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+    return outputs.loss, sums_of(rows, scores, **grpo_sums(old_N, sampling_N, corrections, outputs))
 
 
 def score_old_policy(run: Run, minibatches: Sequence[Minibatch]) -> None:

@@ -13,69 +13,51 @@ from dataclasses import dataclass
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.trainer.config.text_table import table_rows
+
+TABLE = """
+  eval_on_start | true any | held-out tasks are evaluated before the first step; --eval-examples 0: never
+  report | true any | every run writes report.html at its end
+  pass_threshold | 1 any | a rollout with a reward of 1 passes; `evaluate` has --pass-threshold, for other ones
+  vllm_folder | any | adapters for vLLM servers on other machines are written to the run directory, so give an
+      --output-dir that the machines share
+  eval_accumulation_steps | any | evaluation keeps no tensors on the device
+  log_on_each_node | any | only rank 0 logs
+  n_env_jobs | any | rollouts run asynchronously in the training process; --max-concurrent bounds their number
+  few_shot_prob | any | no environment of plumbob puts solved examples into its prompts
+  logging_steps | 1 any | each step has a row in the progress table
+  per_device_eval_batch_size | any | --max-concurrent bounds the rollouts of evaluations too
+  save_only_model | false any | checkpoints hold the optimizer's state, so that a run can be resumed
+  max_skipped_steps | 3 any | a run ends after 3 optimizer steps in a row without a finite gradient
+  ref_model_mixup_alpha | 1 any | the reference policy stays the initial policy
+  ref_model_sync_steps | 0 | the reference policy stays the initial policy; to move it, start a new run from the trained
+      model (--model)
+  task_pools | false | --zero-signal refill samples further tasks for groups without a signal
+  max_refills | 3 | --zero-signal refill samples at most 3 further rounds in a step
+  overlong_penalty | 1 | --overlong penalise subtracts 1 from the reward
+  multi_objective_aggregation | sum_then_normalize | rewards are summed by their weights and then normalised; give
+      weights with --reward-weights
+  delta | - | --loss-type cispo bounds the ratio of every token
+  importance_cap | 1.05 2 | weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out
+      (sequence_mask)
+  stop_when_flat | any | a run takes all its steps, and --keep-best keeps the best checkpoint
+  keep_control_tokens | false | a control token that a message spells stays text
+  explain_unread_calls | true | the model is told the form of a call that could not be read, at most twice in a rollout
+"""
+"""Of each option the name with underscores; the values that mean what every run does now, and `any` if its value changes
+nothing of what is learned; and what every run does now, or what to write instead, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Removed:
     """An option that is gone."""
 
+    name: str
+    values: str
     say: str
-    """What every run does now, or what to write instead: the end of a sentence."""
-    now: tuple[Any, ...] = ()
-    """The values that mean what every run does now."""
-    harmless: bool = False
-    """Whether its value changes nothing of what is learned."""
 
 
-REMOVED = {
-    "eval_on_start": Removed(
-        "held-out tasks are evaluated before the first step; --eval-examples 0: never", (True,), True
-    ),
-    "report": Removed("every run writes report.html at its end", (True,), harmless=True),
-    "pass_threshold": Removed(
-        "a rollout with a reward of 1 passes; `evaluate` has --pass-threshold, for other ones", (1.0,), harmless=True
-    ),
-    "vllm_folder": Removed(
-        "adapters for vLLM servers on other machines are written to the run directory, so give an --output-dir that the "
-        "machines share",
-        harmless=True,
-    ),
-    "eval_accumulation_steps": Removed("evaluation keeps no tensors on the device", harmless=True),
-    "log_on_each_node": Removed("only rank 0 logs", harmless=True),
-    "n_env_jobs": Removed(
-        "rollouts run asynchronously in the training process; --max-concurrent bounds their number", harmless=True
-    ),
-    "few_shot_prob": Removed("no environment of plumbob puts solved examples into its prompts", harmless=True),
-    "logging_steps": Removed("each step has a row in the progress table", (1,), harmless=True),
-    "per_device_eval_batch_size": Removed("--max-concurrent bounds the rollouts of evaluations too", harmless=True),
-    "save_only_model": Removed(
-        "checkpoints hold the optimizer's state, so that a run can be resumed", (False,), harmless=True
-    ),
-    "max_skipped_steps": Removed("a run ends after 3 optimizer steps in a row without a finite gradient", (3,), True),
-    "ref_model_mixup_alpha": Removed("the reference policy stays the initial policy", (1.0,), harmless=True),
-    "ref_model_sync_steps": Removed(
-        "the reference policy stays the initial policy; to move it, start a new run from the trained model (--model)",
-        (0,),
-    ),
-    "task_pools": Removed("--zero-signal refill samples further tasks for groups without a signal", (False,)),
-    "max_refills": Removed("--zero-signal refill samples at most 3 further rounds in a step", (3,)),
-    "overlong_penalty": Removed("--overlong penalise subtracts 1 from the reward", (1.0,)),
-    "multi_objective_aggregation": Removed(
-        "rewards are summed by their weights and then normalised; give weights with --reward-weights",
-        ("sum_then_normalize",),
-    ),
-    "delta": Removed("--loss-type cispo bounds the ratio of every token"),
-    "importance_cap": Removed(
-        "weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out (sequence_mask)",
-        (1.05, 2.0),
-    ),
-    "stop_when_flat": Removed("a run takes all its steps, and --keep-best keeps the best checkpoint", harmless=True),
-    "keep_control_tokens": Removed("a control token that a message spells stays text", (False,)),
-    "explain_unread_calls": Removed(
-        "the model is told the form of a call that could not be read, at most twice in a rollout", (True,)
-    ),
-}
-"""Name, with underscores -> the option."""
+REMOVED = {row[0]: Removed(*row) for row in table_rows(TABLE)}
 
 SWITCHES = (
     *("log_on_each_node", "save_only_model", "task_pools", "keep_control_tokens", "explain_unread_calls"),
@@ -101,10 +83,10 @@ def accept_removed(written: str, value: Any, shown: str) -> bool:
         name, bare = name.removeprefix("no_"), False
     if name not in REMOVED:
         return False
-    option = REMOVED[name]
-    if _read(bare if value is None else value) in option.now:
+    option, accepted = REMOVED[name], REMOVED[name].values.split()
+    if _same_text(bare if value is None else value) in accepted:
         return True
-    if not option.harmless:
+    if "any" not in accepted:
         raise UserError(f"{shown} is gone, so leave it out: {option.say}")
     print(f"{shown} has no effect: {option.say}", file=sys.stderr)
     return True
@@ -115,13 +97,9 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key.replace("-", "_") not in REMOVED}
 
 
-def _read(value: Any) -> Any:
-    """A value of the command line as a file would have it."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
+def _same_text(value: Any) -> str:
+    """A value of a file or of the command line as TABLE writes it. Example: `_same_text("1.0") == _same_text(1) == "1"`."""
     try:
-        return float(value)
-    except ValueError:
-        return value
+        return str(value).lower() if isinstance(value, bool) else f"{float(value):g}"
+    except (TypeError, ValueError):
+        return str(value).lower()

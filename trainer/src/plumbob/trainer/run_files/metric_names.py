@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from plumbob.console import UserError
 from plumbob.trainer.config.options import did_you_mean
+from plumbob.trainer.config.text_table import table_rows
 
 
 @dataclass(frozen=True)
@@ -196,11 +197,9 @@ Work and resources
   time/train_tokens_per_second | tokens/s | Tokens per second of training (time/train), prompts and tool results
       included.
 """
-"""A line for each metric, `name | unit | meaning`, which may go on in lines that are indented further. The others are headings."""
+"""Name, unit and meaning of each metric: see `table_rows`."""
 
-METRICS = tuple(
-    Metric(*" ".join(row.split()).split(" | ")) for row in re.findall(r"^  \S.*(?:\n {6}.*)*", TABLE, re.MULTILINE)
-)
+METRICS = tuple(Metric(*row) for row in table_rows(TABLE))
 """All metrics, in the order of the documentation."""
 
 

@@ -10,7 +10,7 @@ from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
+from plumbob.trainer.config.kept_traces import groups_to_keep
 from plumbob.trainer.config.learning import LearningConfig, read_weights
 from plumbob.trainer.config.options import (
     check_run_name,
@@ -161,7 +161,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        parse_kept_traces(self.keep_traces)
+        groups_to_keep(self.keep_traces, 1, 1)
         read_values(self.chat_template_args)
         require(
             not (self.reward_weights and self.random_rewards),

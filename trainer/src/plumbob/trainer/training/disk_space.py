@@ -25,7 +25,7 @@ def disk_lines(run: Run) -> list[str]:
     count = config.save_total_limit + (config.keep_best is not None) + 1  # the one that is being written
     traces = bytes_of_traces(config, run.rollouts_per_step, run.num_steps - run.state.step)
     # A resumed run's old checkpoints will be deleted.
-    free = shutil.disk_usage(directory).free + _size_of(directory / "checkpoints") + _size_of(directory / "model")
+    free = shutil.disk_usage(directory).free + _groupof(directory / "checkpoints") + _groupof(directory / "model")
     if free < checkpoint + model:
         raise UserError(
             f"the disk of {directory} has {size(free)} free, and this run needs at least {size(checkpoint + model)} for "
@@ -46,14 +46,13 @@ def disk_lines(run: Run) -> list[str]:
 
 def bytes_of_traces(config: TrainConfig, rollouts: int, steps: int) -> int:
     """Upper estimate of the traces of so many steps: as if every rollout were as long as --max-context allows."""
-    keep = kept_traces.parse(config.keep_traces)
-    groups = rollouts // config.num_generations
-    kept = keep.num_groups(groups, config.num_generations) * config.num_generations
+    group, keep = config.num_generations, config.keep_traces
+    kept = kept_traces.groups_to_keep(keep, rollouts // group, group) * group
     whole = steps * kept * (config.max_context * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
-    return min(whole, kept_traces.AUTO_BYTES) if keep.automatic else whole
+    return min(whole, kept_traces.AUTO_BYTES) if keep == "auto" else whole
 
 
-def _size_of(folder: Path) -> int:
+def _groupof(folder: Path) -> int:
     """Bytes of all files in a folder and its subfolders; 0 without the folder."""
     return sum(os.stat(path).st_size for path in folder.rglob("*") if path.is_file())
 

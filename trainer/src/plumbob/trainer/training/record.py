@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.trainer.config import kept_traces
-from plumbob.trainer.config.kept_traces import KeptTraces
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
@@ -98,7 +96,7 @@ class RunRecorder:
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
         try:
-            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch)
+            self._store(step, batch.records, self.config.keep_traces, batch)
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -161,7 +159,7 @@ class RunRecorder:
         """Record that `error` ends the run in step `step` (from 1)."""
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
-                self._store(step, error.records, KeptTraces())  # all of them: they show why the run ends
+                self._store(step, error.records, "all")  # all of them: they show why the run ends
         self._store_stop(step, error)
         self.note(f"Stopped in step {step}: {error}")
         self.note(f"To find out why:  doctor {self.directory}")
@@ -181,7 +179,7 @@ class RunRecorder:
         self,
         step: int,
         records: Sequence[vf.Trace | str],
-        keep: KeptTraces,
+        keep: str,
         batch: Batch | None = None,
     ) -> None:
         """`batch`: where what training computed is, and the records that were made meanwhile."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
@@ -69,59 +69,65 @@ class _Imported:
 def read_settings(entry_point: EntryPoint) -> dict[str, Setting] | None:
     """Setting name -> setting, of the taskset class at this entry point; None if the source does not tell."""
     try:
-        module, taskset = _find(_parsed(entry_point.module), entry_point.attr)
-        found = _config_of(module, taskset)
-        return None if found is None else _fields(*found)
-    except (NotCertain, OSError, SyntaxError, ValueError, ImportError, RecursionError):
+        found = _config_of(getattr(_Attributes(entry_point.module), entry_point.attr))
+        return None if found is None else _fields(found)
+    except (NotCertain, OSError, SyntaxError, ValueError, LookupError, ImportError, RecursionError):
         return None
 
 
-def _config_of(module: _Module, taskset: Any) -> tuple[_Module, ast.ClassDef] | None:
+@dataclass(frozen=True)
+class _Class:
+    """A class in the source of a module that is not imported. `arguments`: those in brackets, of a generic base class."""
+
+    module: _Module
+    node: ast.ClassDef
+    arguments: tuple[Any, ...] = ()
+
+    def __getitem__(self, arguments: Any) -> _Class:
+        return replace(self, arguments=arguments if isinstance(arguments, tuple) else (arguments,))
+
+    def bases(self) -> list[_Class]:
+        """Its base classes, without those at which the search for settings ends. Raises NotCertain."""
+        found = []
+        for base in self.node.bases:
+            named = self.module.names.get(base.id) if isinstance(base, ast.Name) else None
+            is_root = isinstance(named, _Imported) and (named.module, named.name) in _ROOTS
+            if not is_root and _last_name(base) not in _WITHOUT_FIELDS:
+                found.append(_value(self.module, base))
+        if not all(isinstance(base, _Class) for base in found):
+            raise NotCertain
+        return found
+
+
+def _config_of(taskset: Any) -> _Class | None:
     """The configuration class in `class T(vf.Taskset[Task, Config])` or in one of T's base classes; None if none is."""
-    if not isinstance(taskset, ast.ClassDef) or taskset.keywords:
+    if not isinstance(taskset, _Class) or taskset.node.keywords:
         raise NotCertain
     found = None
-    for base in taskset.bases:
-        if isinstance(base, ast.Subscript):
-            for argument in base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]:
-                where, node = _evaluate(module, argument)
-                if found is None and _is_config(where, node):
-                    found = where, node
-        where, node = _evaluate(module, base)
-        if found is None and isinstance(node, ast.ClassDef) and node.name != "Taskset":
-            found = _config_of(where, node)
+    for base in taskset.bases():
+        found = found or next((argument for argument in base.arguments if _is_config(argument)), None)
+        if found is None and base.node.name != "Taskset":
+            found = _config_of(base)
     return found
 
 
-def _is_config(module: _Module, node: Any) -> bool:
+def _is_config(found: Any) -> bool:
     """Whether a class is derived from verifiers' TasksetConfig. Raises NotCertain."""
-    if not isinstance(node, ast.ClassDef):
+    if not isinstance(found, _Class):
         raise NotCertain
-    if node.name == _CONFIG:
-        return True
-    bases = [base for base in node.bases if not _is_root(module, base) and _last_name(base) not in _WITHOUT_FIELDS]
-    return any(_is_config(*_evaluate(module, base)) for base in bases)
+    return found.node.name == _CONFIG or any(map(_is_config, found.bases()))
 
 
-def _is_root(module: _Module, base: ast.expr) -> bool:
-    found = module.names.get(base.id) if isinstance(base, ast.Name) else None
-    return isinstance(found, _Imported) and (found.module, found.name) in _ROOTS
-
-
-def _fields(module: _Module, node: ast.ClassDef) -> dict[str, Setting]:
+def _fields(config: _Class) -> dict[str, Setting]:
     """The fields of a pydantic class and of its base classes, the first base class's first. Raises NotCertain."""
-    if node.decorator_list or node.keywords:
+    if config.node.decorator_list or config.node.keywords:
         raise NotCertain
     settings: dict[str, Setting] = {}
-    for base in reversed(node.bases):
-        if not _is_root(module, base):
-            where, parent = _evaluate(module, base)
-            if not isinstance(parent, ast.ClassDef):
-                raise NotCertain
-            settings |= _fields(where, parent)
-    for statement in node.body:
+    for base in reversed(config.bases()):
+        settings |= _fields(base)
+    for statement in config.node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if (setting := _setting(module, statement.target.id, statement)) is not None:
+            if (setting := _setting(config.module, statement.target.id, statement)) is not None:
                 settings[setting.name] = setting
         elif not isinstance(statement, ast.Expr | ast.Pass | ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef):
             raise NotCertain
@@ -144,6 +150,8 @@ def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | 
         annotation = _value(module, statement.annotation)
         if isinstance(annotation, str):
             annotation = _value(module, ast.parse(annotation, mode="eval").body)
+        if isinstance(annotation, _Class):
+            raise NotCertain
     except NotCertain:
         return Setting(name, _shown(statement.annotation), plain)
     return Setting(name, kind_of(annotation), plain, annotation if bounds is None else Annotated[annotation, bounds])
@@ -169,9 +177,9 @@ class _Names:
             return _SIMPLE[name]
         if isinstance(found, ast.expr):
             return _value(self.module, found)
-        if isinstance(found, _Imported):
-            return _Attributes(found.module) if found.name is None else getattr(_Attributes(found.module), found.name)
-        raise NotCertain
+        if isinstance(found, ast.ClassDef):
+            return _Class(self.module, found)
+        return _Attributes(found.module) if found.name is None else getattr(_Attributes(found.module), found.name)
 
 
 @dataclass(frozen=True)
@@ -200,31 +208,6 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _last_name(node.value)
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _evaluate(module: _Module, node: ast.expr) -> tuple[_Module, Any]:
-    """(module, definition) that the expression `name` or `package.name` refers to. Raises NotCertain."""
-    if isinstance(node, ast.Subscript):  # a generic base class
-        node = node.value
-    if isinstance(node, ast.Name):
-        return _find(module, node.id)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        found = module.names.get(node.value.id)
-        if isinstance(found, _Imported) and found.name is None:
-            return _find(_parsed(found.module), node.attr)
-    raise NotCertain
-
-
-def _find(module: _Module, name: str) -> tuple[_Module, Any]:
-    """(module, definition) of a top-level name, in the module that defines it. Raises NotCertain."""
-    found = module.names.get(name)
-    if found is None:
-        raise NotCertain
-    if not isinstance(found, _Imported):
-        return module, found
-    if found.name is None:
-        raise NotCertain
-    return _find(_parsed(found.module), found.name)
 
 
 @lru_cache

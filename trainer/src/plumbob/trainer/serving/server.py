@@ -154,4 +154,5 @@ async def running(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
 def load_server(model: str, *, max_concurrent: int = 64, **settings: Any) -> Server:
     """A server for a model that it loads, on the GPU if there is one. `settings`: of `load_engine_here`. Raises UserError."""
     loaded = load_engine_here(model, max_concurrent=max_concurrent, **settings)
+    assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context)

@@ -28,7 +28,7 @@ from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
-from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, read_toml, resolve, spellings
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, flag, read_toml, resolve, spellings
 from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
@@ -167,10 +167,10 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_is_new(Path(config.output_dir) / config.run_name)
 
 
-ENV_OPTION = Annotated[
-    str | None,
-    typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
-]
+ENV_OPTION = argument(str, "--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>")
+CONFIG_FILE = argument(
+    str, "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
+)
 UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)]
 """Options that no setting has: settings of the environment, or typing errors."""
 
@@ -185,22 +185,15 @@ ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "env_option": ENV_OPTION,
-    "config_file": Annotated[
-        str | None,
-        typer.Option(
-            "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
-        ),
-    ],
-    "resume": Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            "--resume-from-checkpoint",
-            help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
-            "checkpoints, from that one.",
-            metavar="<folder>",
-        ),
-    ],
+    "config_file": CONFIG_FILE,
+    "resume": argument(
+        str,
+        "--resume",
+        "--resume-from-checkpoint",
+        help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
+        "checkpoints, from that one.",
+        metavar="<folder>",
+    ),
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }

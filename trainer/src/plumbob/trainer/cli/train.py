@@ -32,7 +32,11 @@ from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
 from plumbob.trainer.config.options import (
     UNKNOWN_OPTIONS,
+<<<<<<< HEAD
     Settle,
+=======
+    argument,
+>>>>>>> o-trainer
     as_command,
     flag,
     read_file,
@@ -208,10 +212,10 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_is_new(Path(config.output_dir) / config.run_name)
 
 
-ENV_OPTION = Annotated[
-    str | None,
-    typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
-]
+ENV_OPTION = argument(str, "--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>")
+CONFIG_FILE = argument(
+    str, "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
+)
 UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)]
 """Options that no setting has: settings of the environment, or typing errors."""
 
@@ -226,22 +230,15 @@ ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "env_option": ENV_OPTION,
-    "config_file": Annotated[
-        str | None,
-        typer.Option(
-            "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
-        ),
-    ],
-    "resume": Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            "--resume-from-checkpoint",
-            help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
-            "checkpoints, from that one.",
-            metavar="<folder>",
-        ),
-    ],
+    "config_file": CONFIG_FILE,
+    "resume": argument(
+        str,
+        "--resume",
+        "--resume-from-checkpoint",
+        help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
+        "checkpoints, from that one.",
+        metavar="<folder>",
+    ),
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }

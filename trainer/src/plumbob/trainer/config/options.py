@@ -403,6 +403,13 @@ def _metavar(hint: Any, choices: tuple[str, ...]) -> str:
     return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<text>")
 
 
+def argument(kind: Any, *names: str, help: str, metavar: str | None = None) -> Any:
+    """An option `names` of a command that is no setting, for `as_command`; without it the command gets None."""
+    import typer
+
+    return Annotated[kind | None, typer.Option(*names, help=help, metavar=metavar)]
+
+
 def as_command(function: Callable[..., int], first: Mapping[str, Any], cls: Any) -> Callable[..., int]:
     """Give a function of keyword arguments the signature that typer reads: `first`, then every option of `cls`."""
     annotations = [*first.items(), *((f.name, hint) for f, hint in options(cls))]

@@ -102,8 +102,8 @@ Rollouts and evaluations
   rollout/malformed_calls | calls | Mean number of tool calls per rollout that could not be parsed.
   rollout/unread_calls | replies | Mean number of replies per rollout that look like a tool call in a form that is not
       read.
-  rollout/cut_texts | texts | Mean number of tool results per rollout that are longer than any context, and of errors
-      of over 20,000 characters: the rest of them is not kept.
+  rollout/cut_texts | texts | Mean number of tool results per rollout that are longer than any context, and of errors of
+      over 20,000 characters: the rest of them is not kept.
   rollout/sampled_tokens | tokens | Mean number of sampled tokens per rollout.
   rollout/row_tokens | tokens | Mean number of tokens per rollout, prompt and tool results included.
   env/NAME | - | Mean of this metric of the environment over the rollouts that report it.

@@ -7,7 +7,6 @@ groups, whose lines follow each other. Runs of earlier versions have traces/step
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plumbob.trainer.config.kept_traces import AUTO_BYTES, groups_to_keep
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line
 
 if TYPE_CHECKING:
@@ -160,15 +159,5 @@ def part_of_step(path: Path, stored: int) -> str:
 
 def rollouts_of_steps(directory: Path) -> dict[int, int]:
     """Step -> number of rollouts that were sampled in it, from metrics.jsonl; without steps that cannot be read."""
-    counts: dict[int, int] = {}
-    try:
-        lines = (directory / "metrics.jsonl").read_text(errors="replace").splitlines()
-    except OSError:
-        return counts
-    for line in lines:
-        try:
-            row = json.loads(line)
-            counts[int(row["step"])] = int(row["rollout/count"])
-        except (ValueError, LookupError, TypeError):
-            continue
-    return counts
+    rows = read_metrics(directory)
+    return {int(row["step"]): int(row["rollout/count"]) for row in rows if {"step", "rollout/count"} <= row.keys()}

@@ -74,7 +74,7 @@ class Server:
         answer = api.chat_completion(self.model, choices, len(rendered.token_ids), completions)
         if not asked.stream:
             return web.json_response(answer)
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        usage = bool((asked.stream_options or {}).get("include_usage"))
         # All events are sent at once after sampling, for clients that require a stream but do not show it live.
         return web.Response(body=b"".join(api.stream_events(answer, usage)), content_type="text/event-stream")
 
@@ -154,4 +154,5 @@ async def running(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
 def load_server(model: str, *, max_concurrent: int = 64, **settings: Any) -> Server:
     """A server for a model that it loads, on the GPU if there is one. `settings`: of `load_engine_here`. Raises UserError."""
     loaded = load_engine_here(model, max_concurrent=max_concurrent, **settings)
+    assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context)

@@ -128,7 +128,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     scores = policy.score(rows, config.temperature)
     current_N = scores.logprobs.detach()
     # Check every row: an out-of-memory retry can mix rows that were scored with rows that were not.
-    if run.updates_per_step > 1 and any(i not in minibatch.old_logprobs for i in indices):
+    if run.config.updates_per_step > 1 and any(i not in minibatch.old_logprobs for i in indices):
         minibatch.old_logprobs.update(_by_row(indices, current_N, lengths))
     # With one update per step the weights have not moved yet: the old policy is the current one.
     old_N = torch.cat([minibatch.old_logprobs[i] for i in indices]) if minibatch.old_logprobs else current_N

@@ -88,7 +88,7 @@ def train_step(
         recording.begin(batch, advantages.values, kl_sums)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
-    if run.updates_per_step > 1:
+    if run.config.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
         # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
         score_old_policy(run, minibatches[1:])

@@ -11,20 +11,12 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import announce, fast_imports, import_verifiers
-<<<<<<< HEAD
-from plumbob.trainer.cli.train import UNKNOWN, settling
+from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
-from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, resolve
-=======
-from plumbob.trainer.cli.train import CONFIG_FILE
-from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
-from plumbob.trainer.config.environment import check_by_source
-from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
-from plumbob.trainer.config.options import argument, as_command, resolve
->>>>>>> o-trainer
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new
 

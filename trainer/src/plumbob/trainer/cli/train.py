@@ -32,11 +32,8 @@ from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
 from plumbob.trainer.config.options import (
     UNKNOWN_OPTIONS,
-<<<<<<< HEAD
     Settle,
-=======
     argument,
->>>>>>> o-trainer
     as_command,
     flag,
     read_file,

@@ -254,12 +254,10 @@ def test_the_loss_mask_of_a_row_is_stored_where_it_is_not_what_was_sampled(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_run_writes_its_report_unless_told_not_to(tmp_path, capsys, monkeypatch):
+def test_a_run_writes_its_report(tmp_path, capsys, monkeypatch):
     assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="r")) == 0
     assert f"report           {tmp_path}/r/report.html" in capsys.readouterr().out
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
-    assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="without", report=False)) == 0
-    assert not (tmp_path / "without" / "report.html").exists()
 
     def broken(directory: Path) -> Path:
         raise OSError("no space left")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.trainer.config.doubtful_settings import earned
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import t_95
+from plumbob.trainer.report.rollouts import finite
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import (
     read_lines,
@@ -59,7 +59,7 @@ class RunData:
             "env": self.env,
             "config": self.config,
             "changed": time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed)) if self.changed else "",
-            "metrics": {name: [_number(row.get(name)) for row in self.rows] for name in names},
+            "metrics": {name: [finite(row.get(name)) for row in self.rows] for name in names},
             "evaluations": self.evaluations,
             "findings": self.findings,
         }
@@ -159,7 +159,3 @@ def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:
     names = {name for run in runs for row in run.rows for name in row}
     found = {name: describe(name) for name in sorted(names)}
     return {n: {"unit": m.unit, "meaning": m.meaning, "metric": m.name} for n, m in found.items() if m}
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None

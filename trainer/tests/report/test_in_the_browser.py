@@ -385,6 +385,7 @@ def test_a_group_side_by_side_and_the_task_in_another_step(page, runs):
     ]
     parting = page.js(f"return [...{first}.querySelectorAll('.part')].map((e) => Number(e.dataset.at))")
     assert parting == [next(i for i in range(999) if rows[k][i] != rows[0][i]) for k in (1, 3)]
+    assert page.js(f"return getComputedStyle({first}.querySelector('.part')).opacity") == "1"
     assert page.texts(".group h3")[1].startswith("Step 1:")
     page.js("[...document.querySelectorAll('td a')].find((a) => a.textContent === 'compare').click()")
     page.until("return document.querySelectorAll('.group h3')[1]?.textContent.startsWith('Step 2')")
@@ -536,6 +537,18 @@ def test_nothing_is_wider_than_the_screen(page, runs, width, fragment):
     assert page.js("return document.getElementById('main').textContent.length") > 50
 
 
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_token_of_an_address_is_in_sight(page, runs, width):
+    page.width(width)
+    ids = [token for node in stored(runs.one, 2)[0]["nodes"] for token in node["token_ids"]]
+    page.open(runs.page, f"#step=2&task=again&rollout=0&token={len(ids) - 2}")
+    page.until(
+        "const chosen = document.querySelector('.t.chosen'); if (!chosen) return false;"
+        "const { left, top, width, height } = chosen.getBoundingClientRect();"
+        "return document.elementFromPoint(left + width / 2, top + height / 2) === chosen"  # nothing lies over it
+    )
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     """Contrast of at least 4.5 to 1 (WCAG 2.2, 1.4.3) between text and what lies behind it."""
@@ -544,7 +557,7 @@ def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     )
     page.open(runs.page, "#step=2&task=again&rollout=1")
     page.until("return document.querySelector('.tokens .t')")
-    names = ["--text", "--soft", "--link", "--alarm", "--bg", "--panel", "--trained", "--masked"]
+    names = ["--text", "--soft", "--link", "--alarm", "--bg", "--panel", "--trained", "--masked", "--odd"]
     values = page.js(
         "const s = getComputedStyle(document.documentElement); return arguments[0].map((n) => s.getPropertyValue(n).trim())",
         names,
@@ -559,6 +572,7 @@ def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     pairs = [(front, back) for front in names[:4] for back in ("--bg", "--panel")] + [
         ("--text", "--trained"),
         ("--text", "--masked"),
+        ("--text", "--odd"),
     ]
     for front, back in pairs:
         low, high = sorted((luminance(color[front]), luminance(color[back])))

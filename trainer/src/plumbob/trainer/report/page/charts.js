@@ -100,6 +100,7 @@ function chart({ id, title, series, log = false, unit = "", note = "", weight = 
     box.append(svg("text", { class: "tick", x: px(mark), y: HEIGHT - 8, "text-anchor": "middle" }, compactly.format(mark)));
   }
   shown.forEach((s) => box.append(drawn(s, px, py)));
+  if (!shown.some((s) => s.points.length)) note = "no value in this part of the axis";
   const read = el("p", { class: "read", "aria-live": "off" }, note || "\u00a0");
   figure.cursor = crosshair(box, shown, px, read, note);
   pointed(box, (clientX) => {
@@ -152,7 +153,7 @@ function crosshair(box, shown, px, read, note) {
 
 // Moving over a chart moves the cursor of all of them; dragging zooms all to the part dragged over, a double click back.
 function pointed(box, toAxis, px) {
-  const part = svg("rect", { class: "part", y: TOP, height: HEIGHT - TOP - BOTTOM });
+  const part = svg("rect", { class: "zoomed", y: TOP, height: HEIGHT - TOP - BOTTOM });
   let from = null;
   const all = (at) => document.querySelectorAll("figure.chart").forEach((figure) => figure.cursor(at));
   const zoomTo = (range) => { zoom = range; redrawCharts(); };

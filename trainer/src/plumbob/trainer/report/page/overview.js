@@ -192,7 +192,7 @@ function runsTable(changed) {
     const values = D.runs.map((run) => JSON.stringify(run.config[name])), count = (value) => values.filter((other) => other === value).length;
     return [name, values.reduce((most, value) => (count(value) > count(most) ? value : most))];
   }));
-  const own = (run) => names.filter((name) => JSON.stringify(run.config[name]) !== usual.get(name)).map((name) => `${name} ${String(run.config[name] ?? "none")}`).join(", ");
+  const own = (run) => names.filter((name) => JSON.stringify(run.config[name]) !== usual.get(name)).map((name) => `${name} ${String(run.config[name] ?? "") || "none"}`).join(", ");
   const passes = (run) => wanted.toLowerCase().split(/\s+/).every((word) => [run.name, run.env, own(run)].join(" ").toLowerCase().includes(word));
   if (!runsTable.begun) order.slice(SHOWN_AT_FIRST).forEach((run) => hidden.add(D.runs.indexOf(run)));
   runsTable.begun = true;

@@ -66,6 +66,7 @@ function showToken(at) {
   const span = opened.root.querySelector(`.t[data-at="${at}"]`);
   span.classList.add("chosen");
   span.scrollIntoView({ block: "center" });
+  requestAnimationFrame(() => span.scrollIntoView({ block: "center" })); // what came into sight only now has its own height
   opened.chosen = at;
   inspect(token);
 }

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
-from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import announce, fast_imports, import_verifiers
-from plumbob.trainer.cli.train import CONFIG_FILE
+from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
+from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
-from plumbob.trainer.config.options import argument, as_command, resolve
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new
 
@@ -107,7 +107,14 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     """
     from plumbob.hub import find
 
-    config, directory = resolve(EvaluateConfig, given, FIXED_ON_RESUME, kind="evaluation", directory_is="an evaluation")
+    config, directory = resolve(
+        EvaluateConfig,
+        given,
+        FIXED_ON_RESUME,
+        kind="evaluation",
+        directory_is="an evaluation",
+        settle=settling(EvaluateConfig),
+    )
     for env in config.envs:
         find(env)
         check_by_source(env, config.settings_of(env))
@@ -128,7 +135,9 @@ def _announce(config: EvaluateConfig) -> None:
 
 def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
     app = typer.Typer(rich_markup_mode=None)
-    app.command(help=help, cls=Command)(as_command(function, {**arguments, "version": _VERSION}, EvaluateConfig))
+    app.command(help=help, cls=command_class(EvaluateConfig))(
+        as_command(function, {**arguments, "version": _VERSION, UNKNOWN_OPTIONS: UNKNOWN}, EvaluateConfig)
+    )
     return app
 
 

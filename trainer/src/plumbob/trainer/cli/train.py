@@ -32,6 +32,7 @@ from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
 from plumbob.trainer.config.options import (
     UNKNOWN_OPTIONS,
+    Settle,
     argument,
     as_command,
     flag,
@@ -101,10 +102,19 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
         given["resume"] = str(run_directory_of(resumed))
         lost = _lost_settings(cls, resumed)
         _check_mixture(cls, Path(given["resume"]), given["env"])
+    fixed = (*cls().fixed_on_resume, *PLACE)
+    config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settling(cls), lost=lost)
+    return config, resumed
+
+
+def settling(cls: Any) -> Settle:
+    """What turns options that the settings `cls` do not have into settings of the environments; see `resolve`."""
     own_names = [name for name in spellings(cls) if name != "env_args"]
 
     def settle_here(envs: Sequence[str], unknown: Mapping[str, Any], file: Path | None) -> dict[str, str]:
         names = [mixture.parse(env)[0] for env in envs]
+        if not names:
+            raise UserError("name an environment: `hub list` shows those that are installed")
         by_env = {names[0]: dict(unknown)} if len(names) == 1 else _by_environment(names, unknown)
         settings: dict[str, str] = {}
         for env, own in by_env.items():
@@ -113,9 +123,7 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
             settings |= {prefix + key: value for key, value in settle(env, own, file, own_names, tell).items()}
         return settings
 
-    fixed = (*cls().fixed_on_resume, *PLACE)
-    config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settle_here, lost=lost)
-    return config, resumed
+    return settle_here
 
 
 def _environments(positional: Sequence[str] | str | None, option: str | None) -> list[str] | None:
@@ -238,4 +246,5 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 
 def main() -> None:
-    run_app("train", app, sys.argv[1:])
+    """The command. The word `train` before everything else is left out: scripts whose first argument it was run as they are."""
+    run_app("train", app, sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv[1:])

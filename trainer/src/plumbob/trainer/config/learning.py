@@ -43,9 +43,10 @@ class LearningConfig:
     """Seed of the order of tasks, of sampling and of the initial LoRA adapter."""
 
     max_steps: int = option(30, group="The schedule")
-    """Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs."""
+    """Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs, or one pass over the
+    training tasks."""
     num_epochs: float | None = option(None, "--num-train-epochs", above=0)
-    """Number of passes over the training tasks, with --max-steps -1, which makes 1 the default."""
+    """Number of passes over the training tasks. Given with --max-steps, whichever is reached first ends the run."""
     num_generations: int = option(8)
     """Group size: number of rollouts sampled for each task of a step."""
     batch_size: int = option(32, "--per-device-train-batch-size", at_least=1)

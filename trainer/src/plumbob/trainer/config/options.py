@@ -326,13 +326,17 @@ def resolve(
         saved, unknown_keys = read_file(path, cls)
     saved = {**(lost or {}), **saved}
     if settle is not None and (unknown_options or unknown_keys):
-        named = values.get("env") or saved.get("mixture") or saved.get("env", cls.env)
+        asked = ("envs", values), ("env", values), ("envs", saved), ("mixture", saved), ("env", saved)
+        named = next((found[key] for key, found in asked if found.get(key)), getattr(cls, "env", ()))
         envs = [named] if isinstance(named, str) else list(named)
         _add_env_args(saved, settle(envs, unknown_keys, path))
         _add_env_args(values, settle(envs, unknown_options, None))
     if "env_args" in saved and "env_args" in values:
         values["env_args"] = _merged(saved["env_args"], values["env_args"])
-    now = cls(**{**saved, **values})
+    merged = {**saved, **values}
+    if merged.get("num_epochs") is not None:
+        merged.setdefault("max_steps", -1)  # passes alone ask for no number of steps
+    now = cls(**merged)
     if resume is None:
         return now, None
     before = cls(**saved)

@@ -154,10 +154,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
         )
-        require(
-            self.num_epochs is None or self.max_steps == -1,
-            f"--num-epochs has no effect with --max-steps {self.max_steps}; give --max-steps -1",
-        )
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
@@ -194,7 +190,8 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.env == names[0], f"env is {self.env}, but the first environment of mixture is {names[0]}")
         for key, value in (("datasets", self.datasets), ("eval_datasets", self.eval_datasets)):
             require(value is None, f"{flag(key)} is for one environment; with several, give -a ENV.{key}=... instead")
-        require(self.max_steps != -1, "--num-epochs is for one environment; with several, give --max-steps")
+        by_epochs = self.max_steps == -1 or self.num_epochs is not None
+        require(not by_epochs, "--num-epochs is for one environment; with several, give --max-steps")
         for pair in self.env_args:
             owner, dot, _ = pair.partition("=")[0].partition(".")
             require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")

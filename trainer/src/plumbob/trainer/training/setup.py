@@ -303,8 +303,10 @@ def _optimizer(config: TrainConfig, world: World) -> MakeOptimizer:
 def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) -> TrainConfig:
     """Fill in the settings whose defaults depend on the model or the data. config.toml holds the result."""
     steps = config.max_steps
-    if steps == -1:
-        steps = math.ceil((config.num_epochs or config.DEFAULT_EPOCHS) * num_tasks * config.num_generations / rollouts)
+    if steps == -1 or config.num_epochs is not None:
+        epochs = config.num_epochs or config.DEFAULT_EPOCHS
+        needed = math.ceil(epochs * num_tasks * config.num_generations / rollouts)
+        steps = needed if steps == -1 else min(steps, needed)
     return dataclasses.replace(
         config,
         max_steps=steps,

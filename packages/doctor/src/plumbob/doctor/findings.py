@@ -55,14 +55,6 @@ class Cause:
     """What is wrong, and what follows from it."""
     fix: str
     """What to do, in options or code. ENV and MODEL stand for those of the run."""
-    hypotheses: tuple[str, ...] = ()
-    """The usual suspicions that the cause belongs to.
-
-    H01: instability of advantages scaled by a tiny standard deviation. H02: errors of token masks. H03: a wrong KL
-    term. H04: truncation of the context. H05: a degraded reward, or a reward whose distribution has no signal. H06:
-    LoRA and weight sync. H07: environments of several steps against those of one. H08: exploding gradients. Comparisons
-    of evaluation with training have no number.
-    """
     source: str = ""
     """Where the cause was reported: an arXiv number, or owner/repository#issue on GitHub."""
     includes: tuple[str, ...] = ()

@@ -8,15 +8,16 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.environment.matrix import play
 from plumbob.doctor.environment.player import Call, Message, Played, RunSettings, Script, Task, Turn
-from plumbob.doctor.environment.table import TABLE, examine, judge, lines
+from plumbob.doctor.environment.table import TABLE, judge
 from plumbob.doctor.environment.tasks import rank_correlation
 from plumbob.doctor.environment.transcripts import OTHER_WORDS
+from plumbob.doctor.findings import Finding, Verdict
 
 WORDS = (
     *["amber", "apple", "arrow", "basin", "beach", "berry", "bread", "brick", "bridge", "brush"],
@@ -302,14 +303,25 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
 """Fault -> (the row that names it, what of the toy is replaced)."""
 
 
+IDS = {row.statement: row.id for row in TABLE}
+
+
+def examined(toy: Toy) -> dict[str, dict[str, Finding]]:
+    """Verdict -> id of a row -> what it says of an environment."""
+    found: dict[str, dict[str, Finding]] = {verdict: {} for verdict in get_args(Verdict)}
+    for finding in judge(play(toy)):
+        found[finding.verdict][IDS[finding.check]] = finding
+    return found
+
+
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_named_by_its_row(name):
     row, parts = FAULTY[name]
 
-    found = examine(Toy(**parts))
+    found = examined(Toy(**parts))
 
-    assert [violation.row.id for violation in found.violations][:1] == [row], "\n".join(lines(found))
-    assert not [why for why in found.not_examined.values() if why.startswith("the check failed")]
+    assert [*found["fail"]][:1] == [row], found["fail"]
+    assert not found["error"]
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():
@@ -335,30 +347,27 @@ HEALTHY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_environment_gives_no_alarm(name):
-    found = examine(Toy(**HEALTHY[name]))
-
-    assert not found.violations, "\n".join(lines(found))
+    assert not examined(Toy(**HEALTHY[name]))["fail"]
 
 
 def test_without_held_out_tasks_their_rows_say_so():
-    assert examine(Toy(held_out=[])).not_examined["apart"] == "there are no held-out tasks"
+    assert examined(Toy(held_out=[]))["unsure"]["apart"].evidence == "there are no held-out tasks"
 
 
-def test_evidence_has_numbers_an_example_and_a_place():
-    (violation,) = examine(Toy(**FAULTY["silence earns nine tenths"][1])).violations
+def test_evidence_has_numbers_and_a_place():
+    (finding,) = examined(Toy(**FAULTY["silence earns nine tenths"][1]))["fail"].values()
 
-    assert violation.evidence.text.startswith("an empty reply earns 90%")
-    assert violation.evidence.example.last == ""
-    assert violation.place == "toy.py:1 reward"
+    assert finding.evidence.startswith("an empty reply earns 90%")
+    assert finding.place == "toy.py:1 reward"
 
 
 def test_what_hangs_is_not_played_again_and_again():
     matrix = play(Toy(grade=lambda t, task, m: raises(Hang("no end"))))
 
     assert sum(map(len, matrix.cells.values())) == 2
-    found = judge(matrix)
-    assert [violation.row.id for violation in found.violations] == ["ends"]
-    assert found.not_examined["cheap"] == "2 rollouts hung"
+    found = {IDS[finding.check]: finding for finding in judge(matrix)}
+    assert [name for name, finding in found.items() if finding.verdict == "fail"] == ["ends"]
+    assert found["cheap"].evidence == "2 rollouts hung"
 
 
 def test_rank_correlation():

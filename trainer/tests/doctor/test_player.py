@@ -5,8 +5,9 @@ import dataclasses
 
 import pytest
 import verifiers.v1 as vf
+from plumbob.doctor.environment.matrix import play
 from plumbob.doctor.environment.player import Call, Script, Turn
-from plumbob.doctor.environment.table import examine, lines
+from plumbob.doctor.environment.table import judge
 from plumbob.rollout import Chat
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor.player import VerifiersPlayer
@@ -57,9 +58,8 @@ def player_of():
 )
 def test_healthy_environments_give_no_alarm(player_of, monkeypatch, env, args):
     monkeypatch.setattr(VerifiersPlayer, "play_fresh", lambda self, scripts: lambda: None)
-    found = examine(player_of(env, args))
-    assert not found.violations, "\n".join(lines(found))
-    assert not [why for why in found.not_examined.values() if why.startswith("the check failed")]
+    found = judge(play(player_of(env, args)))
+    assert not [finding for finding in found if finding.verdict in ("fail", "error")]
 
 
 def test_a_rollout_has_its_messages_reward_and_tools(player_of):
@@ -112,8 +112,8 @@ def test_a_chat_template_whose_calls_nothing_reads_is_named(player_of, monkeypat
     assert player.call_form()[1]
     tokenizer.chat_template = UNREAD
     player.load_chat = lambda: Chat.of(tokenizer)
-    (violation,) = examine(player).violations
-    assert violation.row.cause == "calls-not-read" and "<invoke" in violation.evidence.text
+    (finding,) = [finding for finding in judge(play(player)) if finding.verdict == "fail"]
+    assert finding.cause == "calls-not-read" and "<invoke" in finding.evidence
 
 
 def test_held_out_tasks_take_the_training_tasks_data(player_of):

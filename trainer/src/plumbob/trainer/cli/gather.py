@@ -18,7 +18,7 @@ from typing import Any
 from plumbob.console import UserError, first_line
 from plumbob.doctor import trends
 from plumbob.doctor.causes import is_symptom
-from plumbob.doctor.examine import Examination, merged, of_matrix, of_outcomes
+from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.cli.loading import (
     announce,
@@ -127,11 +127,11 @@ def _play(x: Examination, config: TrainConfig, model: bool = False, template: bo
         player: Any = VerifiersPlayer(config, environments[0], runner)
         if template:
             player.load_chat = lambda: _chat(x, config, environments[0])
-        found = table.examine(player, config.seed, _import_torch if model else lambda: None)
+        played = matrix.play(player, config.seed, _import_torch if model else lambda: None)
+        x.add("environment", *table.judge(played))
         count = min(matrix.MOST_TASKS, len(player.train))
-    x.add("environment", *of_matrix(found))
     x.limits.append(
-        f"{count} training tasks were played without a model, in {found.rollouts} rollouts: a fault of fewer than "
+        f"{count} training tasks were played without a model, in {played.rollouts} rollouts: a fault of fewer than "
         f"{missed(count):.0%} of all tasks can be missed."
     )
     return environments

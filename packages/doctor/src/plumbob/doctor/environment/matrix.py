@@ -83,6 +83,11 @@ class Matrix:
         """The rollouts of a kind that ended without an error."""
         return {i: played for i, played in self.cells.get(name, {}).items() if played.ok}
 
+    @property
+    def rollouts(self) -> int:
+        """Number of rollouts that were played, but for those of held-out tasks."""
+        return sum(map(len, self.cells.values())) + len(self.beside)
+
     def floor(self, i: int) -> float:
         """What an empty reply earns in a task; NaN if it failed."""
         return self.cells[EMPTY][i].reward if i in self.cells[EMPTY] else float("nan")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plumbob.doctor.environment.inequality import Evidence, rows
+from plumbob.doctor.environment.inequality import Evidence
 from plumbob.doctor.environment.matrix import IDEAL, Matrix
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import after, begins, common_places, places, short
@@ -70,7 +70,7 @@ def _place(told: Sequence[_Told], golds: Sequence[str]) -> tuple[str, list[_Told
     return "", [], []
 
 
-def _contradicted(m: Matrix) -> Evidence | None:
+def contradicted(m: Matrix) -> Evidence | None:
     for name, told in _texts(m).items():
         place, own, other = _place(told, m.hand.vocabulary)
         if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * (len(own) + len(other)):
@@ -119,8 +119,3 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
                 f"with different answers, as {different[0]!r} to {example}"
             )
     return ""
-
-
-OWN_DATA = rows("tasks", EMPTY)(
-    ("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted)
-)

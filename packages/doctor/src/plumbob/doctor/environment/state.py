@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from plumbob.doctor.environment.inequality import Evidence, refuted, rows
-from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.inequality import Evidence, otherwise, refuted
+from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, same, steady_alone
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -23,21 +23,20 @@ Pair = tuple[Played, Played]
 
 
 def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
-    changed = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
-    a, b = changed[0] if changed else (None, None)
-    example = f"{b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}" if a and b else ""
-    return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
+    return otherwise(pairs, f"{{}} transcripts earn something else {name}", FEWEST)
 
 
 def _results(name: str, pairs: list[Pair], *, errors: bool = False) -> Evidence | None:
     """Results that have other words, or are errors, than when they were played in the order of the tasks."""
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
     changed = [one for one in every if (_fails if errors else _changed)(*one[1:])]
-    if not changed:
-        return None
-    (first, x, y), kind = changed[0], "errors" if errors else "others"
-    text = f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
-    return refuted(changed, every, text, first, least=FEWEST, share=CALLS_FAILED * errors)
+
+    def said(first: tuple[Played, str, str]) -> str:
+        played, x, y = first
+        kind = "errors" if errors else "others"
+        return f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {played.task.key}"
+
+    return refuted(changed, every, said, least=FEWEST, share=CALLS_FAILED * errors)
 
 
 def _fails(a: str, b: str) -> bool:
@@ -85,31 +84,10 @@ def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Cal
     return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
 
 
-def _failed(m: Matrix) -> Evidence | None:
+def ends_beside(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
-    text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
-    return refuted(bad, m.beside, text, bad, least=FEWEST, share=FAILED)
+    return refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEWEST, share=FAILED)
 
 
-STATE = (
-    *rows("tool", PERFECT)(
-        ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
-        (
-            "calls-beside",
-            "Calls do not fail beside those of other rollouts",
-            "tools-fail",
-            _of(partial(_results, errors=True), BESIDE),
-        ),
-        ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
-    ),
-    *rows("reward", EMPTY)(
-        (
-            "other-rewards",
-            "Rewards do not depend on other rollouts",
-            "rewards-of-other-rollouts",
-            _of(_rewards, *ALIVE),
-        ),
-        ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
-        ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),
-    ),
-)
+again_results, calls_beside = _of(_results, AGAIN), _of(partial(_results, errors=True), BESIDE)
+other_results, other_rewards, fresh_rewards = _of(_results, *OTHERS), _of(_rewards, *ALIVE), _of(_rewards, FRESH)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from plumbob.doctor.environment.inequality import Evidence, refuted, rows
+from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
 from plumbob.doctor.environment.texts import (
     others_stand,
@@ -86,7 +86,7 @@ def _blame(m: Matrix) -> tuple[str, Evidence | None]:
             f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
             f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
         )
-        shown = Evidence(text, m.kind(PERFECT)[first.task], first.call.name)
+        shown = Evidence(text, first.call.name)
         if bad is failed:
             return "tools-fail", shown
         returned = {squeezed(r.own or "") for r in compared}
@@ -115,13 +115,15 @@ def _if(cause: str) -> Callable[[Matrix], Evidence | None]:
     return lambda m: found[1] if (found := m.once(_blame))[0] == cause else None
 
 
+own_errors, own_call, own_result = _if("tools-fail"), _if("tool-results-mixed"), _if("tool-results-wrong")
+
+
 # What results hold
 
 
-def _fail(m: Matrix) -> Evidence | None:
+def fail(m: Matrix) -> Evidence | None:
     down = [r for r in m.results if says_failed(r.shown)]
-    text = f"{{}} results are errors, such as {short(down[0].shown)}" if down else ""
-    return refuted(down, m.results, text, share=FAILED)
+    return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=FAILED)
 
 
 def _needs(m: Matrix) -> list[bool]:
@@ -148,7 +150,7 @@ def _long_words(text: str) -> set[str]:
     return {word for word in words(text) if len(word) > 3 or word.isdigit()}
 
 
-def _useful(m: Matrix) -> Evidence | None:
+def needed(m: Matrix) -> Evidence | None:
     results, needs = m.results, _needs(m)
     empty, held = sum(says_nothing(r.shown) for r in results), sum(needs)
     told, asked = {r.shown for r in results}, {repr(r.call) for r in results}
@@ -160,10 +162,10 @@ def _useful(m: Matrix) -> Evidence | None:
         f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
-    return Evidence(text, m.kind(PERFECT)[results[0].task], results[0].call.name) if nothing or none else None
+    return Evidence(text, results[0].call.name) if nothing or none else None
 
 
-def _given_away(m: Matrix) -> Evidence | None:
+def given_away(m: Matrix) -> Evidence | None:
     """The first result holds the answer in nearly all tasks whose perfect transcript goes on to look it up.
 
     A call that names the answer looks nothing up, as one that submits it. A tool may be meant to return all that a task needs
@@ -186,36 +188,12 @@ def _given_away(m: Matrix) -> Evidence | None:
     own = [text for text, gold in told if places(gold, text)]
     if len(told) < GIVEN_TASKS or others_stand(told) >= len(own) / len(told) / 2 or 2 * whole > len(told):
         return None
-    return refuted(
-        own, told, "the first result holds the answer in {} tasks whose transcripts go on to look it up", share=OFTEN
-    )
+    text = "the first result holds the answer in {} tasks whose transcripts go on to look it up"
+    return refuted(own, told, lambda _: text, share=OFTEN)
 
 
-def _call_form(m: Matrix) -> Evidence | None:
+def call_form(m: Matrix) -> Evidence | None:
     form = m.player.call_form() if any(played.tools for played in m.kind(EMPTY).values()) else None
     written, read = form or ("", True)
-    return (
-        None
-        if read
-        else Evidence(f"the chat template writes a call as {short(written, 120)}, which is not read as that call")
-    )
-
-
-TOOLS = (
-    *rows("", EMPTY)(
-        ("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", _call_form)
-    ),
-    *rows("tool", PERFECT, EMPTY)(
-        ("own-errors", "What is no error in a tool is none in a rollout", "tools-fail", _if("tools-fail")),
-        ("own-call", "A call gets its own result", "tool-results-mixed", _if("tool-results-mixed")),
-        (
-            "own-result",
-            "What is shown is what the tool returns, all of it",
-            "tool-results-wrong",
-            _if("tool-results-wrong"),
-        ),
-        ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
-        ("needed", "Results hold what later calls and answers need", "tool-results-wrong", _useful),
-        ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
-    ),
-)
+    said = f"the chat template writes a call as {short(written, 120)}, which is not read as that call"
+    return None if read else Evidence(said)

@@ -481,15 +481,6 @@ _ALL = (
         symptom=True,
     ),
     Cause(
-        "memory-grows",
-        "trends",
-        "Each step takes more memory than the one before, although it computes no more tokens at once: something is "
-        "never freed, and the run will end for it.",
-        "Look for custom code that keeps tensors, traces or hooks from step to step, or report it with config.toml and "
-        "metrics.jsonl. Until then, --save-steps 10 keeps what is lost small, and --resume begins with empty memory.",
-        symptom=True,
-    ),
-    Cause(
         "reward-hacked",
         "trends",
         "The training reward rises while the held-out reward falls: the policy learns what the reward measures, not "

@@ -94,7 +94,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         kl_beta=config.kl_beta,
         kl_in_reward=config.kl_placement == "reward",
         corrected=config.correction()[0] != "none",
-        harder=config.task_order == "curriculum" or any(a.startswith("curriculum=") for a in config.env_args),
         comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
         held_out=max(min(config.eval_examples, 32), 1),
         limits={stop: f"--{name.replace('_', '-')} {getattr(config, name):g}" for stop, name in STOPS.items()},

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Condition, nearest
+from plumbob.doctor.explain.loop import Conditions, nearest
 from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference import sampling
 from plumbob.doctor.reference.model import Plain
@@ -142,14 +141,6 @@ def _shifted(case: LogprobCase) -> Predictions:
     before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
     yield "log-probabilities of the token before", np.concatenate(before)
 
-    def own_logits(s: Scored) -> np.ndarray:
-        logits = (
-            case.plain.logits([*s.ids, s.ids[-1]]).cpu()[torch.tensor(s.at)].double() / case.plain.settings.temperature
-        )
-        return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
-
-    yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
-
 
 def _ordered(case: LogprobCase) -> Predictions:
     """As a loss has them that takes those of other tokens."""
@@ -180,13 +171,6 @@ def _prompts(case: LogprobCase) -> Predictions:
     def first(s: Scored) -> int:
         return s.at.index(True)
 
-    for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
-
-        def cut(s: Scored, share: float = share) -> tuple[list[int], list[bool]]:
-            start = max(int(first(s) * share) - (share == 1.0), 0)
-            return s.ids[start:], s.at[start:]
-
-        yield f"a prompt without its first {share:.0%}", case.by_ids(cut)
     for kept in (32, 64, 128, 256, 512, 1024):
         if max(map(first, case.scored)) > kept:
             yield (
@@ -198,14 +182,6 @@ def _prompts(case: LogprobCase) -> Predictions:
             f"a prompt without {missing}",
             case.by_ids(lambda s, p=prompt: ([*p, *s.ids[first(s) :]], [False] * len(p) + s.at[first(s) :])),
         )
-    neighbours = [case.scored[k - 1] for k in range(len(case.scored))]
-    other = {id(s): n for s, n in zip(case.scored, neighbours, strict=True)}
-
-    def swapped(s: Scored) -> tuple[list[int], list[bool]]:
-        n = other[id(s)]
-        return [*n.ids[: first(n)], *s.ids[first(s) :]], [*n.at[: first(n)], *s.at[first(s) :]]
-
-    yield "the prompt of another row", case.by_ids(swapped)
     yield "a first token that is left out", case.by_ids(lambda s: (s.ids[1:], s.at[1:]))
     yield "a first token that is there twice", case.by_ids(lambda s: ([s.ids[0], *s.ids], [False, *s.at]))
 
@@ -220,23 +196,6 @@ def _altered(case: LogprobCase) -> Predictions:
     yield f"a repetition penalty of {value:.3g}", predicted
     value, predicted = nearest(np.linspace(-2, 2, 9), lambda p: case.by_logits(_penalty(presence=p)), case.observed)
     yield f"a presence penalty of {value:.3g}", predicted
-    counts: dict[int, float] = {}
-    plain = case.by_logits(lambda x, _: x)
-    for token, gap in zip(torch.cat(case.targets).tolist(), np.abs(case.observed - plain), strict=True):
-        counts[token] = max(counts.get(token, 0.0), gap)
-    for token in dict.fromkeys(
-        [*(t for s in case.scored for t in s.stops), *sorted(counts, key=lambda t: -counts[t])[:3]]
-    ):
-
-        def biased(x: torch.Tensor, _: Scored, b: float = 0.0, token: int = token) -> torch.Tensor:
-            moved = x.clone()
-            moved[:, token] += b
-            return moved
-
-        value, predicted = nearest(
-            np.linspace(-8, 8, 17), lambda b: case.by_logits(functools.partial(biased, b=b)), case.observed
-        )
-        yield f"a bias of {value:.2g} on token {token}", predicted
 
 
 def _penalty(**by: float) -> Callable[[torch.Tensor, Scored], torch.Tensor]:
@@ -251,25 +210,18 @@ def _rounded(case: LogprobCase) -> Predictions:
         yield "weights rounded to bfloat16", case.by_ids(lambda s: (s.ids, s.at))
 
 
-def _head(case: LogprobCase) -> Predictions:
-    """The input embedding in place of the output embedding."""
-    model: Any = case.plain.model
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    if head is embedding or head.shape != embedding.shape:
-        return
-    with case.plain.having({name: embedding.data for name, p in model.named_parameters() if p is head}):
-        yield "an output embedding that is tied to the input's", case.by_ids(lambda s: (s.ids, s.at))
-
-
-CONDITIONS = (
-    Condition("loss-mask-as-attention-mask", _attention),
-    Condition("sampling-altered", _altered),
-    Condition("temperature-not-applied", _temperature),
-    Condition("attention-or-positions-wrong", _others),
-    Condition("loss-mask-wrong", _shifted),
-    Condition("loss-differs-from-settings", _ordered),
-    Condition("prompt-replaced", _prompts),
-    Condition("attention-or-positions-wrong", _positions),
-    Condition("weights-not-synced", _rounded),
-    Condition("engine-trainer-mismatch", _head),
+TABLE: tuple[tuple[str, Callable[[LogprobCase], Predictions]], ...] = (
+    ("loss-mask-as-attention-mask", _attention),
+    ("sampling-altered", _altered),
+    ("temperature-not-applied", _temperature),
+    ("attention-or-positions-wrong", _others),
+    ("loss-mask-wrong", _shifted),
+    ("loss-differs-from-settings", _ordered),
+    ("prompt-replaced", _prompts),
+    ("attention-or-positions-wrong", _positions),
+    ("weights-not-synced", _rounded),
 )
+
+
+def conditions(case: LogprobCase) -> Conditions:
+    return ((cause, what, predicted) for cause, predict in TABLE for what, predicted in predict(case))

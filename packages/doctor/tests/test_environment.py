@@ -84,7 +84,6 @@ class Toy:
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
     tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
-    form: tuple[str, bool] | None = None
     process: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -137,14 +136,8 @@ class Toy:
     def play_ideal(self, task: Task) -> Played | None:
         return self.ideal(self, task)
 
-    def as_held_out(self, task: Task) -> Task | None:
-        return dataclasses.replace(task, split="held-out")
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         return [self.find(self, task, call.arguments["key"]) for call in calls]
-
-    def call_form(self) -> tuple[str, bool] | None:
-        return self.form
 
     def place(self, kind: str, name: str = "") -> str:
         return f"toy.py:1 {kind}"
@@ -226,10 +219,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "paid",
         {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)},
     ),
-    "held-out tasks scored by another class": (
-        "scored",
-        {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)},
-    ),
     "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
     "held-out answers compared letter by letter": (
         "same-range",
@@ -269,7 +258,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
-    "calls in a form that nothing reads": ("call-form", {"form": ("<invoke name='find'>", False)}),
     "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
     "results of other calls": ("own-call", {"shown": another_key}),
     "results cut": ("own-result", {"shown": lambda t, task, text: text[:5]}),

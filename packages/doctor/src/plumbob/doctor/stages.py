@@ -19,13 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from plumbob.doctor.explain import advantages as explain_advantages
-from plumbob.doctor.explain import gradient as explain_gradient
+from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain import logprobs as explain_logprobs
-from plumbob.doctor.explain import loss as explain_loss
 from plumbob.doctor.explain import optimizer as explain_optimizer
-from plumbob.doctor.explain import rows as explain_rows
-from plumbob.doctor.explain import sync as explain_sync
 from plumbob.doctor.explain.logprobs import Scored
 from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
@@ -203,7 +199,7 @@ def rows(x: Examined, out: Outcome) -> None:
     known = [(row, truth) for row in record.rows if (truth := x.truth(row)) is not None]
     if not known:
         return out.skip("no requests were recorded")
-    made = explain_rows.made
+    made = conditions.made
     wrong = [(r, t) for r, t in known if made(r.token_ids, r.loss_mask) != made(t.token_ids, t.loss_mask)]
     out.gap, out.evidence = len(wrong), f"{len(known)} rows"
     if wrong:
@@ -216,10 +212,10 @@ def rows(x: Examined, out: Outcome) -> None:
         out.evidence = (
             f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
         )
-        case = explain_rows.RowCase([t for _, t in wrong], of, record, x.tokenizer)
+        case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
-        found = explain(explain_rows.conditions(case), seen, due, distance=number_apart)
+        found = explain(case, seen, due, distance=number_apart)
         return out.explained(found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
     lost = sum(row.rollout not in x.rollouts for row in record.rows) if record.processes == 1 else 0
     if lost:
@@ -493,8 +489,8 @@ def advantage(x: Examined, out: Outcome) -> None:
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
-            case = explain_advantages.AdvantageCase(known, record.settings, seen, expected)
-            found = explain(explain_advantages.conditions(case), seen, expected, 1e-6 * scale)
+            case = conditions.of_advantages(known, record.settings, seen, expected)
+            found = explain(case, seen, expected, 1e-6 * scale)
             return out.explained(found, "advantages-wrong")
 
 
@@ -578,10 +574,14 @@ def weights(x: Examined, out: Outcome) -> None:
         out.gap = max(out.gap, float((np.abs(seen - want) / np.maximum(np.abs(want), 1e-30)).max()), uneven)
         out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
-            of, microbatch = [record.rows[t.row] for t in trained], np.array([t.microbatch for t in trained])
-            whole = len(trained) == len(members)
-            case = explain_loss.WeightCase(of, record.rows, s, seen, want, microbatch, whole)
-            return out.explained(explain(explain_loss.weights(case), seen, want, 1e-9), "loss-differs-from-settings")
+            microbatch, whole = np.array([t.microbatch for t in trained]), len(trained) == len(members)
+            of = [record.rows[t.row] for t in trained]
+
+            def by(of: Sequence[Row] = of, **changes: Any) -> list[float]:
+                return loss.weights(of, record.rows, dataclasses.replace(s, **changes))
+
+            case = conditions.of_weights(by if whole else None, seen, want, microbatch)
+            return out.explained(explain(case, seen, want, 1e-9), "loss-differs-from-settings")
 
 
 @_stage("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
@@ -653,8 +653,8 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if trained := [one for one in given if isinstance(one, TrainedRow)]:
         parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
-    case = explain_loss.LossCase(tokens, x.record.settings, observed, microbatch)
-    found = explain(explain_loss.slopes(case), observed, expected, 1e-6 * scale)
+    case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
+    found = explain(case, observed, expected, 1e-6 * scale)
     out.explained(found, "loss-differs-from-settings")
     return True
 
@@ -701,8 +701,8 @@ def gradient(x: Examined, out: Outcome) -> None:
     out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
-    case = explain_gradient.GradientCase(observed, sampled, tensors, np.concatenate(before) if before else None)
-    found = explain(explain_gradient.conditions(case), observed, expected, 1e-3 * float(np.abs(expected).max()))
+    case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
+    found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
     out.explained(found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
 
 
@@ -877,7 +877,7 @@ def _known_updates(x: Examined, live: Live, first: int) -> explain_optimizer.Upd
     return _update_case(s, before, entries(), gradients, norms, steps, {})
 
 
-def _known_change(x: Examined, live: Live, seed: int) -> explain_sync.Weights:
+def _known_change(x: Examined, live: Live, seed: int) -> conditions.Weights:
     """Change all trained weights so far that log-probabilities of sampled tokens move by `LARGE` nats; the new weights.
 
     Of sampled ones, because a policy that is sure of its replies changes them far later than those of its prompts.
@@ -934,14 +934,17 @@ def known_change(x: Examined) -> list[Outcome]:
         def judge(out: Outcome, observed: list[Any], general: str) -> None:
             """Compare log-probabilities of the rows with the plain model's under the changed weights."""
             seen = np.concatenate(observed)
-            case = explain_sync.WeightsCase(
-                plain, old, new, seen, lambda: np.concatenate([plain.logprobs(*row) for row in rows_])
-            )
-            expected = case.under(new)
+
+            def under(weights: conditions.Weights, scale: float = 1.0) -> np.ndarray:
+                with plain.having(weights, scale):
+                    return np.concatenate([plain.logprobs(*row) for row in rows_])
+
+            expected = under(new)
             out.gap = float(np.abs(seen - expected).mean())
             out.evidence = f"it differs by {out.gap:.2g} nats from the plain model with the changed weights"
             if not out.gap <= out.limit:
-                out.explained(explain(explain_sync.conditions(case), seen, expected, out.limit), general)
+                case = conditions.of_weights_held(under, old, new, seen, adapter=bool(x.record.settings.adapter))
+                out.explained(explain(case, seen, expected, out.limit), general)
 
         judge(sync, [np.array(logprobs) for _, (_, logprobs) in pairs], "weights-not-synced")
         with tempfile.TemporaryDirectory() as folder:

@@ -76,9 +76,6 @@ class VerifiersPlayer:
     runner: asyncio.Runner
     prepare: Callable[[], object] | None = None
     """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
-    load_chat: Callable[[], Any] | None = None
-    """Loads the model's `Chat`, or None. Called after all has been played: importing what it needs takes seconds, in which a
-    fresh process can play."""
     _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
@@ -178,12 +175,6 @@ class VerifiersPlayer:
         turns = self.oracle(other)
         return self.play(Script(other, turns)) if isinstance(turns, tuple) else None
 
-    def as_held_out(self, task: Task) -> Task | None:
-        if not self.tasks.held_out:
-            return None
-        like = self.tasks.held_out[0]
-        return task_of(type(like)(task.handle.data, like.config), "held-out")
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:
             box = await adapter.open_tools(task.handle, verifiers_messages.new_trace(task.handle), self.tasks.toolsets)
@@ -203,13 +194,6 @@ class VerifiersPlayer:
             return self.runner.run(limited())
         except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
             return [None] * len(calls)
-
-    def call_form(self) -> tuple[str, bool] | None:
-        chat = self.load_chat() if self.load_chat else None
-        if chat is None:
-            return None
-        unread = chat.unread_call()
-        return unread or chat.call_text(), not unread
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         first = self.train[0].handle

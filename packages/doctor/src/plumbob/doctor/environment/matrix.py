@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from plumbob.doctor.environment.hands import Hand, deal
-from plumbob.doctor.environment.player import Call, Played, Player, Script, Task, Turn
+from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
@@ -31,12 +31,11 @@ MOST_SECONDS = 240.0
 """Seconds after which no further kind of transcript is begun; what was not played is not judged."""
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
-REVERSED, TWICE, BESIDE, FRESHLY, HELD, IDEAL = (
+REVERSED, TWICE, BESIDE, FRESHLY, IDEAL = (
     "in another order",
     "at once again",
     "at the same time",
     "in a fresh process",
-    "as a held-out task",
     "with the settings for which it is made",
 )
 
@@ -136,19 +135,16 @@ class _Table:
     """Time after which no further kind is begun."""
     hanging: int = 0
 
-    def play(
-        self, kind: str, numbers: Iterable[int], make: Make, as_task: Callable[[Task], Task | None] = lambda t: t
-    ) -> None:
+    def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
         """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
         if time.monotonic() > self.ends:
             raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
         cells = self.matrix.cells.setdefault(kind, {})
         for i in numbers:
-            turns, task = make(i), as_task(self.matrix.hand.tasks[i])
-            if turns is None or task is None:
+            if (turns := make(i)) is None:
                 continue
             self.matrix.scripts[kind, i] = turns
-            cells[i] = played = self.matrix.player.play(Script(task, turns))
+            cells[i] = played = self.matrix.player.play(Script(self.matrix.hand.tasks[i], turns))
             self.hanging += played.failure == "hangs"
             if self.hanging >= MOST_HANGING:
                 raise _Stop(f"{self.hanging} rollouts hung")
@@ -186,10 +182,6 @@ def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
     for kind, text in ODD.items():
         table.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
     if player.held_out:
-        for kind, i, turns in again:
-            table.play(f"{kind}, {HELD}", [i], lambda _, turns=turns: turns, player.as_held_out)
-        for kind in OTHERS:
-            table.play(f"{kind}, {HELD}", some, lambda i, kind=kind: matrix.scripts.get((kind, i)), player.as_held_out)
         _play_held_out(table)
     if player.settings.at_once > 1:
         _play_beside(matrix)

@@ -155,19 +155,11 @@ class Player(Protocol):
         """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
         ...
 
-    def as_held_out(self, task: Task) -> Task | None:
-        """A training task's data as a held-out task would have it: prompted and scored as these. None: not possible."""
-        ...
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         """What the tools return to these calls, one after another, without anything between them and the caller.
 
         None for a call that cannot be made so.
         """
-        ...
-
-    def call_form(self) -> tuple[str, bool] | None:
-        """(a tool call as the chat template writes it, whether it is read as the same call). None: no template is known."""
         ...
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:

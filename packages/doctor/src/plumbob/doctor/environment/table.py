@@ -29,8 +29,6 @@ TABLE: tuple[Row, ...] = (
     Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),
     Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
-    # Held-out tasks are scored as training tasks.
-    Row("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", tasks.scored_alike, needs=HELD),
     Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.
     Row("enough", "There are enough different training tasks", "few-distinct-tasks", tasks.enough, "tasks", (EMPTY,)),
@@ -41,7 +39,6 @@ TABLE: tuple[Row, ...] = (
     Row("near-copies", "No held-out task is one in other words", "held-out-in-training", tasks.near_copies, "tasks", HELD),
     Row("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", tasks.prompted, "tasks", HELD),
     # Tool results are what the tools return, reach the model whole, and hold what answers need.
-    Row("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", tools.call_form, "", (EMPTY,)),
     Row("own-errors", "What is no error in a tool is none in a rollout", "tools-fail", tools.own_errors, "tool"),
     Row("own-call", "A call gets its own result", "tool-results-mixed", tools.own_call, "tool"),
     Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),

@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import correlation, fmean
 
-from plumbob.doctor.environment.inequality import Evidence, equal, otherwise, refuted
-from plumbob.doctor.environment.matrix import HELD, TOLERANCE, Matrix, alike
+from plumbob.doctor.environment.inequality import Evidence, equal, refuted
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix, alike
 from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
@@ -191,14 +191,6 @@ def _shared(texts: Sequence[str]) -> str:
     low, high = min(texts), max(texts)
     length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
     return low if length == len(low) else re.sub(r"\S*$", "", low[:length])
-
-
-def scored_alike(m: Matrix) -> Evidence | None:
-    """Training tasks' data earn the same as held-out tasks."""
-    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in m.cells if f"{kind}, {HELD}" in m.cells}
-    pairs = [(m.kind(kind)[i], p) for kind, held in kinds.items() for i, p in held.items() if i in m.kind(kind)]
-    known = [(a, b) for a, b in pairs if bool(a.tools) == bool(b.tools)]
-    return otherwise(known, "{} transcripts of training tasks earn something else as held-out tasks")
 
 
 def same_range(m: Matrix) -> Evidence | None:

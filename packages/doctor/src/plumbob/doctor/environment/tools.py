@@ -19,7 +19,7 @@ from plumbob.doctor.environment.texts import (
     strings,
     words,
 )
-from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
@@ -190,10 +190,3 @@ def given_away(m: Matrix) -> Evidence | None:
         return None
     text = "the first result holds the answer in {} tasks whose transcripts go on to look it up"
     return refuted(own, told, lambda _: text, share=OFTEN)
-
-
-def call_form(m: Matrix) -> Evidence | None:
-    form = m.player.call_form() if any(played.tools for played in m.kind(EMPTY).values()) else None
-    written, read = form or ("", True)
-    said = f"the chat template writes a call as {short(written, 120)}, which is not read as that call"
-    return None if read else Evidence(said)

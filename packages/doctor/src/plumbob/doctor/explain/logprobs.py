@@ -82,10 +82,12 @@ def _temperature(case: LogprobCase) -> Predictions:
 def _attention(case: LogprobCase) -> Predictions:
     found = [case.plain.logprobs(s.ids, s.at, attends=_mask(s)) for s in case.scored]
     yield "the loss mask as attention mask", np.concatenate(found)
-    for pad in dict.fromkeys((0, getattr(case.plain.model.config, "pad_token_id", None) or 0)):
-        ids = [[t if a else pad for t, a in zip(s.ids, s.at, strict=True)] for s in case.scored]
-        blank = [case.plain.logprobs(i, s.at) for i, s in zip(ids, case.scored, strict=True)]
-        yield "a context that the loss mask hides", np.concatenate(blank)
+    pad = getattr(case.plain.model.config, "pad_token_id", None) or 0
+
+    def hidden(s: Scored) -> tuple[list[int], list[bool]]:
+        return [t if a else pad for t, a in zip(s.ids, s.at, strict=True)], s.at
+
+    yield "a context that the loss mask hides", case.by_ids(hidden)
 
 
 def _mask(s: Scored) -> list[bool]:
@@ -99,36 +101,21 @@ def _others(case: LogprobCase) -> Predictions:
         passes.setdefault(one.microbatch, []).append(one.row)
     place = {row: (number, k) for number, rows in passes.items() for k, row in enumerate(rows)}
 
-    def after(s: Scored, most: int | None) -> tuple[list[int], list[bool]] | None:
+    def after(s: Scored) -> tuple[list[int], list[bool]] | None:
         if s.row not in place:
             return None
         number, k = place[s.row]
-        before = [
-            int(t)
-            for row in passes[number][max(0, k - most) if most else 0 : k]
-            for t in case.record.rows[row].token_ids
-        ]
-        before = before[-MOST_TOKENS:]
+        before = [int(t) for row in passes[number][:k] for t in case.record.rows[row].token_ids][-MOST_TOKENS:]
         return [*before, *s.ids], [False] * len(before) + s.at
 
-    yield "rows that see the rows before them in their microbatch", case.by_ids(lambda s: after(s, None))
-    yield "rows that see the row before them in their microbatch", case.by_ids(lambda s: after(s, 1))
+    yield "rows that see the rows before them in their microbatch", case.by_ids(after)
 
 
 def _positions(case: LogprobCase) -> Predictions:
     def at(of: Callable[[Scored], list[int]]) -> np.ndarray:
         return np.concatenate([case.plain.logprobs(s.ids, s.at, positions=of(s)) for s in case.scored])
 
-    def since_turn(s: Scored) -> list[int]:
-        found, last = [], 0
-        for i in range(len(s.ids)):
-            last = i if s.at[i] and not s.at[i - 1] else last
-            found.append(i - last)
-        return found
-
     yield "positions that are all 0", at(lambda s: [0] * len(s.ids))
-    yield "positions that begin again with each turn", at(since_turn)
-    yield "positions counted from the end", at(lambda s: list(range(len(s.ids)))[::-1])
     yield "positions that are half as far apart", at(lambda s: [i // 2 for i in range(len(s.ids))])
     yield "positions that are twice as far apart", at(lambda s: [2 * i for i in range(len(s.ids))])
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plumbob.doctor.explain.conditions import UpdateCase
 from plumbob.doctor.explain.loop import explain
-from plumbob.doctor.explain.optimizer import UpdateCase
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
 from plumbob.doctor.reference.optimizer import Moments, rate

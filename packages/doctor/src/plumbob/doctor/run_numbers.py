@@ -45,8 +45,6 @@ class Plan:
     random_rewards: bool = False
     scaled: bool = False
     """Whether advantages are divided by the standard deviation of their group."""
-    overlong_masked: bool = False
-    """Whether rollouts that a limit cuts off are left out of the loss."""
     learning_rate: float | None = None
     """The peak."""
     adapter: bool = False

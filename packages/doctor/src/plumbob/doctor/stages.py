@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain import logprobs as explain_logprobs
-from plumbob.doctor.explain import optimizer as explain_optimizer
 from plumbob.doctor.explain.logprobs import Scored
 from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
@@ -267,9 +266,8 @@ def engine_logprobs(x: Examined, out: Outcome) -> None:
     for i in x.drawn:
         row = x.record.rows[i]
         truth = x.truth(row)
-        stops = tuple(x.rollouts[row.rollout].requests[0].sampling.stop_token_ids) if truth else ()
         if truth is not None:
-            scored.append(Scored(truth.token_ids, truth.loss_mask, i, stops))
+            scored.append(Scored(truth.token_ids, truth.loss_mask, i))
             observed.append(np.array(truth.logprobs))
         elif row.sampling_logprobs is not None:
             scored.append(_scored(x, i))
@@ -350,11 +348,8 @@ def _logprobs(
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
     few = sorted(apart, key=lambda k: len(pairs[k][0].ids))[:6]
-    before: dict[str, list[int]] = {}
-    if x.tokenizer is not None and len(few) == 1 and (r := x.rollouts.get(x.record.rows[pairs[few[0]][0].row].rollout)):
-        before = {name: ids for name, ids in reference.prompts(x.record, r, x.tokenizer).items() if name}
     seen = np.concatenate([pairs[k][1] for k in few])
-    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record, before)
+    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record)
     found = explain(explain_logprobs.conditions(case), seen, np.concatenate([expected[k] for k in few]), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
@@ -764,17 +759,17 @@ def update(x: Examined, out: Outcome) -> None:
 
 def _update_case(
     settings: Settings,
-    before: explain_optimizer.Tensors,
-    after: explain_optimizer.Tensors,
+    before: conditions.Tensors,
+    after: conditions.Tensors,
     gradients: Sequence[Any],
     norms: Sequence[float],
     steps: Sequence[int],
     moments: Mapping[str, optimizer.Moments],
-) -> explain_optimizer.UpdateCase:
+) -> conditions.UpdateCase:
     """`moments`: before the first of these updates, of tensors that had one before."""
     new = {name: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for name, w in before.items()}
     observed = np.concatenate([after[name].astype(float) - w for name, w in before.items()])
-    return explain_optimizer.UpdateCase(before, gradients, norms, steps, settings, observed, {**new, **moments})
+    return conditions.UpdateCase(before, gradients, norms, steps, settings, observed, {**new, **moments})
 
 
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
@@ -796,7 +791,7 @@ def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
     return ""
 
 
-def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, roundings: float, where: str) -> bool:
+def _judge_update(out: Outcome, case: conditions.UpdateCase, roundings: float, where: str) -> bool:
     """Compare a change of weights with the reference's; whether it differs. `roundings`: how often weights were rounded."""
     expected = case.change()
     rounding = roundings * np.concatenate([np.spacing(np.abs(w).astype(np.float32)) for w in case.before.values()])
@@ -813,7 +808,7 @@ def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, roundings: f
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
     out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
-    found = explain(explain_optimizer.conditions(case), case.observed, expected, 2 * float(rounding.max()))
+    found = explain(conditions.of_update(case), case.observed, expected, 2 * float(rounding.max()))
     out.explained(found, "update-differs-from-settings")
     return True
 
@@ -857,7 +852,7 @@ def live_updates(x: Examined, out: Outcome) -> None:
                     return
 
 
-def _known_updates(x: Examined, live: Live, first: int) -> explain_optimizer.UpdateCase:
+def _known_updates(x: Examined, live: Live, first: int) -> conditions.UpdateCase:
     tensors, s = live.tensors(), x.record.settings
     random = torch.Generator().manual_seed(first)
     at = {n: torch.randint(0, t.numel(), (min(64, t.numel()),), generator=random).unique() for n, t in tensors.items()}

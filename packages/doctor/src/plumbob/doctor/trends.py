@@ -130,12 +130,6 @@ def evaluated_otherwise(n: Numbers) -> str | None:
         error = math.sqrt(pooled * (1 - pooled) * (1 / plan.held_out + 1 / groups))
         if abs(ours - theirs) > max(0.5, SURE * error):
             return f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's"
-    if plan.comparable and n.steps == WINDOW and n.before.get("eval/sampled") is not None:
-        value, training = number(n.before, "eval/sampled"), number(n.rows[0], "reward/mean")
-        groups = max(number(n.rows[0], "groups/count"), 1.0)
-        # The largest standard error that there can be: that of rollouts of a task that all earn the same.
-        if abs(value - training) > max(0.3 * n.scale, 3 * spread(n) * math.sqrt(1 / groups + 1 / plan.held_out)):
-            return f"held-out tasks earn {value:.3f} before training, those of the first step {training:.3f}"
     if not plan.comparable or row.get("eval/sampled") is None or number(row, "tasks/epoch") >= 1:
         return None
     value, training = number(row, "eval/sampled"), mean(n.last, "reward/mean")

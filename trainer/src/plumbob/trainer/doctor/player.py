@@ -49,24 +49,6 @@ class _Yielding(ScriptedChat):
         return await super().reply(messages, tools, sampling)
 
 
-class _TaskList(Sequence[Task]):
-    """Tasks of a taskset, each converted when it is first asked for."""
-
-    def __init__(self, tasks: Sequence[vf.Task], split: Literal["train", "held-out"]) -> None:
-        self._tasks, self._split, self._known = tasks, split, dict[int, Task]()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        if at not in self._known:
-            self._known[at] = task_of(self._tasks[at], self._split)
-        return self._known[at]
-
-
 @dataclass
 class VerifiersPlayer:
     """The tasks of one environment of a run."""
@@ -81,11 +63,11 @@ class VerifiersPlayer:
     @cached_property
     def train(self) -> Sequence[Task]:
         train = self.tasks.train
-        return _TaskList(train[:MOST_READ] if isinstance(train, TaskStream) else train, "train")
+        return [task_of(task, "train") for task in (train[:MOST_READ] if isinstance(train, TaskStream) else train)]
 
     @cached_property
     def held_out(self) -> Sequence[Task]:
-        return _TaskList(self.tasks.held_out, "held-out")
+        return [task_of(task, "held-out") for task in self.tasks.held_out]
 
     @property
     def settings(self) -> RunSettings:
@@ -279,8 +261,8 @@ def _play_in_child(
     kept = prepare() if prepare is not None else None
     with asyncio.Runner() as runner:
         player = VerifiersPlayer(config, load_environments(config)[0], runner)
-        tasks = [player.train[i] for i, _ in scripts]
-        played = [player.play(Script(task, turns)) for task, (_, turns) in zip(tasks, scripts, strict=True)]
+        train = player.tasks.train
+        played = [player.play(Script(task_of(train[i], "train"), turns)) for i, turns in scripts]
     del kept
     # The task itself is the other process's own, and need not be picklable.
     answer.send([replace(one, task=replace(one.task, handle=None)) for one in played])

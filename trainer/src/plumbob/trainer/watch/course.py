@@ -84,7 +84,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         stale=config.max_staleness > 0,
         random_rewards=config.random_rewards,
         scaled=config.scale_rewards == "group",
-        overlong_masked=config.overlong == "mask",
         learning_rate=config.learning_rate,
         adapter=config.peft,
         warmup=config.warmup_steps,

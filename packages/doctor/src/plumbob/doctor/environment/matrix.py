@@ -53,6 +53,10 @@ class Result:
     """What the tool itself returns; None if it cannot be called alone."""
 
 
+class _Stop(Exception):
+    """Nothing more is played."""
+
+
 @dataclass
 class Matrix:
     """Rollouts by kind of transcript and number of task."""
@@ -68,9 +72,25 @@ class Matrix:
     """The same of held-out tasks, with fewer kinds."""
     stopped: str = ""
     """Why not everything was played; "" if it was."""
-
+    ends: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
+    """Time after which no further kind is begun."""
+    hanging: int = 0
     remembered: dict[object, Any] = field(default_factory=dict)
     """What `once` has computed."""
+
+    def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
+        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
+        if time.monotonic() > self.ends:
+            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
+        cells = self.cells.setdefault(kind, {})
+        for i in numbers:
+            if (turns := make(i)) is None:
+                continue
+            self.scripts[kind, i] = turns
+            cells[i] = played = self.player.play(Script(self.hand.tasks[i], turns))
+            self.hanging += played.failure == "hangs"
+            if self.hanging >= MOST_HANGING:
+                raise _Stop(f"{self.hanging} rollouts hung")
 
     def once(self, function: Callable[[Matrix], T]) -> T:
         """`function(self)`, computed for several rows of the table once."""
@@ -122,40 +142,12 @@ class Matrix:
         return found
 
 
-class _Stop(Exception):
-    """Nothing more is played."""
-
-
-@dataclass
-class _Table:
-    """Plays kinds of transcripts and keeps what they earn."""
-
-    matrix: Matrix
-    ends: float
-    """Time after which no further kind is begun."""
-    hanging: int = 0
-
-    def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
-        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
-        if time.monotonic() > self.ends:
-            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
-        cells = self.matrix.cells.setdefault(kind, {})
-        for i in numbers:
-            if (turns := make(i)) is None:
-                continue
-            self.matrix.scripts[kind, i] = turns
-            cells[i] = played = self.matrix.player.play(Script(self.matrix.hand.tasks[i], turns))
-            self.hanging += played.failure == "hangs"
-            if self.hanging >= MOST_HANGING:
-                raise _Stop(f"{self.hanging} rollouts hung")
-
-
 def play(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Matrix:
     """Play every kind of transcript. `seed`: of the choice of tasks. `meanwhile`: called before a wait of seconds."""
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
     matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS), meanwhile)
+        _play_all(matrix, meanwhile)
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
@@ -165,24 +157,24 @@ def _first(hand: Hand) -> dict[str, Make]:
     return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
 
 
-def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
-    matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
+def _play_all(matrix: Matrix, meanwhile: Callable[[], object]) -> None:
+    player, hand = matrix.player, matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
     again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
     fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in again])
     for kind, make in _first(hand).items():
-        table.play(kind, range(len(hand.tasks)), make)
+        matrix.play(kind, range(len(hand.tasks)), make)
     for kind, i, turns in reversed(again):
         for how in (REVERSED, TWICE):
-            table.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
+            matrix.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
     known = Known(hand, matrix.cells, player.settings.turn_characters)
     for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
-        table.play(kind, fewer, lambda i, make=make: make(known, i))
+        matrix.play(kind, fewer, lambda i, make=make: make(known, i))
     for kind, text in ODD.items():
-        table.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
+        matrix.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
     if player.held_out:
-        _play_held_out(table)
+        _play_held_out(matrix)
     if player.settings.at_once > 1:
         _play_beside(matrix)
     meanwhile()
@@ -193,15 +185,15 @@ def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
         matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}
 
 
-def _play_held_out(table: _Table) -> None:
+def _play_held_out(train: Matrix) -> None:
     """The held-out tasks themselves: empty replies, perfect transcripts, and other forms of the right answer."""
-    player = table.matrix.player
+    player = train.player
     tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
-    table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
+    train.held_out = matrix = Matrix(player, deal(player, tasks, train.hand), ends=train.ends)
     known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
     forms = {kind: lambda i, make=make: make(known, i) for kind, make in OTHERS.items()}
     for kind, make in {**_first(matrix.hand), **forms}.items():
-        _Table(matrix, table.ends, table.hanging).play(kind, range(len(tasks)), make)
+        matrix.play(kind, range(len(tasks)), make)
 
 
 def _play_beside(matrix: Matrix) -> None:

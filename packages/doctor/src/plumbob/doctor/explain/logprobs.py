@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ class Scored:
     """[T] which ids are scored."""
     row: int = -1
     """Index in the record's rows."""
-    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,6 @@ class LogprobCase:
     scored: Sequence[Scored]
     observed: np.ndarray
     record: StepRecord
-    before: dict[str, list[int]] = field(default_factory=dict)
-    """Other prompts for a row, by what they lack: see reference.rows.prompts. Of rows with one prompt form alone."""
 
     @functools.cached_property
     def logits(self) -> list[torch.Tensor]:
@@ -164,11 +161,6 @@ def _prompts(case: LogprobCase) -> Predictions:
                 f"prompts cut to {kept} tokens",
                 case.by_ids(lambda s, k=kept: (s.ids[max(first(s) - k, 0) :], s.at[max(first(s) - k, 0) :])),
             )
-    for missing, prompt in case.before.items():
-        yield (
-            f"a prompt without {missing}",
-            case.by_ids(lambda s, p=prompt: ([*p, *s.ids[first(s) :]], [False] * len(p) + s.at[first(s) :])),
-        )
     yield "a first token that is left out", case.by_ids(lambda s: (s.ids[1:], s.at[1:]))
     yield "a first token that is there twice", case.by_ids(lambda s: ([s.ids[0], *s.ids], [False, *s.at]))
 

@@ -28,7 +28,7 @@ RULES = (
 )
 
 
-RUN = RunSettings(at_once=16, taken=200, turn_characters=200)
+RUN = RunSettings(at_once=16, taken=200)
 
 
 class Hang(Exception):
@@ -179,7 +179,7 @@ def held(task: Task) -> bool:
 
 
 TRAIN, HELD = make_tasks("train", 90), make_tasks("held-out", 16)
-ORDERED = RunSettings(as_given=True, taken=200, turn_characters=200)
+ORDERED = RunSettings(as_given=True, taken=200)
 FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that raises for silence": (
         "ends",
@@ -190,7 +190,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
     "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
-    "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),
     "one table for all": (
         "other-results",
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
@@ -322,7 +321,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "plain": {},
     "without an oracle": {"oracle_of": lambda t, task: None},
     "without held-out tasks": {"held_out": []},
-    "one rollout at a time": {"settings": RunSettings(at_once=1, taken=200, turn_characters=200)},
+    "one rollout at a time": {"settings": RunSettings(at_once=1, taken=200)},
     "minus one for wrong answers": {"grade": lambda t, task, m: right(task, m) or -float(bool(last(m)))},
     "a bonus for the form": {"grade": lambda t, task, m: {"form": 0.2 * bool(last(m)), "correct": right(task, m)}},
     "a small price for each turn": {"grade": lambda t, task, m: right(task, m) - 0.02 * sum(one.sampled for one in m)},

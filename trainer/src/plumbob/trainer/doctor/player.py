@@ -78,7 +78,7 @@ class VerifiersPlayer:
         meant = any(pair.partition("=")[0] == "curriculum" for pair in config.env_args)
         as_given = self.tasks.order == "as-given" and not meant and not endless
         at_once = min(config.max_concurrent, config.rollouts_per_step(1))
-        return RunSettings(at_once, as_given, taken, config.max_tokens)
+        return RunSettings(at_once, as_given, taken)
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
         if not hasattr(task.handle, "oracle"):

@@ -10,7 +10,7 @@ from plumbob.doctor.environment.inequality import Evidence, about, equal, otherw
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
-from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, ODD, PERFECT
+from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -114,15 +114,13 @@ def as_read(m: Matrix) -> Evidence | None:
 
 
 def read(m: Matrix) -> Evidence | None:
-    """Where plain working before an answer takes nothing from it, other working there does not take everything."""
-    plain, best = m.kind("working before the answer"), m.kind(PERFECT)
-    for kind in ("numbers before the answer", "long working before the answer"):
-        changed = m.kind(kind)
-        known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
-        gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
-        if len(known) >= FEWEST and 2 * len(gone) > len(known):
-            return refuted(gone, known, lambda _, kind=kind: f"with {kind}, {{}} right answers earn nothing")
-    return None
+    """Where plain working before an answer takes nothing from it, numbers there do not take everything."""
+    plain, changed, best = m.kind("working before the answer"), m.kind(NUMBERS), m.kind(PERFECT)
+    known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
+    gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
+    if len(known) < FEWEST:
+        return None
+    return refuted(gone, known, lambda _: f"with {NUMBERS}, {{}} right answers earn nothing", share=HALF)
 
 
 # Wrong answers are not

@@ -168,7 +168,7 @@ def _play_all(matrix: Matrix, meanwhile: Callable[[], object]) -> None:
     for kind, i, turns in reversed(again):
         for how in (REVERSED, TWICE):
             matrix.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
-    known = Known(hand, matrix.cells, player.settings.turn_characters)
+    known = Known(hand, matrix.cells)
     for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
         matrix.play(kind, fewer, lambda i, make=make: make(known, i))
     for kind, text in ODD.items():
@@ -190,7 +190,7 @@ def _play_held_out(train: Matrix) -> None:
     player = train.player
     tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
     train.held_out = matrix = Matrix(player, deal(player, tasks, train.hand), ends=train.ends)
-    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
+    known = Known(matrix.hand, matrix.cells)
     forms = {kind: lambda i, make=make: make(known, i) for kind, make in OTHERS.items()}
     for kind, make in {**_first(matrix.hand), **forms}.items():
         matrix.play(kind, range(len(tasks)), make)

@@ -120,8 +120,6 @@ class RunSettings:
     """Whether tasks are taken in the order in which the environment gives them, and none was asked for."""
     taken: int = 0
     """Number of tasks that the run takes in all, counting those that it takes again; 0: unknown."""
-    turn_characters: int = 512
-    """Number of characters that a turn of the model may have for certain."""
 
 
 class Player(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from plumbob.doctor.environment.inequality import Evidence, otherwise, refuted
@@ -15,7 +15,7 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED, CALLS_FAILED = 0.1, 0.3
 """Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
-AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
+ORDER, FRESH = "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
 ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
 
@@ -48,21 +48,6 @@ def _changed(a: str, b: str) -> bool:
     return not says_failed(a) and not says_failed(b) and sorted(squeezed(a).split()) != sorted(squeezed(b).split())
 
 
-def _again(m: Matrix) -> Iterator[Pair]:
-    """Perfect transcripts that were played twice in a row, where the tools themselves return the same both times.
-
-    Tools may be random, such as dice.
-    """
-    for i, a in m.kind(f"{PERFECT}, {REVERSED}").items():
-        b = m.cells.get(f"{PERFECT}, {TWICE}", {}).get(i)
-        calls = [message.answers for message in a.messages if message.answers is not None]
-        if b is None or not b.ok or not calls or any(map(says_failed, [*a.results, *b.results])):
-            continue
-        own = m.player.direct(m.hand.tasks[i], calls)
-        if None not in own and own == m.player.direct(m.hand.tasks[i], calls):
-            yield a, b
-
-
 def _pairs(m: Matrix) -> dict[str, list[Pair]]:
     """How rollouts were played -> pairs of a rollout that was played in the order of the tasks and of one that was played so.
 
@@ -77,7 +62,7 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
         steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
         fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
     beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {AGAIN: [*_again(m)], ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
@@ -89,5 +74,5 @@ def ends_beside(m: Matrix) -> Evidence | None:
     return refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEWEST, share=FAILED)
 
 
-again_results, calls_beside = _of(_results, AGAIN), _of(partial(_results, errors=True), BESIDE)
+calls_beside = _of(partial(_results, errors=True), BESIDE)
 other_results, other_rewards, fresh_rewards = _of(_results, *OTHERS), _of(_rewards, *ALIVE), _of(_rewards, FRESH)

@@ -19,7 +19,6 @@ TABLE: tuple[Row, ...] = (
     Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
     Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
-    Row("again-results", "Calls get the same results at once again", "tool-results-wrong", state.again_results, "tool", (PERFECT,)),
     Row("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", state.calls_beside, "tool", (PERFECT,)),
     Row("other-results", "Results do not depend on other rollouts", "tool-results-mixed", state.other_results, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.other_rewards, needs=(EMPTY,)),
@@ -47,7 +46,7 @@ TABLE: tuple[Row, ...] = (
     Row("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", tools.given_away, "tool"),
     Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", own_data.contradicted, "tasks", (EMPTY,)),
     # Right answers are read, however they are written, and wrong ones are not paid.
-    Row("read", "An answer is read after numbers and after long working", "answers-not-parsed", grading.read),
+    Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.as_read),
     Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),

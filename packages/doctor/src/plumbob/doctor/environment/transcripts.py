@@ -15,6 +15,7 @@ Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
 WRONG = "another task's answer"
 AS_READ = "the answer as tool results write it"
+NUMBERS = "numbers before the answer"
 SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
@@ -38,8 +39,6 @@ class Known:
     hand: Hand
     first: Mapping[str, Mapping[int, Played]]
     """The perfect transcripts and the empty replies, which are played before all others, by number of the task."""
-    turn_characters: int
-    """Number of characters that a turn may have for certain."""
 
     def prompt(self, i: int) -> str:
         opening = self.first[EMPTY][i].opening if i in self.first[EMPTY] else ()
@@ -117,16 +116,14 @@ def _constant(known: Known, i: int) -> Turns | None:
     return (Turn(finals.most_common(1)[0][0]),) if finals else None
 
 
-def _before(text: str, *, long: bool = False) -> Callable[[Known, int], Turns | None]:
-    """The perfect transcript with a text before its last turn, which calls nothing; `long`: as long as a turn may be."""
+def _before(text: str) -> Callable[[Known, int], Turns | None]:
+    """The perfect transcript with a text before its last turn, which calls nothing."""
 
     def made(known: Known, i: int) -> Turns | None:
         turns = known.hand.turns[i]
         if not turns or turns[-1].calls or set(re.findall(r"\d+", turns[-1].text)) & {"2", "3"}:
             return None
-        most = known.turn_characters
-        before = f"{(text * (most // len(text) + 1))[:most]}\n" if long else text
-        return (*turns[:-1], Turn(before + turns[-1].text))
+        return (*turns[:-1], Turn(text + turns[-1].text))
 
     return made
 
@@ -177,8 +174,7 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "the answer in bold letters": _near(lambda gold: f"**{gold}**"),
     "the answer with a full stop": _near(lambda gold: f"{gold}."),
     "working before the answer": _before(WORKING),
-    "numbers before the answer": _before(NUMBERED),
-    "long working before the answer": _before(WORKING, long=True),
+    NUMBERS: _before(NUMBERED),
 }
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,

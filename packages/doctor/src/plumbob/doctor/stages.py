@@ -12,7 +12,7 @@ import itertools
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -385,7 +385,7 @@ def draws(x: Examined, out: Outcome) -> None:
         return out.skip("no requests were recorded")
     (cause, what), out.gap = max(likelier.items(), key=lambda one: one[1])
     out.evidence = f"under another distribution drawn tokens are likelier by {out.gap:.2g} nats in all ({what})"
-    if out.gap > out.limit:
+    if not out.gap <= out.limit:
         out.fail(cause, what=what)
 
 
@@ -491,19 +491,13 @@ def advantage(x: Examined, out: Outcome) -> None:
 
 def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
     """[B] what float32 can change of an advantage: a division makes much of the rounding of nearly equal rewards."""
-    by_group: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        by_group[row.group].append(row.reward)
-    size, every = max((abs(row.reward) for row in rows), default=0.0), [row.reward for row in rows]
-    spread = {group: float(np.std(every if settings.scale.startswith("batch") else r)) for group, r in by_group.items()}
-    return np.array(
-        [
-            4
-            * np.spacing(np.float32(size))
-            / (1.0 if settings.scale == "none" else spread[r.group] + settings.scale_epsilon)
-            for r in rows
-        ]
-    )
+    rewards, groups = np.array([row.reward for row in rows]), np.array([row.group for row in rows])
+    rounding = 4 * np.spacing(np.float32(np.abs(rewards).max(initial=0)))
+    if settings.scale == "none":
+        return np.full(len(rows), rounding)
+    batch = settings.scale.startswith("batch")
+    spread = [float(np.std(rewards if batch else rewards[groups == row.group])) for row in rows]
+    return rounding / (np.array(spread) + settings.scale_epsilon)
 
 
 # 4. Loss
@@ -531,7 +525,7 @@ def reference_policy(x: Examined, out: Outcome) -> None:
     if sums:  # at the run's start the two are one
         out.gap = sum(kl for kl, _ in sums) / max(sum(n for _, n in sums), 1)
         out.evidence = f"before the first update policy and reference differ by {out.gap:.2g} nats a token"
-        return out.fail("kl-term-wrong") if out.gap > out.limit else None
+        return out.fail("kl-term-wrong") if not out.gap <= out.limit else None
     known = known[: x.rows]
     observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
     _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
@@ -737,14 +731,13 @@ def update(x: Examined, out: Outcome) -> None:
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
         if tensors and math.isfinite(norm):
-            before, gradients = {t.name: t.before for t in tensors}, {t.name: t.gradient for t in tensors}
             moments = {
                 t.name: optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
                 for t in tensors
                 if t.moments_before is not None
             }
-            after = {t.name: t.after for t in tensors}
-            case = _update_case(record.settings, before, after, [gradients], [norm], [record.step], moments)
+            before, after, own = ({t.name: getattr(t, of) for t in tensors} for of in ("before", "after", "gradient"))
+            case = conditions.UpdateCase(before, after, [own], [norm], [record.step], record.settings, moments)
             if _judge_update(out, case, 1.0, f"update {k + 1} of step {record.step + 1}"):
                 if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
                     told = "gradients of 0 that the optimizer is given in place of those of the loss"
@@ -755,21 +748,6 @@ def update(x: Examined, out: Outcome) -> None:
         earlier = one
     if not out.evidence:
         out.skip("no weights were recorded")
-
-
-def _update_case(
-    settings: Settings,
-    before: conditions.Tensors,
-    after: conditions.Tensors,
-    gradients: Sequence[Any],
-    norms: Sequence[float],
-    steps: Sequence[int],
-    moments: Mapping[str, optimizer.Moments],
-) -> conditions.UpdateCase:
-    """`moments`: before the first of these updates, of tensors that had one before."""
-    new = {name: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for name, w in before.items()}
-    observed = np.concatenate([after[name].astype(float) - w for name, w in before.items()])
-    return conditions.UpdateCase(before, gradients, norms, steps, settings, observed, {**new, **moments})
 
 
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
@@ -829,7 +807,7 @@ def served(x: Examined, out: Outcome) -> None:
         return out.skip("what the engine serves was not recorded")
     out.gap = float(np.abs(one.trained - one.served).mean())
     out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
-    if out.gap > out.limit:
+    if not out.gap <= out.limit:
         why = known_change(x)[0]  # a known change tells why
         out.fail(why.cause if why.cause and why.what else "weights-not-synced", what=why.what)
 
@@ -869,7 +847,7 @@ def _known_updates(x: Examined, live: Live, first: int) -> conditions.UpdateCase
         norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in whole.values())))
         gradients.append({n: g.reshape(-1)[at[n]].double().numpy() for n, g in whole.items()})
         live.update(step, {n: g.to(tensors[n].device) for n, g in whole.items()})
-    return _update_case(s, before, entries(), gradients, norms, steps, {})
+    return conditions.UpdateCase(before, entries(), gradients, norms, steps, s, {})
 
 
 def _known_change(x: Examined, live: Live, seed: int) -> conditions.Weights:

@@ -302,27 +302,33 @@ class UpdateCase:
     """The change of some entries of weights over one or more updates."""
 
     before: Tensors
-    gradients: Sequence[Tensors]
+    after: Tensors
+    gradients: Sequence[Mapping[str, Any]]
     """Of each update, before clipping."""
     norms: Sequence[float]
     steps: Sequence[int]
     """The training step of each update."""
     settings: Settings
-    observed: np.ndarray
-    """[E] change of all entries, tensor by tensor."""
     moments: Mapping[str, Moments]
+    """Before the first update, of tensors that had one before."""
+
+    @property
+    def observed(self) -> np.ndarray:
+        """[E] change of all entries, tensor by tensor."""
+        return np.concatenate([self.after[name].astype(float) - w for name, w in self.before.items()])
 
     def change(self, how: How = How(), settings: Settings | None = None) -> np.ndarray:
         """[E] the change under these conditions."""
         s = settings or self.settings
         found = []
         for name, start in self.before.items():
-            w, m = start.astype(float), self.moments[name]
+            w, zero = start.astype(float), np.zeros(len(start))
+            m = self.moments.get(name, Moments(zero, zero))
             for k, (own, norm, step) in enumerate(zip(self.gradients, self.norms, self.steps, strict=True)):
                 lr = how.lr * (how.only in (-1, k)) * rate(s, step)
                 g = how.sign * own[name].astype(float) * clipping(s, norm)
                 for _ in range(how.times):
-                    w, m = _update(w, g, Moments(m.first * 0, m.second * 0) if how.forgets else m, lr, how, s)
+                    w, m = _update(w, g, Moments(zero, zero) if how.forgets else m, lr, how, s)
                     w = torch.from_numpy(w).bfloat16().double().numpy() if how.rounds else w
             found.append(w - start)
         return np.concatenate(found)

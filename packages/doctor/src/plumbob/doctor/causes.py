@@ -117,10 +117,9 @@ _ALL = (
         "The environment offers tools, and its own perfect transcripts use them, but hardly any reply has a call that "
         "is read: the model writes none, or writes them in a form that nothing reads.",
         "Read the prompt and a few replies. If a reply names a tool and its arguments, give the --tool-format in which "
-        "it is written, leave --tool-format out so that tools are described in plain text, or raise --max-tokens if "
-        "calls are cut off. If not, use a --model whose chat template describes tools, or teach their use first (`sft "
-        "ENV --model MODEL --demonstrations oracle`), or take answers in the form in which the model gives them (a "
-        "setting of some environments, such as musique's -a answer_style=tags).",
+        "it is written, leave --tool-format out, or raise --max-tokens if calls are cut off. If not, use a --model whose "
+        "chat template describes tools, teach their use first (`sft ENV --model MODEL --demonstrations oracle`), or take "
+        "answers in the form in which the model gives them (such as musique's -a answer_style=tags).",
         "verl-project/verl#1569; Visual-Agent/DeepEyes#55",
         symptom=True,
     ),
@@ -235,10 +234,9 @@ _ALL = (
         "Many rollouts, or always those of one kind, end in errors or do not return in time: their groups are left "
         "out, or what remains of them is not a fair sample.",
         "Correct the error that the evidence quotes. If the environment's code raised it, `evaluate ENV --oracle` shows "
-        "whether it works without a model; what waits for a server, a program or a lock needs a time limit of its own "
-        "(or a higher --max-tool-seconds). If the engine raised it, read the server's log (vllm.log in the run "
-        "directory), lower --max-concurrent if memory is short, and raise the server's limit (vLLM: --max-model-len) "
-        "or lower --max-context if long requests are refused.",
+        "whether it works without a model; what waits needs a time limit of its own (or a higher --max-tool-seconds). If "
+        "the engine raised it, read vllm.log in the run directory, lower --max-concurrent if memory is short, and raise "
+        "vLLM's --max-model-len or lower --max-context if long requests are refused.",
         "vllm-project/vllm#1185",
     ),
     Cause(
@@ -274,10 +272,9 @@ _ALL = (
         "sampling",
         "A limit cuts turns or rollouts off before the model has answered: the reward scores incomplete answers. "
         "Either the limit is too low, or they do not come to an end.",
-        "Read a few of these rollouts in traces/. If they lead to an answer, raise the limit that the evidence names "
-        "(--max-tokens, --max-context and the engine's own, vLLM: --max-model-len, --max-turns or --max-seconds), or "
-        "make the tools return less text. If they repeat themselves or make no sense, look at prompt, chat template, "
-        "end token, sampling, and the condition by which an episode ends.",
+        "Read a few of these rollouts in traces/. If they lead to an answer, raise the limit that the evidence names, "
+        "and the engine's own (vLLM: --max-model-len), or make the tools return less text. If they make no sense, look "
+        "at prompt, chat template, end token, sampling, and the condition by which an episode ends.",
         "arXiv:2503.14476, sec. 3.4; huggingface/smolagents#2164",
         symptom=True,
     ),
@@ -326,10 +323,9 @@ _ALL = (
         "loss",
         "The loss makes something else of a token than its rollout's advantage and the settings give: it has a term, a "
         "sign, a weight or a ratio of its own, or compares log-probabilities of different tokens or policies.",
-        "Compare the loss with the formula in the help of --loss-type, term by term, and look for what is added (an "
-        "entropy bonus, a second KL term), for advantages that are normalised again, for sums in place of means, and "
-        "for old log-probabilities in another order or of another policy: with one update per batch the ratio is "
-        "exp(new - new.detach()), which is 1. The evidence says how the slopes differ.",
+        "Compare the loss with the formula in the help of --loss-type, and look for what is added (an entropy bonus, a "
+        "second KL term), for advantages that are normalised again, for sums in place of means, and for old "
+        "log-probabilities in another order or of another policy: with one update per batch the ratio is 1.",
         "verl-project/verl#514; modelscope/ms-swift#8196; huggingface/trl#2837",
         includes=(
             "advantages-wrong",
@@ -430,10 +426,9 @@ _ALL = (
         "sync",
         "The engine does not sample with the trainer's weights after a weight sync: they do not arrive, arrive late, "
         "rounded or in part, or old results stay in its cache.",
-        "Find the tensors that do not arrive: `doctor ENV` with this run's options counts them for an engine in the "
-        "trainer's process. Compare tensor names with those of the engine's modules and make unknown names an error; "
-        "send weights in float32, or the adapter itself (with --peft, --vllm-sync lora is the default); and clear the "
-        "prefix cache after each sync (vLLM: POST /reset_prefix_cache).",
+        "Compare tensor names with those of the engine's modules and make unknown names an error; send weights in "
+        "float32, or the adapter itself (with --peft, --vllm-sync lora is the default); and clear the prefix cache "
+        "after each sync (vLLM: POST /reset_prefix_cache).",
         "OpenRLHF/OpenRLHF#1349; verl-project/verl#7495; huggingface/trl#6688; verl-project/verl-omni#552",
     ),
     Cause(
@@ -459,9 +454,8 @@ _ALL = (
     Cause(
         "never-succeeds",
         "signal",
-        "The model never succeeds: all rollouts of a group earn the lowest reward, so none is better than another. "
-        "Either the tasks are too hard for it, or something that no check found hides what they need, ends rollouts too "
-        "early or counts right answers as wrong.",
+        "The model never succeeds, so no rollout of a group is better than another. Either the tasks are too hard for "
+        "it, or something hides what they need, ends rollouts too early or counts right answers as wrong.",
         "Read a few rollouts in traces/ beside the environment's own transcripts (`evaluate ENV --oracle`). If the "
         "model sees what it needs and answers wrongly, set --temperature 1, make the tasks easier (`train ENV --help` "
         "lists the environment's settings), use a stronger --model, or teach the model to start by imitation (`sft ENV "
@@ -493,10 +487,9 @@ _ALL = (
         "policy-breaks",
         "trends",
         "A policy that had learned breaks: its reward falls while gradients, lengths or entropy leave their usual "
-        "range, its rollouts end in the same few words, or good rollouts become less likely with the bad ones.",
+        "range, or good rollouts become less likely with the bad ones.",
         "Go back to the checkpoint before it (--resume DIR/checkpoints/step_N) with half the --learning-rate, or with "
-        "--kl-beta 0.001, and keep --max-grad-norm 1; --keep-best keeps the best checkpoint of the next run. If the "
-        "untrained model repeats itself, check its chat template and end token.",
+        "--kl-beta 0.001, and keep --max-grad-norm 1; --keep-best keeps the best checkpoint of the next run.",
         "arXiv:2512.04220; BeastyZ/ConvSearch-R1#6; arXiv:2501.06842; arXiv:2505.22617",
         symptom=True,
     ),

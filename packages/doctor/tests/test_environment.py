@@ -257,8 +257,8 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
-    "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
-    "results of other calls": ("own-call", {"shown": another_key}),
+    "a proxy that fails": ("own-result", {"shown": lambda t, task, text: "Error: no route"}),
+    "results of other calls": ("own-result", {"shown": another_key}),
     "results cut": ("own-result", {"shown": lambda t, task, text: text[:5]}),
     "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
@@ -309,6 +309,18 @@ def test_a_fault_is_named_by_its_row(name):
 
     assert [*found["fail"]][:1] == [row], found["fail"]
     assert not found["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("a proxy that fails", "tools-fail"),
+        ("results of other calls", "tool-results-mixed"),
+        ("results cut", "tool-results-wrong"),
+    ],
+)
+def test_results_that_tools_do_not_return_are_told_apart(name, cause):
+    assert examined(Toy(**FAULTY[name][1]))["fail"]["own-result"].cause == cause
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():

@@ -25,6 +25,8 @@ class Evidence:
     """The numbers."""
     part: str = ""
     """The reward function or the tool, if one of several shows it."""
+    cause: str = ""
+    """Id of the cause, if it is a more specific one than the row's."""
 
 
 @dataclass(frozen=True)

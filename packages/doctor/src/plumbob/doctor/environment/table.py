@@ -38,8 +38,6 @@ TABLE: tuple[Row, ...] = (
     Row("near-copies", "No held-out task is one in other words", "held-out-in-training", tasks.near_copies, "tasks", HELD),
     Row("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", tasks.prompted, "tasks", HELD),
     # Tool results are what the tools return, reach the model whole, and hold what answers need.
-    Row("own-errors", "What is no error in a tool is none in a rollout", "tools-fail", tools.own_errors, "tool"),
-    Row("own-call", "A call gets its own result", "tool-results-mixed", tools.own_call, "tool"),
     Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),
     Row("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", tools.fail, "tool"),
     Row("needed", "Results hold what later calls and answers need", "tool-results-wrong", tools.needed, "tool"),
@@ -73,4 +71,4 @@ def judge(matrix: Matrix) -> Iterator[Finding]:
             yield Finding(row.statement, "pass", "", None, stage)
         else:
             place = matrix.player.place(row.where, evidence.part) if row.where else ""
-            yield Finding(row.statement, "fail", evidence.text, row.cause, stage, place=place)
+            yield Finding(row.statement, "fail", evidence.text, evidence.cause or row.cause, stage, place=place)

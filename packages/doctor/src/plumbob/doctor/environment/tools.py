@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
@@ -69,8 +68,8 @@ def _other(m: Matrix) -> list[Result]:
     return [r for r in _compared(m) if squeezed(r.own or "") not in squeezed(r.shown) and not _is_part(r)]
 
 
-def _blame(m: Matrix) -> tuple[str, Evidence | None]:
-    """(id of the cause of results that tools do not return, evidence); ("", None) if there are few, or tools are random."""
+def own_result(m: Matrix) -> Evidence | None:
+    """Results that tools do not return; None if there are few, or tools are random."""
     compared = _compared(m)
     failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
     kinds = {
@@ -86,16 +85,15 @@ def _blame(m: Matrix) -> tuple[str, Evidence | None]:
             f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
             f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
         )
-        shown = Evidence(text, first.call.name)
         if bad is failed:
-            return "tools-fail", shown
+            return Evidence(text, first.call.name, "tools-fail")
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return "tool-results-mixed", replace(shown, text=f"{text}; they are results of other calls")
+            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-mixed")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
-            return "tool-results-wrong", shown
-    return "", None
+            return Evidence(text, first.call.name)
+    return None
 
 
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
@@ -108,14 +106,6 @@ def _steady(m: Matrix, other: Sequence[Result]) -> bool:
 
 def _texts(m: Matrix, i: int) -> list[str]:
     return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
-
-
-def _if(cause: str) -> Callable[[Matrix], Evidence | None]:
-    """What `_blame` finds, if it is this cause."""
-    return lambda m: found[1] if (found := m.once(_blame))[0] == cause else None
-
-
-own_errors, own_call, own_result = _if("tools-fail"), _if("tool-results-mixed"), _if("tool-results-wrong")
 
 
 # What results hold

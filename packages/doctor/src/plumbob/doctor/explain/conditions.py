@@ -81,15 +81,16 @@ def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray,
         other = replace(settings, scale=scale, baseline=baseline)
         yield cause, "one group of the whole step", advantages.centred(rewards, every, other)
         yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
-    for name, value in (
-        ("components", "sum_then_normalize"),
-        ("components", "normalize_then_sum"),
-        ("overlong", "keep"),
-        ("overlong", "penalise"),
-        ("kl_place", "loss"),
-        ("reward_weights", {}),
-    ):
-        yield cause, f"{name} {value}", advantages.expected(rows, replace(settings, **{name: value}))
+    settings_of: dict[str, dict[str, Any]] = {
+        "components summed before they are normalised": {"components": "sum_then_normalize"},
+        "components normalised before they are summed": {"components": "normalize_then_sum"},
+        "overlong keep": {"overlong": "keep"},
+        "overlong penalise": {"overlong": "penalise"},
+        "no penalty on KL": {"kl_place": "loss"},
+        "the environment's own weights of rewards": {"reward_weights": {}},
+    }
+    for what, changes in settings_of.items():
+        yield cause, what, advantages.expected(rows, replace(settings, **changes))
     spread, by = right.std() or 1.0, factor(observed, right)
     for what, predicted in (
         ("the opposite sign", -right),

@@ -47,10 +47,6 @@ class Cause:
         CAUSES["kl-too-large"].stage  # "loss"
     """
 
-    id: str
-    """Stable name in kebab case."""
-    stage: Stage
-    """Where it lies."""
     sentence: str
     """What is wrong, and what follows from it."""
     fix: str
@@ -61,6 +57,9 @@ class Cause:
     """Ids of more specific causes. It is named in their place where the evidence does not tell them apart."""
     symptom: bool = False
     """Whether it says only what is seen, which more than one mistake can be the reason for."""
+    id: str = ""
+    """Stable name in kebab case, given by the catalogue like the stage in which it lies."""
+    stage: Stage = "trends"
 
     def advice(self, env: str, model: str) -> str:
         """What to do, with the environment and the model of a run in the commands, in place of ENV and MODEL."""

@@ -16,17 +16,14 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The run takes the same few tasks again and again, or many tasks are copies of others: the policy can "
             "learn their answers by heart, and the training reward says little about other tasks.",
             "Remove the copies that the evidence counts, see that a step takes other tasks than the steps before, "
-            "train on more tasks (`train ENV --help` lists the environment's settings; --datasets), or lower "
-            "--max-steps.",
+            "train on more tasks (`train ENV --help` lists settings; --datasets), or lower --max-steps.",
         ),
         "held-out-in-training": Cause(
-            "Some tasks are both trained on and held out: the held-out reward does not show what is learned in "
-            "general.",
+            "Some tasks are both trained on and held out: the held-out reward shows nothing of other tasks.",
             "Remove the held-out tasks from the training data, or give --eval-datasets other tasks or another split.",
         ),
         "task-order-drifts": Cause(
-            "The tasks become harder, or easier, during the run: a reward that stays the same hides what the policy "
-            "learns.",
+            "The tasks become harder, or easier, during the run: a reward that stays the same hides what is learned.",
             "Use --task-order shuffle (and no setting of the environment that sorts its tasks), or compare the reward "
             "of tasks of the same difficulty, and the held-out reward.",
             "NVIDIA-NeMo/RL#3117",
@@ -103,8 +100,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "Read the prompt and a few replies. If a reply names a tool and its arguments, give the --tool-format in "
             "which it is written, leave --tool-format out, or raise --max-tokens if calls are cut off. If not, use a "
             "--model whose chat template describes tools, teach their use first (`sft ENV --model MODEL "
-            "--demonstrations oracle`), or take answers in the form in which the model gives them (such as musique's "
-            "-a answer_style=tags).",
+            "--demonstrations oracle`), or take answers in the form in which the model gives them (as musique's -a "
+            "answer_style=tags).",
             "verl-project/verl#1569; Visual-Agent/DeepEyes#55",
             symptom=True,
         ),
@@ -122,8 +119,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
     "rows": {
         "prompt-incomplete": Cause(
             "The prompt is not what the model's chat template makes of the conversation: the tools' descriptions, the "
-            "system message, earlier turns or the header that opens the assistant's turn are missing, or the template "
-            "was applied twice.",
+            "system message, earlier turns or the header that opens the assistant's turn are missing, or it was "
+            "applied twice.",
             "Give plain messages to the model's own chat template, once, with the same `tools` and with "
             "`add_generation_prompt=True`. If the template has no place for tools or for a system message, put them "
             "into the first user message or use a --model whose template has one.",
@@ -131,8 +128,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
         "row-not-what-was-sampled": Cause(
             "The token ids or sampling log-probabilities of the trained row differ from what the engine saw and "
-            "returned for this rollout: they were tokenised again, reordered, cut, or belong to another step's "
-            "rollout.",
+            "returned for this rollout: they were tokenised again, reordered, cut, or are those of another step.",
             "Build the row from the engine's own ids and log-probabilities: prompt and completion of each turn, "
             "verbatim; and empty the buffer of rollouts after each step.",
             "huggingface/trl#5224; PrimeIntellect-ai/prime-rl#491",
@@ -142,8 +138,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The loss is on other tokens of the row than the sampled ones: tokens that the environment wrote are "
             "trained, or sampled ones are left out, or the mask is shifted by one.",
             "Set the loss mask to true exactly where a token was sampled, in every turn of the rollout; the logits "
-            "that score token t are those after token t - 1, so shift logits, ids and mask exactly once, in the same "
-            "direction.",
+            "that score token t are those after token t - 1, so shift logits, ids and mask once, in one direction.",
             "NVIDIA-NeMo/RL#2176; huggingface/trl#4970; PrimeIntellect-ai/prime-rl#1525",
         ),
     },
@@ -186,8 +181,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "loss-mask-as-attention-mask": Cause(
             "The trainer scores sampled tokens without seeing what comes before them: other prompts or tool results "
             "give the same log-probabilities. This happens if the loss mask is passed as the attention mask.",
-            "Pass the model an attention mask that covers every token of the row, and use the loss mask only in the "
-            "loss.",
+            "Pass the model an attention mask that covers every token of the row, and keep the loss mask for the loss.",
             "verifiers' GRPOTrainer, July-October 2025",
         ),
         "attention-or-positions-wrong": Cause(
@@ -218,7 +212,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "Tokens are drawn by other probabilities than the trainer computes: some are left out (top-p, top-k, "
             "min-p), or penalties and a bias change them. The gradient is not that of the policy that samples.",
             "Train with --top-p 1 --top-k 0 --min-p 0, without penalties and logit bias, and remove the engine's own "
-            "defaults: start vLLM with --generation-config vllm (vf-vllm does), or take them out of the model's "
+            "defaults: start vLLM with --generation-config vllm (vf-vllm does), or take them out of "
             "generation_config.json.",
             "huggingface/trl#6789; NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
         ),
@@ -284,8 +278,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
     "loss": {
         "loss-differs-from-settings": Cause(
             "The loss makes something else of a token than its rollout's advantage and the settings give: it has a "
-            "term, a sign, a weight or a ratio of its own, or compares log-probabilities of different tokens or "
-            "policies.",
+            "term, a sign, a weight or a ratio of its own, or compares different tokens or policies.",
             "Compare the loss with the formula in the help of --loss-type, and look for what is added (an entropy "
             "bonus, a second KL term), for advantages that are normalised again, for sums in place of means, and for "
             "old log-probabilities in another order or of another policy: with one update per batch the ratio is 1.",
@@ -300,8 +293,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
         "normaliser-depends-on-microbatches": Cause(
             "The gradient depends on how a step is divided into microbatches: the loss, or its advantages, are "
-            "normalised per microbatch and not over the whole step, or rows that are packed together change each "
-            "other.",
+            "normalised per microbatch and not over the whole step, or rows that are packed change each other.",
             "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch; and "
             "see that what belongs to a row, such as its log-probabilities, stays with it where rows are packed.",
             "huggingface/trl#6024, modelscope/ms-swift#10116",
@@ -312,8 +304,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "gradient that is 0 on average, or compares with another model or at another temperature.",
             "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with "
             "--kl-placement reward, which are the defaults. Load the reference from the same weights as the policy, at "
-            "the run's start, and score both with the same code; a new adapter must add nothing: its second matrices "
-            "are 0.",
+            "the run's start, and score both with the same code; a new adapter must add nothing.",
             "arXiv:2512.21852; huggingface/trl#3194",
         ),
         "kl-too-large": Cause(
@@ -327,13 +318,12 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "reward does not reach these weights.",
             "Check that the trained parameters have `requires_grad=True`, that no `detach()` or `torch.no_grad()` lies "
             "between them and the loss, also in the importance ratio (exp(new - old.detach())), that --lora-targets "
-            "names modules of the model and --lora-alpha is not 0, and that the gradients of all processes and "
-            "microbatches are added.",
+            "names modules of the model and --lora-alpha is not 0, and that gradients of all microbatches are added.",
             "huggingface/trl#3452; Goekdeniz-Guelmez/mlx-lm-lora#55; verl-project/verl-omni#552",
         ),
         "not-finite": Cause(
-            "Rewards, log-probabilities or gradients are NaN or infinite: the optimizer steps or rollouts with such "
-            "values are skipped.",
+            "Rewards, log-probabilities or gradients are NaN or infinite: such optimizer steps or rollouts are "
+            "skipped.",
             "Make the environment's reward functions return finite numbers if the evidence names rewards. If not, "
             "lower --learning-rate, keep --max-grad-norm 1, and check that the model's logits are finite.",
             "huggingface/trl#6266",
@@ -342,8 +332,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
     "optimizer": {
         "update-differs-from-settings": Cause(
             "The optimizer's step is not the one that the settings give for this gradient: it holds other tensors, "
-            "keeps no moments, adds earlier gradients, rounds the change away, or weights are replaced between two "
-            "steps.",
+            "keeps no moments, adds earlier gradients, rounds the change away, or weights are replaced in between.",
             "Create the optimizer once, from the tensors that the model computes with, and keep its state between "
             "steps; call zero_grad() once per update, after it; keep trained weights in float32 (--bf16 does); and "
             "look for code that loads weights while the run goes on, such as a resume or a merge that is not undone.",
@@ -386,19 +375,17 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
         "adapter-scale-differs": Cause(
             "The engine multiplies the LoRA adapter by another number than the trainer, or does not compute with it: "
-            "it samples from a policy that is further from the base model, or nearer to it, than the one that is "
-            "trained.",
+            "it samples from a policy that is further from the base model, or nearer to it, than the trained one.",
             "Request completions under the adapter's name, and use the same lora_alpha / r in engine and trainer: "
             "check adapter_config.json, which the engine reads, and that rank-stabilised scaling (alpha / sqrt(r)) is "
-            "on in both or in neither.",
+            "on in both or neither.",
             "vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#2856",
         ),
     },
     "saved": {
         "saved-model-differs": Cause(
             "The model that a run saves is not the one that it trained: loaded afresh, it gives other "
-            "log-probabilities, or it is an earlier checkpoint, chosen by a metric that does not say what a model "
-            "earns.",
+            "log-probabilities, or it is an earlier checkpoint, chosen by a metric that is no reward.",
             "If --keep-best chose it, use --keep-best eval/greedy or reward/mean. If not, save the weights that are "
             "trained, with the adapter merged at the trainer's own scale (lora_alpha / r) and in float32, tie the "
             "embeddings again, and load what was saved before it is used.",
@@ -418,12 +405,11 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             symptom=True,
         ),
         "too-little-signal": Cause(
-            "In too many groups all rollouts earn the same reward, the lowest or the highest: the gradient of a step "
-            "is mostly chance.",
+            "In too many groups all rollouts earn the same reward, the lowest or the highest: gradients are mostly "
+            "chance.",
             "Read rollouts of several groups in traces/ for what decides their reward. If it is the model's skill, "
             "raise --num-generations to the number that the evidence names, or --batch-size for more groups in a step; "
-            "use --zero-signal refill; or choose tasks that succeed about half of the time (the environment's "
-            "settings, --datasets).",
+            "use --zero-signal refill; or choose tasks that succeed about half of the time (settings, --datasets).",
             "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
             symptom=True,
         ),
@@ -433,8 +419,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The training reward rises while the held-out reward falls: the policy learns what the reward measures, "
             "not what it is meant to measure.",
             "Read the rollouts with the highest rewards in the run's traces/, and correct the reward functions that "
-            "they exploit. Until then, use the checkpoint with the best evaluation (--save-total-limit sets how many "
-            "are kept).",
+            "they exploit. Until then, use the checkpoint with the best evaluation (kept: --save-total-limit).",
             symptom=True,
         ),
         "policy-breaks": Cause(

@@ -221,6 +221,8 @@ def of_gradient(
     yield "loss-differs-from-settings", "the opposite sign", -right
     by = factor(observed, right)
     yield "loss-differs-from-settings", f"a gradient times {by:.3g}", by * right
+    tensor = np.repeat(range(len(tensors)), [at.stop - at.start for at in tensors.values()])
+    yield "loss-differs-from-settings", "a factor for each tensor", by_part(observed, right, tensor)[0]
     if before is not None:
         predicted, kept = _kept(observed, right, tensors, before)
         what = f"the gradient contains that of the step before, in {kept} of {len(tensors)} tensors"

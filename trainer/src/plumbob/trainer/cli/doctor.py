@@ -13,6 +13,7 @@ import typer
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
+from plumbob.doctor import __main__ as records
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.page import lines
 from plumbob.doctor.web_page import render
@@ -34,6 +35,9 @@ the prompts to the weights that the engine serves: the first part that differs i
 
 `doctor RUN_DIR` examines a run, which may still be in progress: the records of its steps, its metrics, and why it ended. If
 they show no cause, it examines the run's environment and then, if the run is over, its model with its settings.
+
+`doctor FOLDER` reads the records of a run of TRL or of a trainer of your own, and `doctor validate FILE` says whether they are
+as docs/reference/records.md wants them.
 
 A line for each area says how many checks passed. Below it stand the cause, what was expected and found, and what to do, and
 then what could not be examined.
@@ -168,6 +172,8 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 def main() -> None:
     try:
+        if records.takes(sys.argv[1:]):
+            sys.exit(records.main(sys.argv[1:], "doctor"))
         run_app("doctor", app, sys.argv[1:])
     finally:
         gc.freeze()  # Python would look through all that two models leave, for two seconds, before the process ends

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from plumbob.console import UserError
 
 HELP = """Find out why a training run does not learn, from the records of its steps.
 
 FOLDER is an output folder of TRL in which `plumbob.doctor.attach` has written records, or a file or folder of records that a
-trainer of your own has written. `validate FILE` says whether these are as docs/reference/records.md wants them.
+trainer of your own has written. `trl SCRIPT.py ARGS` runs a script of TRL with every trainer in it watched.
+`validate FILE` says whether records are as docs/reference/records.md wants them.
 
 Exit code 0: no check failed. 1: a cause or a symptom was found. 2: there are no records, or a check was not completed.
 """
@@ -38,6 +42,11 @@ def read(words: Sequence[str], name: str) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--all", action="store_true", help="print each check on a line of its own")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the findings to an HTML page")
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="try the first remedy, if it is a value of an option: a few steps, three seeds",
+    )
     given = parser.parse_args(words)
     if given.html is not None and not given.html.absolute().parent.is_dir():
         raise UserError(f"--html {given.html}: there is no folder {given.html.absolute().parent}; create it first")
@@ -45,14 +54,51 @@ def read(words: Sequence[str], name: str) -> int:
     from plumbob.doctor.trl.reading import of_folder
     from plumbob.doctor.web_page import render
 
-    x, title = of_folder(given.folder).examination(), f"plumbob.doctor {given.folder}"
+    reading, title = of_folder(given.folder), f"plumbob.doctor {given.folder}"
+    x = reading.examination()
     if given.html is not None:
         given.html.write_text(render(x, title), encoding="utf-8")
     if given.json:
         print(json.dumps(x.as_json(title), indent=2))
     else:
         print("\n".join(lines(x, everything=given.all, width=shutil.get_terminal_size((80, 24)).columns)))
+    if given.confirm:
+        print()
+        for line in _confirmed(reading, x):
+            print(line, flush=True)
     return x.code
+
+
+def _confirmed(reading: Any, x: Any) -> Iterator[str]:
+    from plumbob.doctor.confirm import confirm, trial_of
+    from plumbob.doctor.trl.reading import COURSE
+
+    tried = trial_of(x, reading.options)
+    if isinstance(tried, str) or not reading.script:
+        yield (
+            tried
+            if isinstance(tried, str)
+            else f"{tried[0]}: cannot be tried: the run was not started as `python SCRIPT.py`."
+        )
+        return
+    command = f"python -m plumbob.doctor arm {shlex.quote(str(reading.folder / COURSE))}"
+    # What was run before of another script, or of other options, is not taken for this one.
+    key = hashlib.sha256(
+        Path(reading.script[0]).read_bytes() + str((reading.script, reading.options)).encode()
+    ).hexdigest()[:8]
+    yield from confirm(tried, reading.folder / f"confirm-{key}", command=command, env="script", model="-")
+
+
+def trl(words: Sequence[str], name: str) -> int:
+    from plumbob.doctor.trl import script
+
+    return script.trl(words, name)
+
+
+def arm(words: Sequence[str], name: str) -> int:
+    from plumbob.doctor.trl import script
+
+    return script.arm(words, name)
 
 
 def validate(words: Sequence[str], name: str) -> int:
@@ -90,7 +136,7 @@ def takes(words: Sequence[str]) -> bool:
     return bool(files_of(path))
 
 
-COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate}
+COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": trl, "arm": arm}
 """First word -> the command; anything else is a folder of records."""
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "held-out"]
@@ -173,3 +175,12 @@ class Player(Protocol):
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
         ...
+
+
+def place_of(function: Any) -> str:
+    """Where a function is written, as "file.py:12 Class.function"; "" if it has no source."""
+    try:
+        code = inspect.unwrap(getattr(function, "__func__", function))
+        return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
+    except (TypeError, OSError):
+        return ""

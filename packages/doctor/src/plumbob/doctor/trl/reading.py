@@ -14,6 +14,7 @@ from typing import Any
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.confirm import trial_of
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.format import files_of, read_all
@@ -46,6 +47,13 @@ class Reading:
     examined: int = 0
     of_trl: bool = True
     """Whether TRL made the records; else a trainer of the user's own."""
+    script: list[str] = field(default_factory=list)
+    """The script of the run, and its arguments; empty if it was started otherwise."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Fields of the GRPOConfig that a remedy may change."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Stage -> where the user's own code of it is, as "file.py:12 Class.function"."""
+    folder: Path = Path()
 
     def add(
         self,
@@ -68,7 +76,10 @@ class Reading:
             outcomes.append(outcome)
             if outcome.verdict == "fail":
                 break  # later stages are given what this one made
-        new = [self._in_words(finding) for finding in of_outcomes(outcomes, record.step + 1)]
+        new = [
+            dataclasses.replace(self._in_words(f), place=self.places.get(f.stage or "", "") if f.cause else "")
+            for f in of_outcomes(outcomes, record.step + 1)
+        ]
         self.found += new
         self.examined += 1
         return [f for f in new if f.cause and f.check not in known]
@@ -105,6 +116,11 @@ class Reading:
 
     def add_findings(self, found: list[Finding]) -> list[Finding]:
         """Take in findings about rewards; returns failures of checks that did not fail before."""
+        place = self.places.get("grading", "")
+        found = [
+            dataclasses.replace(f, place=f.place or (place if f.stage == "grading" else "")) if f.cause else f
+            for f in found
+        ]
         known = {f.check for f in self.grading if f.cause}
         self.grading += found
         return [f for f in found if f.cause and f.check not in known]
@@ -127,6 +143,9 @@ class Reading:
             said = self.trends.progress()
             x.notes += [f"{said[0].upper()}{said[1:]}."] if len(rows) > 1 else []
         x.limits += self.limits
+        if self.script and isinstance(tried := trial_of(x, self.options), tuple):
+            again = f"python -m plumbob.doctor {self.folder} --confirm"
+            x.notes.append(f"To try {tried[1]} {tried[2]} beside the run as it is, with several seeds:  {again}")
         if not self.of_trl and x.causes:
             x.limits.append("What to do is said in the options of plumbob's own trainer, where it needs one.")
         return x
@@ -138,6 +157,9 @@ class Reading:
         """What no record says, for `of_folder`."""
         return {
             "left_out": self.left_out,
+            "script": self.script,
+            "options": self.options,
+            "places": self.places,
             "limits": self.limits,
             "grading": [{k: v for k, v in dataclasses.asdict(f).items() if k != "code"} for f in merged(self.grading)],
             "plan": dataclasses.asdict(self.trends.plan),
@@ -204,7 +226,12 @@ def _begun(folder: Path) -> Reading:
     given: list[dict[str, Any]] = known["grading"]
     grading = [Finding(**one) for one in given]
     course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
-    return Reading(list(known["left_out"]), list(known["limits"]), grading=grading, trends=course)
+    more: dict[str, Any] = {
+        name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))
+    }
+    return Reading(
+        list(known["left_out"]), list(known["limits"]), grading=grading, trends=course, folder=folder, **more
+    )
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

@@ -19,6 +19,27 @@ WORDS = {
 """The doctor's words -> those of GRPOConfig."""
 
 REMEDIES = {
+    "few-distinct-tasks": "Train on more different prompts.",
+    "answer-in-prompt": "Remove the answer from the prompt, where the evidence shows it.",
+    "answers-not-parsed": (
+        "Compare with the final answer: take it out of the column (the part behind ####, for example) before training, or in "
+        "the reward function, and read it from the completion in the form that the prompt asks for."
+    ),
+    "reward-exploitable": (
+        "Give nothing to the text that the evidence quotes: compare whole answers, and lower `reward_weights` of functions "
+        "that pay for form."
+    ),
+    "calls-not-read": (
+        "Print a few completions. If they hold calls in another form, set processing_class.response_template to it; if they hold "
+        "none, use a model that calls tools, ask for calls in the prompt, or teach them first with SFTTrainer."
+    ),
+    "held-out-in-training": "Split the data before anything else (train_test_split), and remove rows that both parts have.",
+    "evaluation-differs": "Give eval_dataset the same prompt and system message as train_dataset.",
+    "weights-not-synced": (
+        "Look at what generates: a copy of the model or a vLLM that is not updated (vllm_generation.sync_weights, which runs "
+        "before generation), or an adapter that is not merged into what it is sent."
+    ),
+    "adapter-scale-differs": "Merge the adapter once before weights are sent, and unmerge it after; compare lora_alpha / r.",
     "prompt-incomplete": (
         "Give the trainer conversations (a column `prompt` of messages), not texts that were rendered before, and look "
         "at chat_template_kwargs, `tools=` and the chat template of processing_class."
@@ -110,7 +131,6 @@ REMEDIES = {
     "too-little-signal": "Raise num_generations or temperature, and leave out prompts whose completions all earn the same.",
     "policy-breaks": "Lower learning_rate, set max_grad_norm, or raise beta.",
     "behaviour-narrows": "Lower learning_rate, raise temperature, or set epsilon_high above epsilon.",
-    "few-distinct-tasks": "Train on more different prompts.",
 }
 """Id of a cause -> what to do, in options and parts of TRL."""
 

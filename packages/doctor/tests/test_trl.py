@@ -357,6 +357,14 @@ class OldWeights(trl.GRPOTrainer):
                 parameter.data = own[name]
 
 
+class OtherPrecision(trl.GRPOTrainer):
+    """What generates computes in bfloat16, and what trains in float32, without a correction for it."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super()._generate_single_turn(*given, **more)
+
+
 class AdapterTwice(trl.GRPOTrainer):
     """What generates has the adapter twice: it was merged, and is applied as well."""
 
@@ -526,6 +534,8 @@ FAULTS = (
     Fault("template without generation prompt", ("prompt-incomplete",), "", no_header),
     Fault("generation with the first weights", ("weights-not-synced",), "verl-project/verl#7495",
           lambda: {"kind": OldWeights, "learning_rate": 1e-3}),
+    Fault("generation in another precision", ("engine-trainer-mismatch",), "vllm-project/vllm#42259",
+          lambda: {"kind": OtherPrecision}),
     Fault("adapter applied twice", ("weights-not-synced", "adapter-scale-differs"), "huggingface/trl#2872",
           lambda: {"kind": AdapterTwice, "given": lora(), "learning_rate": 1e-2}),
     Fault("groups of different prompts", ("advantages-wrong",), "", lambda: {"kind": PartedGroups}),
@@ -599,19 +609,27 @@ def test_scripts_that_do_not_train(tmp_path: Path) -> None:
     assert (idle.returncode, idle.stdout, "trained no GRPOTrainer" in idle.stderr) == (2, "idle\n", True)
 
 
+def scripts() -> dict[str, tuple[str, str]]:
+    """Each script of the guide with the bundled models -> what is said of it."""
+    _, lost, twin, without = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
+    lost = lost.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
+    without = without.replace("Qwen/Qwen3-0.6B", str(bundled_folder("tiny")))
+    start, rest = lost.split("def reward")
+    kept = [line for line in without.splitlines() if not line.startswith("tokenizer.chat_template")]
+    return {
+        "reward that never sees the answer": (lost, "Cause: reward-wrong"),
+        "its healthy twin": (f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}", "No cause found"),
+        "template that drops the tools": (without, "Cause: prompt-incomplete"),
+        "the twin of that": ("\n".join(kept), "No cause found"),
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("healthy", [False, True])
-def test_the_guide_s_script_and_its_healthy_twin(
-    healthy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, script, twin = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
-    script = script.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
-    if healthy:
-        start, rest = script.split("def reward")
-        script = f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}"
-    monkeypatch.chdir(tmp_path)
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    told = "No cause found" if healthy else "Cause: reward-wrong"
+@pytest.mark.parametrize("name", scripts())
+def test_the_guide_s_scripts_and_their_healthy_twins(name: str, tmp_path: Path) -> None:
+    script, told = scripts()[name]
+    (tmp_path / "train.py").write_text(script)
+    found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert told in found.stdout, found.stdout
 
 

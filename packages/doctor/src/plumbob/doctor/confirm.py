@@ -83,7 +83,14 @@ def metric_of(cause: str) -> str:
 
 
 def confirm(
-    tried: tuple[str, str, Any], folder: Path, *, command: str, env: str, model: str, flags: str = "", trl: bool = True
+    tried: tuple[str, str, Any],
+    folder: Path,
+    *,
+    env: str,
+    model: str,
+    flags: str = "",
+    command: str = "train",
+    trl: bool = True,
 ) -> Iterator[str]:
     """Run both arms through lab in `folder`; yields what came of it, line by line. Raises UserError without lab, or if runs fail.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
 from plumbob.doctor import __main__ as records
+from plumbob.doctor.confirm import confirm, trial_of
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.page import lines
 from plumbob.doctor.web_page import render
@@ -49,13 +52,15 @@ complete some checks.
 
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    everything, as_json, page, without_model = (
-        given.pop(name) for name in ("everything", "as_json", "html", "without_model")
+    everything, as_json, page, without_model, tried = (
+        given.pop(name) for name in ("everything", "as_json", "html", "without_model", "confirm")
     )
     named = given.get("env") or []
     if page is not None:
         _check_page(Path(page).absolute())
     config, directory = _settings(named[0] if len(named) == 1 else None, given)
+    if tried and directory is None:
+        raise UserError("--confirm tries a remedy for a run: name a run directory")
     try:
         with first_ctrl_c():
             x, title = _examined(config, directory, everything=bool(everything), model=not without_model)
@@ -73,7 +78,19 @@ def doctor(**given: Any) -> int:
             Path(page).write_text(render(x, title), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
+    for line in _confirmed(x, config, directory) if tried and directory is not None else ():
+        print(line, flush=True)
     return x.code
+
+
+def _confirmed(x: Examination, config: TrainConfig, directory: Path) -> Iterator[str]:
+    """What came of the first finding's remedy, tried beside the run's own options through lab, in the run's folder `confirm`."""
+    found = trial_of(x, vars(config), trl=False)
+    if isinstance(found, str):
+        yield found
+        return
+    flags = f"--config {shlex.quote(str((directory / 'config.toml').absolute()))}"
+    yield from confirm(found, directory / "confirm", env=config.env, model=config.model, flags=flags, trl=False)
 
 
 def _examined(config: TrainConfig, directory: Path | None, *, everything: bool, model: bool) -> tuple[Examination, str]:
@@ -149,6 +166,13 @@ _ARGUMENTS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--without-model", help="Load no model: examine settings, tasks, rewards, tools, metrics and records only."
+        ),
+    ],
+    "confirm": Annotated[
+        bool | None,
+        typer.Option(
+            "--confirm",
+            help="Try the first remedy beside the run, if it is a value of an option: a few steps, three seeds.",
         ),
     ],
     "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],

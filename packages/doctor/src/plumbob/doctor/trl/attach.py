@@ -240,5 +240,5 @@ class Doctor(TrainerCallback):
         self.reading.limits.append(self._refused)
 
     def _print(self, new: list[Finding]) -> None:
-        for finding in new:
+        for finding in new if self.trainer.accelerator.is_main_process else ():
             print(f"plumbob.doctor: {finding_text(self.examination, finding)}", flush=True)

@@ -23,7 +23,6 @@ from plumbob.doctor.environment.texts import chosen, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.examine import of_matrix
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.reference.rows import end_of_turn
 from plumbob.doctor.trl.settings import tokenizer_of
 
 FORMS = (
@@ -258,10 +257,6 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
             f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
         )
         found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
-    given = [message.get("content") for message in prompt if message.get("role") in ("system", "user")]
-    said = [text for text in strings(given) if text.strip() not in whole]
-    told = f"the prompt of row 0 lacks {said[0][:60]!r}" if said else "all messages of row 0 are in it"
-    found.append(Finding.of("the template keeps every message", (lacks if said else None, told), "rows"))
     reply = tokenizer.apply_chat_template(
         [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
     )
@@ -269,14 +264,6 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     opens = whole != closed or not header.strip()  # some templates need no header
     told = f"the prompt ends with {whole[-40:]!r}; a turn begins with {header!r}"
     found.append(Finding.of("the template opens the assistant's turn", (None if opens else lacks, told), "rows"))
-    config, end = getattr(trainer, "generation_config", None), end_of_turn(tokenizer)
-    given = trainer.eos_token_ids if config is None else config.eos_token_id
-    stops = given if isinstance(given, list) else [given]
-    if end is not None:
-        text = f"generation stops at {tokenizer.convert_ids_to_tokens(stops)}, the template ends turns with "
-        told = f"{text}{tokenizer.convert_ids_to_tokens([end])[0]}"
-        wrong = "stop-token-wrong" if end not in stops else None
-        found.append(Finding.of("completions end where the template ends a turn", (wrong, told), "sampling"))
     if tools:
         found.append(_call(trainer, tokenizer, prompt, tools))
     return found

@@ -22,6 +22,7 @@ LOGGED = {
     "kl": "policy/kl",
     "grad_norm": "optimizer/grad_norm",
     "learning_rate": "optimizer/learning_rate",
+    "sampling/sampling_logp_difference/mean": "sync/sampling_gap",
 }
 """Name in TRL's log -> name of the same number in the table of trends."""
 LIMIT = "max_completion_length"

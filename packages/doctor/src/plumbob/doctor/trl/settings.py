@@ -217,7 +217,7 @@ METHODS = {
 
 
 def places(trainer: Any) -> dict[str, str]:
-    """Stage -> where a subclass's own method that decides it is; the stage `grading`: where the reward function is, if there is one."""
+    """Stage -> where a subclass's own method that decides it is; `grading`: where the reward function is, if there is one."""
     own = {
         name: value
         for one in type(trainer).__mro__[::-1]

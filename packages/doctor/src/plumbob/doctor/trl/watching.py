@@ -249,12 +249,13 @@ def token_weights(trainer: Any, inputs: Mapping[str, Any], made: Round | None) -
 
 @contextmanager
 def drawn_from(trainer: Any) -> Generator[Callable[[list[list[int]]], list[np.ndarray] | None]]:
-    """In this context, transformers' generate() notes the log-probability of each token that it draws.
+    """In this context, transformers' generate() notes the log-probability of each token that it draws, whatever model draws it.
 
     Yields a function that gives them for the completions, [n] each; None if they are not known.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    from transformers.generation import GenerationMixin
+
+    calls = 0
     chosen: list[torch.Tensor] = []
     last: list[torch.Tensor] = []
 
@@ -270,27 +271,30 @@ def drawn_from(trainer: Any) -> Generator[Callable[[list[list[int]]], list[np.nd
 
     def given(completions: list[list[int]]) -> list[np.ndarray] | None:
         steps = len(chosen) + len(last)
-        if not last or max(map(len, completions), default=0) > steps:
+        if calls != 1 or not last or max(map(len, completions), default=0) > steps:
             return None
         ends = torch.tensor([ids[steps - 1] if len(ids) == steps else 0 for ids in completions])
         every = torch.stack([*chosen, of(ends)], 1)
         return [numbers(row[: len(ids)]) for row, ids in zip(every, completions, strict=True)]
 
-    make = getattr(model, "_get_logits_processor", None)
+    make = getattr(GenerationMixin, "_get_logits_processor", None)
     if trainer.use_vllm or trainer.use_transformers_continuous_batching or make is None:
         yield lambda completions: None
         return
 
+    @functools.wraps(make)
     def making(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
         processors = make(*args, **more)
         processors.append(note)
         return processors
 
-    model._get_logits_processor = making
+    GenerationMixin._get_logits_processor = making  # ty: ignore[invalid-assignment]
     try:
         yield given
     finally:
-        del model._get_logits_processor
+        GenerationMixin._get_logits_processor = make
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from plumbob.console import UserError
 
 HELP = """Find out why a training run does not learn, from the records of its steps.
 
-FOLDER is an output folder of TRL in which `plumbob.doctor.attach` has written records, or a file or folder of records that a
-trainer of your own has written. `trl SCRIPT.py ARGS` runs a script of TRL with every trainer in it watched.
-`validate FILE` says whether records are as docs/reference/records.md wants them.
+FOLDER is an output folder of TRL in which `plumbob.doctor.attach` has written records, a file or folder of records that a trainer
+of your own has written, or a folder in which vf-eval of verifiers has saved its rollouts. `trl SCRIPT.py ARGS` runs a script of TRL
+with every trainer in it watched. `validate FILE` says whether records are as docs/reference/records.md wants them.
 
 Exit code 0: no check failed. 1: a cause or a symptom was found. 2: there are no records, or a check was not completed.
 """
@@ -51,11 +51,14 @@ def read(words: Sequence[str], name: str) -> int:
     if given.html is not None and not given.html.absolute().parent.is_dir():
         raise UserError(f"--html {given.html}: there is no folder {given.html.absolute().parent}; create it first")
     from plumbob.doctor.page import lines
-    from plumbob.doctor.trl.reading import of_folder
+    from plumbob.doctor.saved import examination
+    from plumbob.doctor.trl.reading import Reading, of_folder
     from plumbob.doctor.web_page import render
 
-    reading, title = of_folder(given.folder), f"plumbob.doctor {given.folder}"
-    x = reading.examination()
+    title = f"plumbob.doctor {given.folder}"
+    saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
+    reading = Reading() if saved else of_folder(given.folder)
+    x = examination(given.folder) if saved else reading.examination()
     if given.html is not None:
         given.html.write_text(render(x, title), encoding="utf-8")
     if given.json:
@@ -133,7 +136,7 @@ def takes(words: Sequence[str]) -> bool:
         return bool(words) and words[0] in COMMANDS
     from plumbob.doctor.format import files_of
 
-    return bool(files_of(path))
+    return bool(files_of(path)) or (path / "traces.jsonl").is_file()
 
 
 COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": trl, "arm": arm}

@@ -56,19 +56,7 @@ GIVEN = frozenset(
 )
 """Arguments that TRL gives to every reward function; others are columns."""
 REPLY = "A reply."
-EXAMINED = {
-    "parsed",
-    "not-overpaid",
-    "paid",
-    "enough",
-    "distinct",
-    "hidden",
-    "apart",
-    "near-copies",
-    "prompted",
-    "empty",
-    "cheap",
-}
+EXAMINED = {"parsed", "not-overpaid", "paid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 
 
@@ -125,6 +113,7 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
             matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
         seen = judge(matrix)
         known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
+        seen.violations = [one for one in seen.violations if one.row.id in known]
         seen.held, seen.not_examined = [row for row in seen.held if row.id in known], {}
         found.findings += of_matrix(seen)
         found.findings += _template(trainer, tasks[0])

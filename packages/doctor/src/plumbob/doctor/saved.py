@@ -21,11 +21,13 @@ from plumbob.doctor.environment.texts import says_failed, strings
 from plumbob.doctor.environment.transcripts import EMPTY
 from plumbob.doctor.examine import Examination, of_matrix
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trends import WINDOW, Plan
+from plumbob.doctor.trends import TRENDS, WINDOW, Plan
 from plumbob.doctor.trends import judge as judge_numbers
 
 EXAMINED = {"ends", "finite", "distinct", "hidden"}
 """Rows of the environment's table that saved rollouts are enough for."""
+OF_TRAINING = next(trend.statement for trend in TRENDS if trend.cause == "too-little-signal")
+"""What is true of steps of training alone, which take a certain number of tasks."""
 NO_DATA = ("prompt", "system_prompt", "name", "description", "idx", "id")
 CUT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 """Reasons why a rollout ended that are limits, as verifiers names them."""
@@ -64,7 +66,8 @@ def examination(path: Path) -> Examination:
     rows = [_numbers(k, part) for k, part in enumerate(parts, 1)]
     size = max(Counter(one.task.key for one, _ in rollouts).values(), default=1)
     found = judge_numbers(rows, Plan(group_size=size, limits={"limit": "a limit"}), patience=len(rows)).findings()
-    x.add("trends", *(dataclasses.replace(finding, step=None) for finding in found if finding.verdict != "unsure"))
+    known = [finding for finding in found if finding.verdict != "unsure" and finding.check != OF_TRAINING]
+    x.add("trends", *(dataclasses.replace(finding, step=None) for finding in known))
     mean = statistics.fmean(one.reward for one, _ in rollouts if one.ok) if any(one.ok for one, _ in rollouts) else 0.0
     x.notes.append(f"{len(rollouts)} rollouts of {len(tasks)} tasks, mean reward {mean:.3f}.")
     return x

@@ -231,6 +231,19 @@ def test_an_error_of_the_doctor_ends_no_run(tmp_path: Path, monkeypatch: pytest.
     assert doctor.examination.code == 2
 
 
+@pytest.mark.slow
+def test_a_template_that_raises_before_the_first_step_does_not_end_the_records(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    refusal = "{%- if messages[-1].role == 'assistant' %}{{ raise_exception('no turns of the assistant') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    doctor = attached(tmp_path, {"given": {"processing_class": tokenizer}})
+    assert "no turns of the assistant" in doctor.examination.limits[0]
+    assert len(list((tmp_path / "plumbob_records").glob("*.npz"))) == 3
+    assert doctor.examination.code == 0
+
+
 def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     doctor = attached(
         tmp_path, {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "max_steps": 1, "num_iterations": 3}

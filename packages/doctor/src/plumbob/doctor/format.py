@@ -141,7 +141,7 @@ def _contradictions(x: StepRecord) -> Iterator[str]:
         for k, one in enumerate(rollout.requests):
             yield from _lengths(f"rollouts[{i}].requests[{k}]", one, ("logprobs",), len(one.token_ids), "token_ids")
     for i, row in enumerate(x.rows):
-        yield from _lengths(f"rows[{i}]", row, ("loss_mask", "origins"), len(row.token_ids), "token_ids")
+        yield from _lengths(f"rows[{i}]", row, ("loss_mask",), len(row.token_ids), "token_ids")
         if row.loss_mask[:1].any():
             yield f"rows[{i}].loss_mask: is true for the first token, which has no log-probability"
         columns = ("sampling_logprobs", "logprobs", "reference_logprobs")

@@ -8,18 +8,17 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
 from plumbob.doctor.environment.hands import Hand, gold_field
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Call, Message, Played, RunSettings, Task
+from plumbob.doctor.environment.player import Call, Given, Message, Played, Task
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import says_failed, strings
 from plumbob.doctor.environment.transcripts import EMPTY
-from plumbob.doctor.examine import Examination, of_matrix
+from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trends import TRENDS, WINDOW, Plan
 from plumbob.doctor.trends import judge as judge_numbers
@@ -33,18 +32,6 @@ CUT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens",
 """Reasons why a rollout ended that are limits, as verifiers names them."""
 
 
-@dataclass
-class Saved:
-    """A `Player` of which only the tasks are asked."""
-
-    train: Sequence[Task]
-    held_out: Sequence[Task] = ()
-    settings: RunSettings = field(default_factory=RunSettings)
-
-    def place(self, kind: str, name: str = "") -> str:
-        return ""
-
-
 def examination(path: Path) -> Examination:
     """What the rollouts in a file show of their environment. Raises UserError if it is none of verifiers' files."""
     rollouts = list(_read(path))
@@ -52,14 +39,11 @@ def examination(path: Path) -> Examination:
     tasks = [one.task for one in first.values()]
     gold = gold_field(tasks, [()] * len(tasks))
     hand = Hand(tasks, [()] * len(tasks), [gold.of(task) if gold else "" for task in tasks])
-    matrix = Matrix(Saved(tasks), hand)  # ty: ignore[invalid-argument-type]
+    matrix = Matrix(Given(tasks), hand)  # ty: ignore[invalid-argument-type]
     matrix.cells["saved"] = dict(enumerate(one for one, _ in rollouts))
     matrix.cells[EMPTY] = {i: Played(one.task, 0.0, messages=one.opening) for i, one in enumerate(first.values())}
-    seen = judge(matrix)
-    seen.violations = [one for one in seen.violations if one.row.id in EXAMINED]
-    seen.held, seen.not_examined = [row for row in seen.held if row.id in EXAMINED], {}
     x = Examination("the environment", "the model")
-    x.add("environment", *of_matrix(seen), _alike([one for one, _ in rollouts]))
+    x.add("environment", *judge(matrix, EXAMINED), _alike([one for one, _ in rollouts]))
     # The table of trends reads steps: tasks are dealt out to as many as it waits for.
     number = {key: i for i, key in enumerate(first)}
     parts = [[one for one in rollouts if number[one[0].task.key] % WINDOW == k] for k in range(min(WINDOW, len(tasks)))]

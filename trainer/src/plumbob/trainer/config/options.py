@@ -260,13 +260,15 @@ def resolve(
     kind: str,
     directory_is: str,
     settle: Settle | None = None,
+    lost: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Path | None]:
     """Resolve a command line to (settings as the dataclass `cls`, the directory to resume from or None).
 
     `given`: the options by name, "config_file" and "resume" among them; None means not given. Options override the file
     of --config, or the saved configuration of the resumed directory. `fixed`: settings that cannot change on resuming.
     `kind` and `directory_is`: words for messages, such as "run" and "a run directory". `settle`: turns options and keys
-    that `cls` does not have into settings of the environment. Raises UserError.
+    that `cls` does not have into settings of the environment. `lost`: settings that the configuration of the resumed
+    directory lacks, where another file still has them. Raises UserError.
     """
     hints = get_type_hints(cls)
     values = {
@@ -289,6 +291,7 @@ def resolve(
             accept_removed(key, value, f"{key!r} in {path}")
     elif path is not None:
         saved, unknown_keys = read_file(path, cls)
+    saved = {**(lost or {}), **saved}
     if settle is not None and (unknown_options or unknown_keys):
         named = values.get("env") or saved.get("mixture") or saved.get("env", cls.env)
         envs = [named] if isinstance(named, str) else list(named)

@@ -193,6 +193,12 @@ METRICS = (
         "replies",
         "Mean number of replies per rollout that look like a tool call in a form that is not read.",
     ),
+    Metric(
+        "rollout/cut_texts",
+        "texts",
+        "Mean number of tool results per rollout that are longer than any context, and of errors of over 20,000 characters: "
+        "the rest of them is not kept.",
+    ),
     Metric("rollout/sampled_tokens", "tokens", "Mean number of sampled tokens per rollout."),
     Metric("rollout/row_tokens", "tokens", "Mean number of tokens per rollout, prompt and tool results included."),
     Metric("env/NAME", "-", "Mean of this metric of the environment over the rollouts that report it."),

@@ -276,7 +276,11 @@ def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status
         try:
             if folder is not None and (later := set_aside_later(folder)):
                 status(f"resuming from {folder.name}; checkpoints of later steps are now {', '.join(map(str, later))}")
-            truncate_metrics(run.directory, run.state.step)
+            if (lost := truncate_metrics(run.directory, run.state.step)) > 0:
+                status(
+                    f"metrics.jsonl lacks {lost} of the {run.state.step} steps that the run has finished: the run goes on "
+                    "from its weights, but its report and its diagnosis do not know these steps"
+                )
             write_whole(run.directory / "config.toml", run.config.to_toml())
             write_whole(run.directory / RECORDED, run.tokenizer.chat_template)
             if demonstrations.records:

@@ -92,8 +92,8 @@ class Doctor(TrainerCallback):
         self.reading.options["lr_scheduler_type"] = str(
             getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
         )
-        if Path(sys.argv[0]).is_file() and sys.argv[0].endswith(".py"):
-            self.reading.script = [str(Path(sys.argv[0]).resolve()), *sys.argv[1:]]
+        if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
+            self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
         self.watch = Watch(trainer, self.wants, rescore)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
@@ -194,8 +194,14 @@ class Doctor(TrainerCallback):
 
     def _examine_before(self) -> None:
         score = self.watch.score if self.rescore and self.trainer.environments is None and not self._refused else None
-        with unchanged_randomness():
-            self._known = before.examine(self.trainer, score, self.gold)
+        try:
+            with unchanged_randomness():
+                self._known = before.examine(self.trainer, score, self.gold)
+        except Exception as error:  # data, templates and reward functions are the user's own
+            told = (
+                f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
+            )
+            self.reading.limits.append(told)
         self._print(self.reading.add_findings(self._known.findings))
 
     def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
-from plumbob.doctor.examine import of_matrix
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trl.settings import tokenizer_of
 
@@ -61,28 +60,6 @@ EXAMINED = {"parsed", "not-overpaid", "paid", "enough", "hidden", "apart", "near
 
 
 @dataclass
-class Rows:
-    """A `Player` whose tasks are the rows of a data set. Nothing is played: rewards are scored in batches, as TRL does."""
-
-    trainer: Any
-    train: Sequence[Task]
-    held_out: Sequence[Task] = ()
-
-    @property
-    def settings(self) -> RunSettings:
-        args, steps = self.trainer.args, self.trainer.state.max_steps
-        taken = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
-        short = steps < LEAST_STEPS  # a trial may well take a few rows again and again
-        return RunSettings(
-            taken=0 if short else taken // args.num_iterations, turn_characters=args.max_completion_length
-        )
-
-    def place(self, kind: str, name: str = "") -> str:
-        functions = dict(zip(self.trainer.reward_func_names, self.trainer.reward_funcs, strict=True))
-        return place_of(functions.get(name) or next(iter(functions.values()))) if kind == "reward" else ""
-
-
-@dataclass
 class Before:
     """What was found, and what the columns of the data earn as completions."""
 
@@ -97,10 +74,12 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    found, player = (
-        Before(),
-        Rows(trainer, _tasks(trainer.train_dataset, "train"), _tasks(_held_out(trainer), "held-out")),
-    )
+    args, steps, found = trainer.args, trainer.state.max_steps, Before()
+    groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
+    taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
+    code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
+    train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
+    player = Given(train, held_out, RunSettings(taken=taken), code)
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS)]
     if tasks:
         matrix = Matrix(player, Hand(tasks, [()] * len(tasks), [""] * len(tasks)))  # ty: ignore[invalid-argument-type]
@@ -111,32 +90,27 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
             held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
             cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
             matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
-        seen = judge(matrix)
         known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
-        seen.violations = [one for one in seen.violations if one.row.id in known]
-        seen.held, seen.not_examined = [row for row in seen.held if row.id in known], {}
-        found.findings += of_matrix(seen)
+        found.findings += judge(matrix, known)
         found.findings += _template(trainer, tasks[0])
     return found
 
 
-def _tasks(data: Any, split: Any) -> list[Task]:
+def _tasks(data: Any, kind: str) -> list[Task]:
     if data is None:
         return []
     if isinstance(data, dict):
-        return [task for part in data.values() for task in _tasks(part, split)]
+        return [task for part in data.values() for task in _tasks(part, kind)]
     found = []
     for i in range(min(len(data), MOST_ROWS)) if hasattr(data, "__len__") else ():  # a stream cannot be read twice
         row = data[i]
         fields = {
             name: value for name, value in row.items() if name not in ("prompt", "environment", "images", "image")
         }
-        found.append(Task(f"row {i}", split, fields, _text(row.get("prompt")), dict(row)))
+        found.append(
+            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, _text(row.get("prompt")), dict(row))
+        )
     return found
-
-
-def _held_out(trainer: Any) -> Any:
-    return trainer.eval_dataset if trainer.args.eval_strategy != "no" or trainer.eval_dataset is not None else None
 
 
 def _text(prompt: Any) -> str:
@@ -154,11 +128,7 @@ def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str
 
 def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], bool]:
     """(columns that may hold right answers, whether reward functions name them as arguments)."""
-    texts = [
-        name
-        for name, v in row.items()
-        if name != "prompt" and isinstance(v, str | int | float) and not isinstance(v, bool)
-    ]
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int, float)]
     named: set[str] = set()
     for function in trainer.reward_funcs:
         with suppress(TypeError, ValueError, OSError):
@@ -199,7 +169,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
     matrix.cells[PERFECT] = {
         i: _played(task, hand.turns[i][0].text, first[i, k], names) for i, task in enumerate(tasks)
     }
-    known = Known(hand, matrix.cells, trainer.args.max_completion_length)
+    known = Known(hand, matrix.cells)
     makes = [(kind, {**CHEAP, **OTHERS}[kind]) for kind in KINDS]
     made = [[make(known, i) for _, make in makes] for i in range(len(tasks))]
     second = earned([[turns[-1].text if turns else "" for turns in own] for own in made])

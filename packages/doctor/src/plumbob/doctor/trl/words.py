@@ -20,14 +20,9 @@ WORDS = {
 
 REMEDIES = {
     "few-distinct-tasks": "Train on more different prompts.",
-    "answer-in-prompt": "Remove the answer from the prompt, where the evidence shows it.",
     "answers-not-parsed": (
         "Compare with the final answer: take it out of the column (the part behind ####, for example) before training, or in "
         "the reward function, and read it from the completion in the form that the prompt asks for."
-    ),
-    "reward-exploitable": (
-        "Give nothing to the text that the evidence quotes: compare whole answers, and lower `reward_weights` of functions "
-        "that pay for form."
     ),
     "calls-not-read": (
         "Print a few completions. If they hold calls in another form, set processing_class.response_template to it; if they hold "
@@ -73,11 +68,6 @@ REMEDIES = {
     "truncated-rollouts": (
         "Raise max_completion_length, shorten what the prompt asks for, or set mask_truncated_completions=True."
     ),
-    "rewards-of-other-rollouts": "Return the rewards in the order of `completions`, one for each.",
-    "reward-nondeterministic": (
-        "Make each reward depend on its own completion and columns alone: no random numbers, no clock, no place in the "
-        "batch, no counter that outlives the call, no judge with a temperature above 0."
-    ),
     "reward-wrong": (
         "Print what each reward function is given and returns for a few completions: its arguments are `prompts`, "
         "`completions`, `completion_ids` and the columns of the data set by name, in lists of one entry for each "
@@ -94,10 +84,6 @@ REMEDIES = {
     "loss-differs-from-settings": (
         "Look at a subclass that overrides compute_loss or _compute_loss, and compare it with loss_type, epsilon, "
         "epsilon_high, delta and importance_sampling_level."
-    ),
-    "normaliser-depends-on-microbatches": (
-        "Divide by the tokens or rows of the whole optimizer step, once: TRL's loss already divides by "
-        "gradient_accumulation_steps."
     ),
     "kl-term-wrong": (
         "Set sync_ref_model=False (or ref_model_sync_steps and ref_model_mixup_alpha so that the reference stays "

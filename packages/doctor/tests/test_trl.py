@@ -394,6 +394,15 @@ class AdapterTwice(trl.GRPOTrainer):
                 parameter.data /= 2
 
 
+class LosesTheEnd(trl.GRPOTrainer):
+    """Completions are decoded and tokenised again, without the token that ends them."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        ids, logprobs = super()._generate_single_turn(*given, **more)
+        texts = [self._tokenizer.decode(one, skip_special_tokens=True) for one in ids]
+        return [self._tokenizer(text)["input_ids"] for text in texts], logprobs
+
+
 class PartedGroups(trl.GRPOTrainer):
     """A data loader of one's own gives each prompt once, so that groups hold different prompts."""
 
@@ -553,6 +562,8 @@ FAULTS = (
           lambda: {"kind": OtherPrecision}),
     Fault("adapter applied twice", ("weights-not-synced", "adapter-scale-differs"), "huggingface/trl#2872",
           lambda: {"kind": AdapterTwice, "given": lora(), "learning_rate": 1e-2}),
+    Fault("completions lose their end", ("stop-token-wrong", "row-not-what-was-sampled"), "huggingface/trl#5224",
+          lambda: {"kind": LosesTheEnd, "temperature": 1.0}),
     Fault("groups of different prompts", ("advantages-wrong",), "", lambda: {"kind": PartedGroups}),
     Fault("reward with swapped arguments", ("reward-wrong",), "", lambda: {"reward": swapped, "temperature": 1.0}),
     Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),

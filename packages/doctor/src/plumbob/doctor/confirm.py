@@ -40,9 +40,13 @@ class Trial:
         return self.option if trl else self.own or self.option
 
 
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda value: float(f"{factor * value:.3g}")
+
+
 TRIALS = {
-    "learning-rate-too-low": Trial("learning_rate", lambda v: float(f"{30 * v:.3g}"), "mean(optimizer/relative_update) of treatment > control"),
-    "learning-rate-too-high": Trial("learning_rate", lambda v: float(f"{v / 10:.3g}"), "mean(optimizer/relative_update) of treatment < control"),
+    "learning-rate-too-low": Trial("learning_rate", _times(30), "mean(optimizer/relative_update) of treatment > control"),
+    "learning-rate-too-high": Trial("learning_rate", _times(0.1), "mean(optimizer/relative_update) of treatment < control"),
     "tiny-std-scaling": Trial("scale_rewards", lambda v: "none", "mean(advantage/mean_abs) of treatment < control"),
     "truncated-rollouts": Trial("max_completion_length", lambda v: v * 8, "mean(rollout/truncated_share) of treatment < control",
                                 "max_tokens"),
@@ -50,7 +54,7 @@ TRIALS = {
     "too-little-signal": Trial("num_generations", lambda v: v * 2, "mean(groups/zero_signal_share) of treatment < control"),
     "kl-too-large": Trial("beta", lambda v: 0.0, "mean(optimizer/relative_update) of treatment > control", "kl_beta"),
     "kl-term-wrong": Trial("sync_ref_model", lambda v: False, "last(policy/kl) of treatment > control", "-"),
-    "policy-breaks": Trial("learning_rate", lambda v: float(f"{v / 10:.3g}"), "mean(optimizer/relative_update) of treatment < control"),
+    "policy-breaks": Trial("learning_rate", _times(0.1), "mean(optimizer/relative_update) of treatment < control"),
     "schedule-hides-rate": Trial("lr_scheduler_type", lambda v: "constant",
                                  "mean(optimizer/relative_update) of treatment > control"),
 }  # fmt: skip

@@ -194,6 +194,8 @@ def _requests(trainer: Any, made: Round, i: int) -> list[records.Request]:
         given["min_p"] or 0.0,
         stops,
     )
+    # Whether something else than the limit of tokens may end a completion without a stop token.
+    limited = config is None or bool(config.stop_strings or config.max_time)
     start = 0
     for number, turn in enumerate(made.turns):
         if turn.logprobs is None:
@@ -203,8 +205,10 @@ def _requests(trainer: Any, made: Round, i: int) -> list[records.Request]:
             continue
         prompt, ids = turn.prompts[at], turn.completions[at]
         start = len(prompt) if number == 0 else start
-        ids = ids[: max(start + trainer.max_completion_length - len(prompt), 0)]  # TRL cuts what exceeds the limit
-        reason = "stop" if ids and ids[-1] in stops else "length"
+        most = max(start + trainer.max_completion_length - len(prompt), 0)
+        ids = ids[:most]  # TRL cuts what exceeds the limit
+        full = len(ids) >= min(most, sampling.max_tokens) or limited
+        reason = "stop" if (ids and ids[-1] in stops) or not full else "length"
         found.append(
             records.Request(
                 np.array(prompt, np.int32), np.array(ids, np.int32), turn.logprobs[at][: len(ids)], sampling, reason

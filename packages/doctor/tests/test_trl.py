@@ -202,6 +202,7 @@ def test_a_fault_is_printed_when_it_is_found_and_can_be_read_later_without_trl(
     at_once, page = printed.index("plumbob.doctor: loss-differs-from-settings in step 1"), printed.index("Cause: ")
     assert at_once < printed.index("'grad_norm'") < page
     assert sorted(path.name for path in folder.glob("*.npz")) == [f"step_0000{k}.npz" for k in (1, 2, 3)]
+    assert "loss-differs-from-settings" in (folder / "report.html").read_text()
     record = read(folder / "step_00001.npz")
     assert record.trainer == f"trl {trl.__version__}"
     assert len(record.rows) == len(record.rollouts) == len(record.updates[0].trained) == 16

@@ -25,9 +25,10 @@ from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_te
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
+from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
-FOLDER = "plumbob_records"
+FOLDER, PAGE = "plumbob_records", "report.html"
 
 
 def attach(
@@ -184,6 +185,8 @@ class Doctor(TrainerCallback):
         if not state.is_world_process_zero:
             return
         (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        page = render(self.examination, f"plumbob.doctor {self.folder}")
+        (self.folder / PAGE).write_text(page, encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
         print(
             "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),

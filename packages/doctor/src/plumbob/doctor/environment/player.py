@@ -5,8 +5,10 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "held-out"]
@@ -120,8 +122,6 @@ class RunSettings:
     """Whether tasks are taken in the order in which the environment gives them, and none was asked for."""
     taken: int = 0
     """Number of tasks that the run takes in all, counting those that it takes again; 0: unknown."""
-    turn_characters: int = 512
-    """Number of characters that a turn of the model may have for certain."""
 
 
 class Player(Protocol):
@@ -155,10 +155,6 @@ class Player(Protocol):
         """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
         ...
 
-    def as_held_out(self, task: Task) -> Task | None:
-        """A training task's data as a held-out task would have it: prompted and scored as these. None: not possible."""
-        ...
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         """What the tools return to these calls, one after another, without anything between them and the caller.
 
@@ -166,10 +162,29 @@ class Player(Protocol):
         """
         ...
 
-    def call_form(self) -> tuple[str, bool] | None:
-        """(a tool call as the chat template writes it, whether it is read as the same call). None: no template is known."""
-        ...
-
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
         ...
+
+
+@dataclass
+class Given:
+    """A `Player` of which only the tasks are asked: what was played, or scored, is known already."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task] = ()
+    settings: RunSettings = field(default_factory=RunSettings)
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Name of each reward function -> where it is."""
+
+    def place(self, kind: str, name: str = "") -> str:
+        return self.code.get(name) or next(iter(self.code.values()), "") if kind == "reward" else ""
+
+
+def place_of(function: Any) -> str:
+    """Where a function is written, as "file.py:12 Class.function"; "" if it has no source."""
+    try:
+        code = inspect.unwrap(getattr(function, "__func__", function))
+        return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
+    except (TypeError, OSError):
+        return ""

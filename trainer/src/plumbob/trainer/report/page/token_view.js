@@ -65,8 +65,9 @@ function showToken(at) {
   opened.root.querySelector(".t.chosen")?.classList.remove("chosen");
   const span = opened.root.querySelector(`.t[data-at="${at}"]`);
   span.classList.add("chosen");
-  span.scrollIntoView({ block: "center" });
-  requestAnimationFrame(() => span.scrollIntoView({ block: "center" })); // what came into sight only now has its own height
+  let frames = 4; // messages have their own height only once they were in sight, so the place moves for a few frames
+  const centre = () => { span.scrollIntoView({ block: "center" }); if (--frames) requestAnimationFrame(centre); };
+  centre();
   opened.chosen = at;
   inspect(token);
 }

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -288,6 +289,16 @@ def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_pa
         "calls-not-read" if command == "doctor" else f"{command}: this model's chat template writes a tool call"
     ) in shown
     assert '<invoke name="tool_name">' in shown and "step 1" not in shown
+
+
+def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
+    (tmp_path / "unread.jinja").write_text(UNREAD)
+    for arguments, said in ((["--chat-template", str(tmp_path / "unread.jinja")], True), ([], False)):
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as exit_:
+            run_app("serve", serve_cli.app, ["--port", str(taken.getsockname()[1]), *arguments])
+        shown = " ".join(capsys.readouterr().err.split())
+        told = "the chat template of tiny writes a tool call as '<invoke name"
+        assert exit_.value.code == 2 and "cannot listen on" in shown and (told in shown) == said
 
 
 def test_thinking_that_a_chat_server_would_drop_is_said():

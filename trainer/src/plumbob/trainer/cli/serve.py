@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -75,6 +76,14 @@ def serve(
         ),
     ] = None,
     bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host name under which clients may ask for this server, besides localhost, IP addresses and --host, and "
+            "whose web pages may use it; may be repeated; '*' for any.",
+            metavar="NAME",
+        ),
+    ] = None,
     version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> int:
     """Serve a model with OpenAI's chat completions API over HTTP, until Ctrl-C.
@@ -85,6 +94,11 @@ def serve(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     template = TemplateChoice(chat_template, tuple(chat_template_args or ()))
     template.check()
+    for name in allow_host or ():
+        if not re.fullmatch(r"\*|[\w.-]+", name):
+            raise UserError(
+                f"--allow-host {name!r} is not a host name; give a name such as gpu-box, without scheme and port"
+            )
     with contextlib.suppress(KeyboardInterrupt):
         load = functools.partial(
             _load,
@@ -94,6 +108,7 @@ def serve(
             bf16=bf16,
             template=template,
             tool_format=tool_format,
+            hosts=[host, *(allow_host or ())],
         )
         asyncio.run(_serve(model, host, port, load))
     return 0
@@ -106,10 +121,13 @@ def _load(model: str, **settings: Any) -> Server:
 
 
 async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -> None:
+    from plumbob.trainer.rollouts.templates import QUESTION, unread_form
     from plumbob.trainer.serving.server import running
 
     server = load()
-    if not server.chat.names_tools([{"role": "user", "content": "?"}]):
+    if unread := unread_form(server.chat, [QUESTION]):
+        print(f"the chat template of {model} {unread}", file=sys.stderr)
+    if not server.chat.names_tools([QUESTION]):
         print(f"the chat template of {model} has no place for tools: they are described in text", file=sys.stderr)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

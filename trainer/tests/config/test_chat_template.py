@@ -293,12 +293,12 @@ def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_pa
 
 def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
     (tmp_path / "unread.jinja").write_text(UNREAD)
-    for arguments, said in ((["--chat-template", str(tmp_path / "unread.jinja")], True), ([], False)):
-        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as exit_:
-            run_app("serve", serve_cli.app, ["--port", str(taken.getsockname()[1]), *arguments])
+    for template, said in ((TemplateChoice(str(tmp_path / "unread.jinja")), True), (TemplateChoice(), False)):
+        server = load_server("tiny", template=template)
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
+            asyncio.run(serve_cli._serve("tiny", "127.0.0.1", taken.getsockname()[1], lambda: server))  # noqa: B023
         shown = " ".join(capsys.readouterr().err.split())
-        told = "the chat template of tiny writes a tool call as '<invoke name"
-        assert exit_.value.code == 2 and "cannot listen on" in shown and (told in shown) == said
+        assert ("the chat template of tiny writes a tool call as '<invoke name" in shown) == said
 
 
 def test_thinking_that_a_chat_server_would_drop_is_said():

@@ -190,6 +190,13 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         (["--host", "nowhere.invalid", "--port", "0"], "cannot listen on nowhere.invalid:0: Name or service not known"),
         (["--max-context", "100000000"], "--max-context 100000000 is more than the 4096 positions of the model"),
         (["--port", "70000"], "--port"),
+        (["--model", ""], "--model is empty; give a model's name or folder"),
+        (["--model", __file__], "it has no config.json"),
+        (
+            ["--host", "http://127.0.0.1", "--port", "0"],
+            "cannot listen on http://127.0.0.1:0: Name or service not known",
+        ),
+        (["--host", "a" * 80], "is not a host name or an address"),
         (
             ["--allow-host", "http://gpu-box:8000"],
             "--allow-host 'http://gpu-box:8000' is not a host name; give a name such",

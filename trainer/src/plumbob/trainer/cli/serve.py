@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.rollout_options import TOOL_FORMATS, ToolFormatName
+from plumbob.trainer.run_files.model_path import check_model_exists
 
 if TYPE_CHECKING:
     from plumbob.trainer.serving.server import Server
@@ -94,6 +96,8 @@ def serve(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     template = TemplateChoice(chat_template, tuple(chat_template_args or ()))
     template.check()
+    check_model_exists(model)
+    _check_address(host, port)
     for name in allow_host or ():
         if not re.fullmatch(r"\*|[\w.-]+", name):
             raise UserError(
@@ -141,10 +145,27 @@ async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -
             )
             await stopped.wait()
     except OSError as error:
-        errno = error.errno or 0
-        reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0") from None
+        raise _cannot_listen(host, port, error) from None
     print("stopped", file=sys.stderr)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise UserError if the server could not listen there, before a model is loaded for it."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+    except UnicodeError:
+        raise UserError(f"--host {host!r} is not a host name or an address") from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    errno = error.errno or 0
+    reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
+    return UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0")
 
 
 def main() -> None:

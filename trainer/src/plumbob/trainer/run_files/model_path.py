@@ -51,7 +51,9 @@ def best_checkpoint(run_dir: Path) -> list[Path]:
 
 
 def check_model_exists(name: str) -> None:
-    """Raise UserError if the name is that of a folder, but the folder holds no model."""
+    """Raise UserError if the name is empty, or that of a folder that holds no model."""
+    if not name.strip():
+        raise UserError("--model is empty; give a model's name or folder")
     path = model_path(name)
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
     if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import UserError, plain
 from plumbob.console.help import Command, Group
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
@@ -118,7 +118,7 @@ def check_(
     from plumbob.hub.check.check import read_settings, run_check
 
     report = run_check(target, read_settings(setting or []), timeout)
-    print(report.as_json() if as_json else report.text())
+    print(report.as_json() if as_json else plain(report.text()))
     return 1 if report.failed else 0
 
 

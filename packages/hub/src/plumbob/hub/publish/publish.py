@@ -131,7 +131,7 @@ def shown_plan(paths: list[Path], location: Location, *, timeout: float | None, 
 
 def _pass_gate(path: Path, gate: Gate | None) -> None:
     project = read_project(path)
-    if gate is not None and project.entry_points(GROUP):
+    if project.name and gate is not None and project.entry_points(GROUP):
         problems = gate(path)
         if problems:
             raise UserError(f"{path} is not published: {'; '.join(problems)}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.hub.publish.secrets import secret_in
 
 _SHOWN = 5
@@ -35,7 +35,9 @@ class Shipped:
 
 
 def read_archive(file: Path) -> list[Shipped]:
-    """Return the files of a wheel or an sdist, sorted. Raises UserError if it cannot be read."""
+    """Return the files of a wheel or an sdist, sorted. Raises UserError if it is neither, or cannot be read."""
+    if not file.name.endswith((".whl", ".tar.gz")):
+        raise UserError(f"{file} is neither a wheel (.whl) nor an sdist (.tar.gz)")
     try:
         if file.suffix == ".whl":
             with zipfile.ZipFile(file) as wheel:
@@ -48,7 +50,7 @@ def read_archive(file: Path) -> list[Shipped]:
                     for m, content in members
                 ]
     except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file.name} cannot be read: {error}") from None
+        raise UserError(f"{file.name} cannot be read: {first_line(error)}") from None
     return sorted(found, key=lambda shipped: shipped.path)
 
 

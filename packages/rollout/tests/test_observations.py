@@ -96,6 +96,7 @@ def test_a_call_becomes_an_observation_and_the_rollout_goes_on(play, qwen, said,
         "tool_errors": 0,
         "malformed_calls": 0,
         "unread_calls": 0,
+        "cut_texts": 0,
         counted: 1,
     }
     assert counts(trace) == expected
@@ -113,9 +114,34 @@ def test_llama_sees_its_mistakes_too(play, families):
         "tool_errors": 0,
         "malformed_calls": 1,
         "unread_calls": 0,
+        "cut_texts": 0,
         "tools": 5,
     }
     assert "not valid JSON" in observations(trace)[0]
+
+
+@pytest.mark.parametrize("result", ["a b " * 2_000_000, "\N{OLD ITALIC LETTER A}" * 3_000_000], ids=["words", "rare"])
+def test_a_result_that_no_context_holds_is_cut_before_it_is_tokenised(play, qwen, kit, monkeypatch, result):
+    read = []
+    original = type(qwen.tokenizer).__call__
+    monkeypatch.setattr(
+        type(qwen.tokenizer), "__call__", lambda self, text, **k: (read.append(len(text)), original(self, text, **k))[1]
+    )
+    task = kit.Task(kit.Data(prompt="Go.", results=[result]))
+    trace, _ = play([("kit_fetch", {}), "The end."], task, max_context=5000)
+    assert trace.ok and trace.stop_condition == "max_total_tokens" and counts(trace)["cut_texts"] == 1
+    assert max(read) < 5001 * qwen.chat.longest_token + 1000  # its beginning, and the template around it
+
+
+def test_the_errors_of_a_trace_are_no_longer_than_anybody_reads(play, kit):
+    class Loud(kit.Task):
+        async def setup(self, trace):
+            raise RuntimeError("no " * 1_000_000)
+
+    trace, _ = play(["The end."], Loud(kit.Data(prompt="Go.")))
+    (error,) = trace.errors
+    assert not trace.ok and counts(trace)["cut_texts"] == 1
+    assert "RuntimeError: no no " in error.message and len(error.message) + len(error.traceback) <= 40_000
 
 
 def test_calls_of_one_turn_are_answered_in_order_and_see_each_other(play, qwen):
@@ -131,6 +157,7 @@ def test_calls_of_one_turn_are_answered_in_order_and_see_each_other(play, qwen):
         "tool_errors": 1,
         "malformed_calls": 1,
         "unread_calls": 0,
+        "cut_texts": 0,
     }
     message = trace.assistant_messages[0]
     assert message.content == "Now."

@@ -30,6 +30,7 @@ from plumbob.trainer.config.chat_template import (
     with_values,
 )
 from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.serve import ServeConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.subject import load_subject
@@ -294,9 +295,8 @@ def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_pa
 def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
     (tmp_path / "unread.jinja").write_text(UNREAD)
     for template, said in ((TemplateChoice(str(tmp_path / "unread.jinja")), True), (TemplateChoice(), False)):
-        server = load_server("tiny", template=template)
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
-            asyncio.run(serve_cli._serve("tiny", "127.0.0.1", taken.getsockname()[1], lambda: server))  # noqa: B023
+            asyncio.run(serve_cli._serve(ServeConfig(port=taken.getsockname()[1]), template))
         shown = " ".join(capsys.readouterr().err.split())
         assert ("the chat template of tiny writes a tool call as '<invoke name" in shown) == said
 

@@ -199,9 +199,9 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         (["--host", "a" * 80], "is not a host name or an address"),
         (
             ["--allow-host", "http://gpu-box:8000"],
-            "--allow-host 'http://gpu-box:8000' is not a host name; give a name such",
+            "takes a host name such as gpu-box, without scheme and port, so not 'http://gpu-box:8000'",
         ),
-        (["--allow-host", ""], "--allow-host '' is not a host name"),
+        (["--allow-host", ""], "--allow-host takes a host name such as gpu-box, without scheme and port, so not ''"),
     ],
 )
 def test_a_user_s_mistake_is_one_sentence(capsys, args, message):

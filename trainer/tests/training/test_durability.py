@@ -111,8 +111,41 @@ def test_what_a_kill_left_of_a_checkpoint_is_tidied_up(tmp_path):
 def test_metrics_of_steps_that_are_run_again_go_and_so_does_half_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 3}\n{"step": 4}\n{"ste')
-    truncate_metrics(tmp_path, 3)
+    assert truncate_metrics(tmp_path, 3) == 1  # step 2 has no line
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    path.unlink()
+    assert truncate_metrics(tmp_path, 3) == 3 and path.read_text() == ""
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_ones_go(tmp_path, monkeypatch):
+    """What a power cut leaves depends on this order, and nothing but the order of the calls can show it here."""
+    done = []
+
+    def noted(name):
+        original = getattr(os, name)
+
+        def call(target, *more, **options):
+            path = os.readlink(f"/proc/self/fd/{target}") if name == "fsync" else os.fspath(target)
+            done.append((name, path.removeprefix(f"{tmp_path}/r/checkpoints"), *map(str, more[:1])))
+            return original(target, *more, **options)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, noted(name))
+    assert run(config_of(tmp_path, "r", max_steps=2, save_steps=1, save_total_limit=1)) == 0
+    root = tmp_path / "r" / "checkpoints"
+    named = done.index(("replace", "/.step_2.partial", f"{root}/step_2"))
+    first = done.index(("replace", "/.step_1.partial", f"{root}/step_1"))
+    files = [path.relative_to(root / "step_2").as_posix() for path in (root / "step_2").rglob("*") if path.is_file()]
+    flushed = {entry[1] for entry in done[first:named] if entry[0] == "fsync"}
+    missing = {name for name in files if f"/.step_2.partial/{name}" not in flushed} - {"manifest.json"}
+    assert (
+        not missing
+        and {"/.step_2.partial", "/.step_2.partial/model", "/.step_2.partial/manifest.json.partial"} <= flushed
+    )
+    gone = done.index(("replace", "/step_1", f"{root}/.step_1.partial"))
+    assert ("fsync", "") in done[named:gone]
 
 
 # A full disk

@@ -137,6 +137,22 @@ def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, 
     assert resume(directory, max_steps=4) == 0
 
 
+@pytest.mark.slow
+def test_settings_that_config_toml_lost_are_those_of_the_checkpoint_and_are_named(halfway, capfd):
+    path = halfway / "config.toml"
+    kept = [line for line in path.read_text().splitlines() if not line.startswith(("max_tokens", "num_generations"))]
+    path.write_text("\n".join(kept))
+    config, start = configure({"resume": str(halfway), "max_steps": "4"})
+    assert (config.max_tokens, config.num_generations, config.batch_size) == (24, 4, 8)
+    said = capfd.readouterr().err
+    assert "lacks settings of the run, which are taken from step_3: max_tokens = 24, num_generations = 4" in said
+    (halfway / "metrics.jsonl").unlink()
+    assert run(config, start) == 0
+    assert "metrics.jsonl lacks 3 of the 3 steps that the run has finished" in capfd.readouterr().err
+    path.write_text("")
+    assert configure({"resume": str(halfway)})[0] == replace(config, run_name=None)
+
+
 # What may change, and then does
 
 

@@ -10,6 +10,7 @@ for, such as tool descriptions, becomes text of a message that it renders (templ
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -35,6 +36,10 @@ from plumbob.rollout.types import Tokenizer
 
 MAX_REMEMBERED = 4096
 """Most renderings that a `Chat` keeps, which is more than one training step needs."""
+LONGEST_REMEMBERED = 100_000
+"""Characters of messages above which their rendering is not kept: few rollouts share it, and 4096 of them fill a memory."""
+LONGEST_TOKEN = 256
+"""Characters of a token of a model whose tokenizer is not at hand: no tokenizer in use has a longer one but of spaces."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,11 @@ class Chat:
             gaps=TemplateGaps.of(tokenizer),
             control=None if keep_control_tokens else ControlTokens.of(tokenizer, turns, written_text(form)),
         )
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Most characters that one token stands for: a text of N characters has at least N / longest_token tokens."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def prompt(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: dict[str, Any] | None = None
@@ -234,12 +244,15 @@ class Chat:
     ) -> Rendered:
         """Render and tokenise once: the rollouts of a group share their prompt, and often tool results."""
         key = json.dumps([kind, messages, tools])
-        if key not in self._memory:
+        if key in self._memory:
+            return self._memory[key]
+        text, encoded = self._tokenised(shown, messages, tools)
+        rendered = _attributed(encoded, text, shown(_marked(messages), tools), messages)
+        if len(key) <= LONGEST_REMEMBERED:
             if len(self._memory) >= MAX_REMEMBERED:
                 self._memory.clear()
-            text, encoded = self._tokenised(shown, messages, tools)
-            self._memory[key] = _attributed(encoded, text, shown(_marked(messages), tools), messages)
-        return self._memory[key]
+            self._memory[key] = rendered
+        return rendered
 
     def _tokenised(
         self, shown: Render, messages: list[dict[str, Any]], tools: list[dict[str, Any]]

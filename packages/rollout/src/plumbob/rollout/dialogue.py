@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from plumbob.rollout.chat import Chat, Rendered
+from plumbob.rollout.chat import LONGEST_TOKEN, Chat, Rendered
 from plumbob.rollout.environment_code import Caller, Escaped, Stuck
 from plumbob.rollout.toolcalls import NOT_READ, MalformedCall, ParsedCall, ParsedReply
 from plumbob.rollout.types import ChatEngine, Engine, EngineError, Limits, Sampling, StopReason
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
 
-COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls")
+COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls", "cut_texts")
 """What a rollout counts, besides its turns: metrics of its trace, under "rollout/"."""
+LONGEST_ERROR = 20_000
+"""Characters of an error's message or traceback that a trace keeps: an error may quote a whole file."""
 
 
 class EndOfScript(Exception):
@@ -58,6 +60,9 @@ class Dialogue(Protocol):
     """A conversation between a model and an environment, written to a trace turn by turn."""
 
     limits: Limits
+    longest_text: int
+    """Characters of a tool's result that can be of use: more of them are more tokens than the context has, whatever
+    they spell. The rest of a longer result is cut off before it is tokenised, which takes 300 times its size in memory."""
 
     def open(self, messages: list[Any]) -> None:
         """Begin with the task's own messages.
@@ -83,6 +88,7 @@ class TokenDialogue:
     ) -> None:
         self.trace, self.box, self.engine, self.chat = trace, box, engine, chat
         self.sampling, self.limits = sampling, limits
+        self.longest_text = (limits.max_context + 1) * chat.longest_token
         self.ids: list[int] = []
         """All ids of the conversation so far, verbatim: the last prompt and its completion."""
         self.explanations = 0
@@ -155,6 +161,7 @@ class ChatDialogue:
     def __init__(self, trace: vf.Trace, box: ToolBox, engine: ChatEngine, sampling: Sampling, limits: Limits) -> None:
         self.trace, self.box, self.engine = trace, box, engine
         self.sampling, self.limits = sampling, limits
+        self.longest_text = (limits.max_context + 1) * LONGEST_TOKEN
         self.history: list[dict[str, Any]] = []
         self.unrecorded: list[Any] = []
         self.used = 0
@@ -199,7 +206,15 @@ class ChatDialogue:
 
 
 def record_counts(trace: vf.Trace, counts: dict[str, int]) -> None:
-    """Add a finished rollout's counts to the metrics of its trace, and the number of its turns and tools."""
+    """Add a finished rollout's counts to the metrics of its trace, and the number of its turns and tools.
+
+    The texts of errors are cut to `LONGEST_ERROR` characters here.
+    """
+    for error in trace.errors:
+        if max(len(error.message), len(error.traceback or "")) > LONGEST_ERROR:
+            counts = {**counts, "cut_texts": counts.get("cut_texts", 0) + 1}
+            error.message = error.message[:LONGEST_ERROR]
+            error.traceback = error.traceback and error.traceback[:LONGEST_ERROR]
     every = {"turns": trace.num_turns, "tools": len(trace.tools or ()), **counts}
     trace.record_metrics({f"rollout/{name}": count for name, count in every.items()})
 
@@ -243,7 +258,7 @@ async def play_turns(
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
-        texts = [await observe(box, call, counts, caller) for call in sampled_turn.calls]
+        texts = [await observe(box, call, counts, caller, dialogue.longest_text) for call in sampled_turn.calls]
         results = [
             verifiers_messages.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
             for call, text in zip(sampled_turn.tool_calls, texts, strict=True)
@@ -276,12 +291,17 @@ def engine_failed(trace: vf.Trace) -> bool:
 
 
 async def observe(
-    box: ToolBox, call: ParsedCall | MalformedCall, counts: dict[str, int], caller: Caller | None = None
+    box: ToolBox,
+    call: ParsedCall | MalformedCall,
+    counts: dict[str, int],
+    caller: Caller | None = None,
+    longest: int | None = None,
 ) -> str:
     """Run a tool call; returns its result, or a description of its error, as an observation for the model.
 
     What the model cannot repair is raised: `vf.ToolsetError`, which a tool raises if something that it depends on is
-    down, `Stuck` and `Escaped`. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls").
+    down, `Stuck` and `Escaped`. `counts`: incremented by name ("tool_calls", "tool_errors", "malformed_calls",
+    "cut_texts"). `longest`: most characters of the observation; None: all.
     """
     from plumbob.rollout.verifiers_adapter import ToolsetError
 
@@ -299,6 +319,9 @@ async def observe(
     except Exception as error:  # an exception in a tool is an observation for the model
         counts["tool_errors"] += 1
         text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
+    if longest is not None and len(text) > longest:
+        counts["cut_texts"] += 1
+        text = text[:longest]
     return text.encode("utf-8", "replace").decode()  # file names may hold surrogates, which no tokenizer accepts
 
 

@@ -4,131 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
+from plumbob.trainer.cli.loading import quiet_libraries
 from plumbob.trainer.config.chat_template import TemplateChoice
-from plumbob.trainer.config.rollout_options import TOOL_FORMATS, ToolFormatName
+from plumbob.trainer.config.options import as_command, resolve
+from plumbob.trainer.config.serve import ServeConfig
 from plumbob.trainer.run_files.model_path import check_model_exists
-
-if TYPE_CHECKING:
-    from plumbob.trainer.serving.server import Server
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(cls=Command)
-def serve(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Model with a chat template: a folder, a Hugging Face hub name, or a bundled model such as tiny.",
-        ),
-    ] = "tiny",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts requests from other machines.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    max_concurrent: Annotated[
-        int, typer.Option(min=1, help="Maximum number of completions sampled at the same time; further ones wait.")
-    ] = 64,
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Maximum number of tokens of a prompt and its completion together.",
-            show_default="4096, or the model's maximum if that is smaller",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template",
-            help="Jinja file with the chat template to use in place of the model's own.",
-            metavar="FILE",
-        ),
-    ] = None,
-    chat_template_args: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--chat-template-args",
-            help="Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text, such as "
-            "enable_thinking=false; may be repeated. A request's chat_template_kwargs come before it.",
-            metavar="NAME=VALUE",
-        ),
-    ] = None,
-    tool_format: Annotated[
-        ToolFormatName | None,
-        typer.Option(
-            help=TOOL_FORMATS,
-            show_default="chosen from the chat template",
-        ),
-    ] = None,
-    bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Host name under which clients may ask for this server, besides localhost, IP addresses and --host, and "
-            "whose web pages may use it; may be repeated; '*' for any.",
-            metavar="NAME",
-        ),
-    ] = None,
-    version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
-) -> int:
+def serve(**given: Any) -> int:
     """Serve a model with OpenAI's chat completions API over HTTP, until Ctrl-C.
 
     Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    template = TemplateChoice(chat_template, tuple(chat_template_args or ()))
+    config, _ = resolve(ServeConfig, given, (), kind="server", directory_is="")
+    quiet_libraries()
+    template = TemplateChoice(config.chat_template, config.chat_template_args)
     template.check()
-    check_model_exists(model)
-    _check_address(host, port)
-    for name in allow_host or ():
-        if not re.fullmatch(r"\*|[\w.-]+", name):
-            raise UserError(
-                f"--allow-host {name!r} is not a host name; give a name such as gpu-box, without scheme and port"
-            )
+    check_model_exists(config.model)
+    _check_address(config.host, config.port)
     with contextlib.suppress(KeyboardInterrupt):
-        load = functools.partial(
-            _load,
-            model,
-            max_concurrent=max_concurrent,
-            max_context=max_context,
-            bf16=bf16,
-            template=template,
-            tool_format=tool_format,
-            hosts=[host, *(allow_host or ())],
-        )
-        asyncio.run(_serve(model, host, port, load))
+        asyncio.run(_serve(config, template))
     return 0
 
 
-def _load(model: str, **settings: Any) -> Server:
-    from plumbob.trainer.serving.server import load_server
-
-    return load_server(model, **settings)
-
-
-async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -> None:
+async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
     from plumbob.trainer.rollouts.templates import QUESTION, unread_form
-    from plumbob.trainer.serving.server import running
+    from plumbob.trainer.serving.server import load_server, running
 
-    server = load()
+    model, host, port = config.model, config.host, config.port
+    server = load_server(
+        model,
+        max_concurrent=config.max_concurrent,
+        max_context=config.max_context,
+        bf16=config.bf16,
+        template=template,
+        tool_format=config.tool_format,
+        hosts=(host, *config.allow_host),
+    )
     if unread := unread_form(server.chat, [QUESTION]):
         print(f"the chat template of {model} {unread}", file=sys.stderr)
     if not server.chat.names_tools([QUESTION]):
@@ -166,6 +91,11 @@ def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
     errno = error.errno or 0
     reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
     return UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0")
+
+
+app.command(help=serve.__doc__, cls=Command)(
+    as_command(serve, {"version": Annotated[bool | None, version_option("plumbob-trainer")]}, ServeConfig)
+)
 
 
 def main() -> None:

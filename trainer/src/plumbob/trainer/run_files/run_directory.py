@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,31 @@ def evaluation_name(config: EvaluateConfig) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: an interruption leaves the old or the new file, an OSError leaves the old one."""
+    """Replace a file atomically: a kill or a power cut leaves the old or the new file, an OSError leaves the old one."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        flush_to_disk(partial)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    flush_to_disk(path.parent)
+
+
+def flush_to_disk(*paths: Path) -> None:
+    """Wait until files, or the names in folders, are on the disk: after a power cut a rename may be there without them.
+
+    Raises OSError for a file that cannot be written out. Folders of file systems that cannot do it are left out.
+    """
+    for path in paths:
+        is_folder = path.is_dir()
+        with suppress(OSError) if is_folder else nullcontext():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 class MetricsLog:
@@ -168,11 +185,16 @@ class MetricsLog:
             write_whole(self.path, "".join(lines))
 
 
-def truncate_metrics(directory: Path, steps: int) -> None:
-    """Remove incomplete lines and those of steps after `steps`, because a resumed run takes these steps again."""
+def truncate_metrics(directory: Path, steps: int) -> int:
+    """Remove incomplete lines and those of steps after `steps`, because a resumed run takes these steps again.
+
+    Returns how many of the first `steps` steps have no line.
+    """
     path = directory / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    write_whole(path, "".join(line + "\n" for line in lines if 0 < _step(line) <= steps))
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    kept = {step: line for line in lines if 0 < (step := _step(line)) <= steps}
+    write_whole(path, "".join(line + "\n" for _, line in sorted(kept.items())))
+    return steps - len(kept)
 
 
 def _step(line: str) -> int:

@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Rendered, Sampling
-from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.inference.errors import PromptError
 from plumbob.trainer.inference.load import load_engine_here
 from plumbob.trainer.serving import openai_api as api
@@ -250,29 +249,11 @@ async def running(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
         await runner.cleanup()
 
 
-def load_server(
-    model: str,
-    *,
-    max_concurrent: int = 64,
-    max_context: int | None = None,
-    bf16: bool = False,
-    template: TemplateChoice = OWN,
-    tool_format: str | None = None,
-    hosts: Iterable[str] = (),
-) -> Server:
-    """Load a model, on the GPU if there is one, and make a server for it.
+def load_server(model: str, *, max_concurrent: int = 64, hosts: Iterable[str] = (), **settings: Any) -> Server:
+    """A server for a model that it loads, on the GPU if there is one.
 
-    `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. `template`: the chat template, by default the model's own. `tool_format`: see
-    `load_chat`. `hosts`: see `Server`. Raises UserError for a model that cannot be loaded or used.
+    `hosts`: see `Server`. `settings`: of `load_engine_here`. Raises UserError.
     """
-    loaded = load_engine_here(
-        model,
-        max_concurrent=max_concurrent,
-        max_context=max_context,
-        bf16=bf16,
-        template=template,
-        tool_format=tool_format,
-    )
+    loaded = load_engine_here(model, max_concurrent=max_concurrent, **settings)
     assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context, hosts=hosts)

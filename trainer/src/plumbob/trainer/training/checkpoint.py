@@ -6,6 +6,7 @@ manifest.json has size and SHA-256 of each file of a checkpoint, so that damage 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -20,15 +21,12 @@ import torch
 from plumbob.console import first_line
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
-from plumbob.trainer.run_files.run_directory import saved_checkpoints
+from plumbob.trainer.run_files.run_directory import flush_to_disk, saved_checkpoints, write_whole
 from plumbob.trainer.training.run import kept_step
 from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     from plumbob.trainer.training.run import Run, TrainState
-
-
-import hashlib
 
 MANIFEST = "manifest.json"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
@@ -112,6 +110,7 @@ def _put_in_place(run: Run, partial: Path, final: Path) -> None:
     if final.exists():
         os.replace(final, old)
     os.replace(partial, final)
+    flush_to_disk(root)  # before anything older is deleted
     shutil.rmtree(old, ignore_errors=True)
     others = [folder for folder in saved_checkpoints(run.directory) if folder.name != f"step_{kept_step(run)}"]
     for folder in others[: -run.config.save_total_limit]:
@@ -214,11 +213,13 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write manifest.json over all other files of a folder and its subfolders. Raises OSError."""
+    """Write manifest.json over all other files of a folder and its subfolders; all are on the disk then. Raises OSError."""
     files = _files(folder)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL, so large files are read side by side
         entries = dict(zip(files, pool.map(lambda name: _entry(folder / name), files), strict=True))
-    (folder / MANIFEST).write_text(json.dumps(entries, indent=1))
+        list(pool.map(flush_to_disk, (folder / name for name in files)))
+    write_whole(folder / MANIFEST, json.dumps(entries, indent=1))
+    flush_to_disk(*(path for path in folder.rglob("*") if path.is_dir()), folder)
 
 
 def damage(folder: Path) -> str | None:

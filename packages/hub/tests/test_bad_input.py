@@ -15,7 +15,8 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.hub.cli import hub as hub_cli
 from plumbob.hub.cli import vf_install as install_cli
-from plumbob.hub.index.catalog import checked, environment_names, latest, matching
+from plumbob.hub.index.catalog import environment_names, latest, matching
+from plumbob.hub.index.entries import checked
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.uv.project import local_sources, read_project, workspace_members
 

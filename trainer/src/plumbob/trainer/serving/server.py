@@ -107,7 +107,7 @@ class Server:
         answer = api.chat_completion(self.model, choices, len(rendered.token_ids), completions)
         if not asked.stream:
             return json.dumps(answer).encode()
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        usage = bool((asked.stream_options or {}).get("include_usage"))
         # All events are sent at once after sampling, for clients that require a stream but do not show it live.
         return api.stream_events(answer, usage)
 

@@ -6,63 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from plumbob.console import UserError
+from plumbob.hub.index.entries import entry
 from plumbob.hub.index.versions import choose_version
-from plumbob.hub.index.wheels import Wheel, readme
 from plumbob.hub.names import environment_name, is_first_party
 
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
 
-# Characters of a README that the catalog stores.
-_README_HEAD = 2_000
 # An index without a catalog is searched by downloading wheels, at most this many.
 _MOST_WHEELS = 50
-
-
-def entry(wheel: Wheel, yanked: str | None = None) -> dict[str, Any]:
-    """Return the catalog's entry for a wheel.
-
-    Example: entry(wheel)["entry_points"] == {"gsm8k": "vf_gsm8k:GSM8KTaskset"}.
-    """
-    fields = wheel.fields
-    return {
-        "name": wheel.name,
-        "version": wheel.version,
-        "summary": fields["Summary"] or "",
-        "keywords": [k.strip() for k in (fields["Keywords"] or "").split(",") if k.strip()],
-        "entry_points": wheel.entry_points,
-        "requires_python": fields["Requires-Python"],
-        "dependencies": fields.get_all("Requires-Dist", []),
-        "filename": wheel.filename,
-        "sha256": wheel.sha256,
-        "yanked": yanked,
-        "readme": readme(fields)[:_README_HEAD],
-    }
-
-
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("name", "version", "summary", "filename", "sha256", "readme"), str),
-    **dict.fromkeys(("requires_python", "yanked"), (str, type(None))),
-    **dict.fromkeys(("keywords", "dependencies"), list),
-    "entry_points": dict,
-}
-
-
-def checked(entries: Any, where: str) -> list[dict[str, Any]]:
-    """Return the entries of a catalog that was read from `where`. Raises UserError if one of them is not whole."""
-    for e in entries if isinstance(entries, list) else [None]:
-        given = e if isinstance(e, dict) else {}
-        wrong = [name for name, kind in _FIELDS.items() if not isinstance(given.get(name, ...), kind)]
-        if not wrong:
-            try:
-                Version(given["version"])
-            except InvalidVersion:
-                wrong = ["version"]
-        if wrong:
-            raise UserError(f"{where} is damaged (an entry has no usable {wrong[0]}); make it again with `hub index`")
-    return entries
 
 
 def latest(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 import requests.auth
 from plumbob.console import UserError
-from plumbob.hub.index.catalog import checked
+from plumbob.hub.index.entries import checked
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import normalise

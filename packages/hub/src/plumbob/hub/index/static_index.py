@@ -23,8 +23,8 @@ from pathlib import Path
 from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
-from plumbob.hub.index.catalog import checked, entry
 from plumbob.hub.index.contents import foreign
+from plumbob.hub.index.entries import checked, entry
 from plumbob.hub.index.replace_directory import recover, replace_directory
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import distribution_names, normalise

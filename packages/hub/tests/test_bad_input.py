@@ -30,7 +30,7 @@ PROJECTS = {
     "nameless": '[project]\nversion = "1"',
 }
 CATALOGS = {"a-list": "[1, 2]", "nameless": '{"packages": [{"version": "1"}]}', "numbers": '{"packages": [5, null]}',
-            "no-list": '{"packages": 7}'}  # fmt: skip
+            "no-list": '{"packages": 7}', "no-json": "<html>"}  # fmt: skip
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ MISTAKES = [
     *((f"hub publish ./{name} --index ./i", "pyproject.toml") for name in PROJECTS),
     ("hub lst", "No such command 'lst'"),
     ("hub info", "Missing argument 'name'"),
-    *((f"hub {what} --index index-{c}", "catalog.json is damaged") for c in ("nameless", "numbers", "no-list")
+    *((f"hub {what} --index index-{c}", "catalog.json is damaged") for c in CATALOGS
       for what in ("search gone", "info gone", "yank gone==1 --reason x")),
     ("hub check nothing-installed", "nothing-installed"),
     ("hub new My-Env!", "is not a valid environment name"),

@@ -180,7 +180,9 @@ class Index:
         try:
             packages = json.loads(data)["packages"] if data else None
         except (ValueError, KeyError, TypeError):
-            return None  # some servers answer every URL with an HTML page
+            if self.location.directory is None:
+                return None  # some servers answer every URL with an HTML page
+            packages = ()
         return None if packages is None else checked(packages, mask(url))
 
     def read(self, url: str) -> bytes | None:

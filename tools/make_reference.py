@@ -123,7 +123,7 @@ def causes_page() -> list[str]:
         "# Causes",
         "",
         "Every cause that `doctor` and the warnings of `train` can name, in the order of a run's data: what is wrong early",
-        "explains what differs later. H01 to H08 are the usual suspicions listed in [diagnosis](../guides/diagnosis.md).",
+        "explains what differs later. Those of each usual suspicion, H01 to H08, lists [diagnosis](../guides/diagnosis.md).",
         '"Reported in" gives an arXiv number, or owner/repository#issue on GitHub, where such a fault is described.',
     ]
     for stage in STAGES:
@@ -135,9 +135,8 @@ def causes_page() -> list[str]:
             if cause.includes:
                 names = ", ".join(f"`{name}`" for name in cause.includes)
                 lines += ["", f"Named where the evidence does not tell these apart: {names}."]
-            about = [", ".join(cause.hypotheses), cause.source and f"reported in {cause.source}"]
-            if any(about):
-                lines += ["", f"*{'; '.join(part for part in about if part)}*"]
+            if cause.source:
+                lines += ["", f"*Reported in {cause.source}*"]
     return lines
 
 

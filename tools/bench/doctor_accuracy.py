@@ -116,15 +116,16 @@ def by_part(row: Any, kind: str, seed: int) -> dict[str, Any]:
     if kind == "stages":
         found = first.first_stage(config)
         return {"named": [found.cause] if found else [], "evidence": f"{found.stage}: {found}" if found else ""}
-    player, table = import_module("plumbob.trainer.doctor.player"), import_module("plumbob.doctor.environment.table")
+    player, doctor = import_module("plumbob.trainer.doctor.player"), "plumbob.doctor.environment"
     tasks = import_module("plumbob.trainer.rollouts.tasks").load_environments(config)[0]
     with asyncio.Runner() as runner:
-        found = table.examine(player.VerifiersPlayer(config, tasks, runner), seed)
-    failed = any(why.startswith("the check failed") for why in found.not_examined.values())
+        matrix = import_module(f"{doctor}.matrix").play(player.VerifiersPlayer(config, tasks, runner), seed)
+        found = list(import_module(f"{doctor}.table").judge(matrix))
+    failed = [finding for finding in found if finding.verdict == "fail"]
     return {
-        "named": [v.row.cause for v in found.violations],
-        "evidence": " | ".join(table.lines(found)),
-        "error": failed,
+        "named": [finding.cause for finding in failed],
+        "evidence": " | ".join(f"{f.cause}: not true: {f.check}. {f.evidence} [{f.place}]" for f in failed),
+        "error": any(finding.verdict == "error" for finding in found),
     }
 
 

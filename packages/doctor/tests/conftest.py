@@ -28,7 +28,7 @@ def made(groups: int = 3, members: int = 4, tokens: int = 12, **settings: object
         max_norm=1.0,
         **settings,
     )
-    record = records.StepRecord(0, s, seconds={"train": 1.0}, trainer="made")
+    record = records.StepRecord(0, s, trainer="made")
     record.updates.append(records.Update(members=list(range(groups * members))))
     for g in range(groups):
         rewards = random.integers(0, 2, members).astype(float)
@@ -67,7 +67,7 @@ def made(groups: int = 3, members: int = 4, tokens: int = 12, **settings: object
     record.updates[0].tensors = [made_tensor("first", random), made_tensor("second", random)]
     record.updates[0].norm = float(np.sqrt(sum(t.gradient_norm**2 for t in record.updates[0].tensors)))
     ids = np.arange(9, dtype=np.int32)
-    record.served = records.Served(ids, np.full(8, -1.0, np.float32), np.full(8, -1.0, np.float32), 1)
+    record.served = records.Served(ids, np.full(8, -1.0, np.float32), np.full(8, -1.0, np.float32))
     return record
 
 

@@ -8,15 +8,16 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.environment.matrix import play
 from plumbob.doctor.environment.player import Call, Message, Played, RunSettings, Script, Task, Turn
-from plumbob.doctor.environment.table import TABLE, examine, judge, lines
+from plumbob.doctor.environment.table import TABLE, judge
 from plumbob.doctor.environment.tasks import rank_correlation
 from plumbob.doctor.environment.transcripts import OTHER_WORDS
+from plumbob.doctor.findings import Finding, Verdict
 
 WORDS = (
     *["amber", "apple", "arrow", "basin", "beach", "berry", "bread", "brick", "bridge", "brush"],
@@ -27,7 +28,7 @@ RULES = (
 )
 
 
-RUN = RunSettings(at_once=16, taken=200, turn_characters=200)
+RUN = RunSettings(at_once=16, taken=200)
 
 
 class Hang(Exception):
@@ -83,7 +84,6 @@ class Toy:
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
     tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
-    form: tuple[str, bool] | None = None
     process: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -136,14 +136,8 @@ class Toy:
     def play_ideal(self, task: Task) -> Played | None:
         return self.ideal(self, task)
 
-    def as_held_out(self, task: Task) -> Task | None:
-        return dataclasses.replace(task, split="held-out")
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         return [self.find(self, task, call.arguments["key"]) for call in calls]
-
-    def call_form(self) -> tuple[str, bool] | None:
-        return self.form
 
     def place(self, kind: str, name: str = "") -> str:
         return f"toy.py:1 {kind}"
@@ -185,7 +179,7 @@ def held(task: Task) -> bool:
 
 
 TRAIN, HELD = make_tasks("train", 90), make_tasks("held-out", 16)
-ORDERED = RunSettings(as_given=True, taken=200, turn_characters=200)
+ORDERED = RunSettings(as_given=True, taken=200)
 FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that raises for silence": (
         "ends",
@@ -196,7 +190,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
     "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
-    "results that change": ("again-results", {"shown": lambda t, task, text: text if counted(t) % 2 else "value=?"}),
     "one table for all": (
         "other-results",
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
@@ -224,10 +217,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "an oracle that fails": (
         "paid",
         {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)},
-    ),
-    "held-out tasks scored by another class": (
-        "scored",
-        {"grade": lambda t, task, m: right(task, m) * (0.5 if task.split == "held-out" else 1)},
     ),
     "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
     "held-out answers compared letter by letter": (
@@ -268,9 +257,8 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
-    "calls in a form that nothing reads": ("call-form", {"form": ("<invoke name='find'>", False)}),
-    "a proxy that fails": ("own-errors", {"shown": lambda t, task, text: "Error: no route"}),
-    "results of other calls": ("own-call", {"shown": another_key}),
+    "a proxy that fails": ("own-result", {"shown": lambda t, task, text: "Error: no route"}),
+    "results of other calls": ("own-result", {"shown": another_key}),
     "results cut": ("own-result", {"shown": lambda t, task, text: text[:5]}),
     "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
@@ -302,14 +290,37 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
 """Fault -> (the row that names it, what of the toy is replaced)."""
 
 
+IDS = {row.statement: row.id for row in TABLE}
+
+
+def examined(toy: Toy) -> dict[str, dict[str, Finding]]:
+    """Verdict -> id of a row -> what it says of an environment."""
+    found: dict[str, dict[str, Finding]] = {verdict: {} for verdict in get_args(Verdict)}
+    for finding in judge(play(toy)):
+        found[finding.verdict][IDS[finding.check]] = finding
+    return found
+
+
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_named_by_its_row(name):
     row, parts = FAULTY[name]
 
-    found = examine(Toy(**parts))
+    found = examined(Toy(**parts))
 
-    assert [violation.row.id for violation in found.violations][:1] == [row], "\n".join(lines(found))
-    assert not [why for why in found.not_examined.values() if why.startswith("the check failed")]
+    assert [*found["fail"]][:1] == [row], found["fail"]
+    assert not found["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("a proxy that fails", "tools-fail"),
+        ("results of other calls", "tool-results-mixed"),
+        ("results cut", "tool-results-wrong"),
+    ],
+)
+def test_results_that_tools_do_not_return_are_told_apart(name, cause):
+    assert examined(Toy(**FAULTY[name][1]))["fail"]["own-result"].cause == cause
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():
@@ -322,7 +333,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "plain": {},
     "without an oracle": {"oracle_of": lambda t, task: None},
     "without held-out tasks": {"held_out": []},
-    "one rollout at a time": {"settings": RunSettings(at_once=1, taken=200, turn_characters=200)},
+    "one rollout at a time": {"settings": RunSettings(at_once=1, taken=200)},
     "minus one for wrong answers": {"grade": lambda t, task, m: right(task, m) or -float(bool(last(m)))},
     "a bonus for the form": {"grade": lambda t, task, m: {"form": 0.2 * bool(last(m)), "correct": right(task, m)}},
     "a small price for each turn": {"grade": lambda t, task, m: right(task, m) - 0.02 * sum(one.sampled for one in m)},
@@ -335,30 +346,27 @@ HEALTHY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_environment_gives_no_alarm(name):
-    found = examine(Toy(**HEALTHY[name]))
-
-    assert not found.violations, "\n".join(lines(found))
+    assert not examined(Toy(**HEALTHY[name]))["fail"]
 
 
 def test_without_held_out_tasks_their_rows_say_so():
-    assert examine(Toy(held_out=[])).not_examined["apart"] == "there are no held-out tasks"
+    assert examined(Toy(held_out=[]))["unsure"]["apart"].evidence == "there are no held-out tasks"
 
 
-def test_evidence_has_numbers_an_example_and_a_place():
-    (violation,) = examine(Toy(**FAULTY["silence earns nine tenths"][1])).violations
+def test_evidence_has_numbers_and_a_place():
+    (finding,) = examined(Toy(**FAULTY["silence earns nine tenths"][1]))["fail"].values()
 
-    assert violation.evidence.text.startswith("an empty reply earns 90%")
-    assert violation.evidence.example.last == ""
-    assert violation.place == "toy.py:1 reward"
+    assert finding.evidence.startswith("an empty reply earns 90%")
+    assert finding.place == "toy.py:1 reward"
 
 
 def test_what_hangs_is_not_played_again_and_again():
     matrix = play(Toy(grade=lambda t, task, m: raises(Hang("no end"))))
 
     assert sum(map(len, matrix.cells.values())) == 2
-    found = judge(matrix)
-    assert [violation.row.id for violation in found.violations] == ["ends"]
-    assert found.not_examined["cheap"] == "2 rollouts hung"
+    found = {IDS[finding.check]: finding for finding in judge(matrix)}
+    assert [name for name, finding in found.items() if finding.verdict == "fail"] == ["ends"]
+    assert found["cheap"].evidence == "2 rollouts hung"
 
 
 def test_rank_correlation():

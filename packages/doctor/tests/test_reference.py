@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plumbob.doctor.explain.loop import Condition, explain
-from plumbob.doctor.explain.optimizer import UpdateCase
+from plumbob.doctor.explain.conditions import UpdateCase
+from plumbob.doctor.explain.loop import explain
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
-from plumbob.doctor.reference.optimizer import Moments, rate
+from plumbob.doctor.reference.optimizer import rate
 from plumbob.doctor.stages import LIKELIER
 
 Made = Callable[..., Any]
@@ -95,8 +95,7 @@ def test_three_updates_are_those_of_torch() -> None:
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         theirs.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
         theirs.step()
-    zero = {"w": Moments(np.zeros(3), np.zeros(3))}
-    case = UpdateCase({"w": before}, given, norms, [0, 1, 2], s, np.zeros(3), zero)
+    case = UpdateCase({"w": before}, {"w": before}, given, norms, [0, 1, 2], s, {})
     assert before + case.change() == pytest.approx(parameter.detach().numpy(), abs=1e-12)
 
 
@@ -128,16 +127,16 @@ def test_draws_from_another_distribution_are_likelier_under_it(change: Any, caus
 def test_only_what_leaves_a_twentieth_is_accepted() -> None:
     expected, observed = np.zeros(10), np.ones(10)
 
-    def of(share: float) -> Condition:
-        return Condition("x", lambda _: iter([(f"{share}", observed * share)]))
+    def of(*shares: float) -> Any:
+        return (("x", f"{share}", observed * share) for share in shares)
 
-    assert explain([of(0.9)], None, observed, expected) is None
-    found = explain([of(0.9), of(0.97), of(1.0)], None, observed, expected)
+    assert explain(of(0.9), observed, expected) is None
+    found = explain(of(0.9, 0.97, 1.0), observed, expected)
     assert found is not None and found.what == "1.0"
     one = observed * 0
     one[0] = 1000.0
     observed = observed + one  # a number that fits the one large gap explains no others
-    assert explain([Condition("x", lambda _: iter([("one", one)]))], None, observed, expected) is None
+    assert explain(iter([("x", "one", one)]), observed, expected) is None
 
 
 def test_a_made_record_is_right(made_record: Made) -> None:

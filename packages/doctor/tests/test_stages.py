@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
-from plumbob.doctor.explain import gradient as explain_gradient
+from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain.loop import explain
 
 Made = Callable[..., Any]
@@ -222,8 +222,7 @@ def test_gradients_that_are_kept_from_the_step_before(tensors: int) -> None:
     before[:4] = np.nan
     observed = expected + 0.5 * np.nan_to_num(before, nan=1.0) * (np.arange(64) < 32 * tensors)
     slices = {"first": slice(0, 32), "second": slice(32, 64)}
-    case = explain_gradient.GradientCase(observed, [expected], slices, before)
-    found = explain(explain_gradient.CONDITIONS, case, observed, expected)
+    found = explain(conditions.of_gradient(observed, [expected], slices, before), observed, expected)
     assert found is not None and found.cause == "update-differs-from-settings"
     assert found.what == f"the gradient contains that of the step before, in {tensors} of 2 tensors"
 

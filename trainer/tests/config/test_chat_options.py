@@ -11,7 +11,7 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.rollout_options import ToolFormatName
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
-from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.doctor.live import load_subject
 from plumbob.trainer.inference.load import load_engine
 from plumbob.trainer.serving.server import load_server
 

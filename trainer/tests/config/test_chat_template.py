@@ -33,7 +33,7 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.serve import ServeConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
-from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.doctor.live import load_subject
 from plumbob.trainer.evaluation.run import run as evaluate
 from plumbob.trainer.inference.load import load_engine
 from plumbob.trainer.inference.vllm import vf_vllm

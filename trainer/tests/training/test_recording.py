@@ -16,8 +16,7 @@ from plumbob.doctor.reference.model import load
 from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.doctor.live import LiveRun, record_steps
-from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.doctor.live import LiveRun, load_subject, record_steps
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.setup import set_up

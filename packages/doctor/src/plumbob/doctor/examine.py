@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from plumbob.doctor.causes import CAUSES, is_symptom
 from plumbob.doctor.findings import STAGES, Cause, Finding, Stage
 
-if TYPE_CHECKING:  # both load libraries that a page need not wait for
-    from plumbob.doctor.environment.table import Examination as Matrix
+if TYPE_CHECKING:  # it loads libraries that a page need not wait for
     from plumbob.doctor.stages import Outcome
 
 Source = Literal["settings", "environment", "run", "records", "trends"]
@@ -109,22 +108,6 @@ def stage_of(finding: Finding) -> Stage:
     if finding.stage is not None:
         return finding.stage
     return CAUSES[finding.cause].stage if finding.cause in CAUSES else "trends"
-
-
-def of_matrix(found: Matrix) -> list[Finding]:
-    """What the table of an environment's transcripts says, as findings."""
-    from plumbob.doctor.environment.table import TABLE
-
-    def finding(row: Any, verdict: Any, evidence: str = "", place: str = "") -> Finding:
-        cause = row.cause if verdict == "fail" else None
-        return Finding(row.statement, verdict, evidence, cause, CAUSES[row.cause].stage, place=place)
-
-    rows, left = {row.id: row for row in TABLE}, found.not_examined.items()
-    return [
-        *(finding(v.row, "fail", v.evidence.text, v.place) for v in found.violations),
-        *(finding(row, "pass") for row in found.held),
-        *(finding(rows[i], "error" if why.startswith("the check failed") else "unsure", why) for i, why in left),
-    ]
 
 
 def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:

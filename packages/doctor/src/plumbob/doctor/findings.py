@@ -47,28 +47,19 @@ class Cause:
         CAUSES["kl-too-large"].stage  # "loss"
     """
 
-    id: str
-    """Stable name in kebab case."""
-    stage: Stage
-    """Where it lies."""
     sentence: str
     """What is wrong, and what follows from it."""
     fix: str
     """What to do, in options or code. ENV and MODEL stand for those of the run."""
-    hypotheses: tuple[str, ...] = ()
-    """The usual suspicions that the cause belongs to.
-
-    H01: instability of advantages scaled by a tiny standard deviation. H02: errors of token masks. H03: a wrong KL
-    term. H04: truncation of the context. H05: a degraded reward, or a reward whose distribution has no signal. H06:
-    LoRA and weight sync. H07: environments of several steps against those of one. H08: exploding gradients. Comparisons
-    of evaluation with training have no number.
-    """
     source: str = ""
     """Where the cause was reported: an arXiv number, or owner/repository#issue on GitHub."""
     includes: tuple[str, ...] = ()
     """Ids of more specific causes. It is named in their place where the evidence does not tell them apart."""
     symptom: bool = False
     """Whether it says only what is seen, which more than one mistake can be the reason for."""
+    id: str = ""
+    """Stable name in kebab case, given by the catalogue like the stage in which it lies."""
+    stage: Stage = "trends"
 
     def advice(self, env: str, model: str) -> str:
         """What to do, with the environment and the model of a run in the commands, in place of ENV and MODEL."""

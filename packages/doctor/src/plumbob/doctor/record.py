@@ -23,10 +23,6 @@ import numpy as np
 FORMAT = 1
 """Version of the file format. A reader refuses files of another version."""
 
-ORIGINS = ("template", "system", "user", "assistant", "tool")
-"""Where a token of a row comes from: index in this tuple -> the role of its message. Sampled tokens are "assistant";
-"template": what the chat template adds around the messages."""
-
 
 @dataclass
 class Sampling:
@@ -54,8 +50,6 @@ class Request:
     sampling: Sampling
     finish_reason: str = "stop"
     """"stop": at a stop token; "length": at `sampling.max_tokens`."""
-    version: int = 0
-    """The weights that served it: number of weight syncs since the run's first step."""
 
 
 @dataclass
@@ -101,8 +95,6 @@ class Row:
     """Weight of each component in `rewards`; 1 for a missing name."""
     truncated: bool = False
     """Whether a limit cut the rollout off."""
-    origins: np.ndarray | None = None
-    """[T] int8: indices in `ORIGINS`; None if unknown."""
     sampling_logprobs: np.ndarray | None = None
     """[n] float32: the engine's log-probabilities, as the trainer uses them."""
     logprobs: np.ndarray | None = None
@@ -203,7 +195,6 @@ class Served:
     """[T - 1] the trainer's log-probability of each id but the first, at temperature 1."""
     served: np.ndarray
     """[T - 1] the engine's."""
-    version: int = 0
 
 
 @dataclass
@@ -295,9 +286,6 @@ class StepRecord:
     updates: list[Update] = field(default_factory=list)
     served: Served | None = None
     processes: int = 1
-    memory_bytes: int = 0
-    """Peak of the accelerator's tensors, or of the process without an accelerator."""
-    seconds: dict[str, float] = field(default_factory=dict)
     trainer: str = ""
     """Name and version of what wrote it."""
 

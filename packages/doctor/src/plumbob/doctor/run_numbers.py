@@ -45,8 +45,6 @@ class Plan:
     random_rewards: bool = False
     scaled: bool = False
     """Whether advantages are divided by the standard deviation of their group."""
-    overlong_masked: bool = False
-    """Whether rollouts that a limit cuts off are left out of the loss."""
     learning_rate: float | None = None
     """The peak."""
     adapter: bool = False
@@ -62,8 +60,6 @@ class Plan:
     kl_in_reward: bool = False
     corrected: bool = False
     """Whether importance weights are bounded or masked."""
-    harder: bool = False
-    """Whether the tasks are meant to become harder."""
     comparable: bool = True
     """Whether held-out tasks are meant to be as hard as training tasks."""
     held_out: int = 32
@@ -99,17 +95,6 @@ def share(rows: Sequence[Row], part: str, whole: str) -> float:
     """Sum of one metric by the sum of another; 0 if the latter is 0."""
     of = total(rows, whole)
     return total(rows, part) / of if of > 0 else 0.0
-
-
-def line(values: Sequence[float]) -> tuple[float, float]:
-    """(slope, slope in standard errors) of a straight line through equally spaced values, by least squares."""
-    n = len(values)
-    if n < WINDOW:
-        return 0.0, 0.0
-    slope, start = statistics.linear_regression(range(n), values)
-    left = math.fsum((v - start - slope * i) ** 2 for i, v in enumerate(values)) / (n - 2)
-    error = math.sqrt(left * 12 / (n * (n * n - 1)))
-    return slope, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
 
 
 ROUNDED = 1e-11

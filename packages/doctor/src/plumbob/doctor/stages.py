@@ -12,20 +12,15 @@ import itertools
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from plumbob.doctor.explain import advantages as explain_advantages
-from plumbob.doctor.explain import gradient as explain_gradient
+from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain import logprobs as explain_logprobs
-from plumbob.doctor.explain import loss as explain_loss
-from plumbob.doctor.explain import optimizer as explain_optimizer
-from plumbob.doctor.explain import rows as explain_rows
-from plumbob.doctor.explain import sync as explain_sync
 from plumbob.doctor.explain.logprobs import Scored
 from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
@@ -56,6 +51,16 @@ class Outcome:
     """The condition that gives these numbers; "" if none does."""
     places: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     """Dimension (token, position, turn, member, module) -> (value, mean gap there), largest first."""
+
+    def fail(self, cause: str, evidence: str = "", what: str = "") -> None:
+        self.verdict, self.cause, self.what, self.evidence = "fail", cause, what, evidence or self.evidence
+
+    def explained(self, found: Explanation | None, general: str) -> None:
+        """Fail for the condition that explains the gap, or else for the stage's general cause."""
+        self.fail(found.cause if found else general, what=found.what if found else "")
+
+    def skip(self, why: str) -> None:
+        self.verdict, self.evidence = "not examined", why
 
     def __str__(self) -> str:
         told = f"{self.verdict}: {self.check} ({self.evidence})"
@@ -105,16 +110,36 @@ class Examined:
     @functools.cached_property
     def places(self) -> dict[int, int]:
         """Index of a row -> number of its place in its microbatch."""
-        count: Counter[int] = Counter()
-        found = {}
+        passes: dict[int, list[int]] = defaultdict(list)
         for t in self.record.updates[0].trained if self.record.updates else ():
-            found[t.row] = count[t.microbatch]
-            count[t.microbatch] += 1
-        return found
+            passes[t.microbatch].append(t.row)
+        return {row: k for those in passes.values() for k, row in enumerate(those)}
 
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
         return reference.row_of(rollout.requests) if rollout is not None and rollout.requests else None
+
+
+Judge = Callable[[Examined, Outcome], None]
+Stage = Callable[[Examined], Outcome | list[Outcome]]
+STAGES: list[Stage] = []
+"""In the order of the data."""
+
+
+def _stage(name: str, check: str, limit: float = 0.0) -> Callable[[Judge], Callable[[Examined], Outcome]]:
+    """Makes a stage of a function that is given what is examined, and the outcome, which passes unless it is changed."""
+
+    def made(judge: Judge) -> Callable[[Examined], Outcome]:
+        @functools.wraps(judge)
+        def stage(x: Examined) -> Outcome:
+            out = Outcome(name, check, limit=limit)
+            judge(x, out)
+            return out
+
+        STAGES.append(stage)
+        return stage
+
+    return made
 
 
 # 0. Tasks
@@ -124,38 +149,34 @@ LEAST_GROUPS, REPEATED = 4, 0.5
 an epoch begins within a step it is more, and not in two steps in a row."""
 
 
-def tasks(x: Examined) -> Outcome:
-    """The groups of a step have different tasks, if the run has more than one step takes."""
-    out = Outcome("tasks", "the groups of a step have different tasks")
+@_stage("tasks", "the groups of a step have different tasks")
+def tasks(x: Examined, out: Outcome) -> None:
     steps = [] if x.previous is None else [x.previous, x.record]
     groups = [len({row.group for row in step.rows}) for step in steps]
     taken = [{rollout.task for rollout in step.rollouts} for step in steps]
     if min(groups, default=0) < LEAST_GROUPS:
-        return _skip(out, f"it takes two recorded steps in a row, of {LEAST_GROUPS} groups each")
+        return out.skip(f"it takes two recorded steps in a row, of {LEAST_GROUPS} groups each")
     out.evidence = f"in step {x.record.step + 1} {groups[1]} groups have {len(taken[1])} different tasks"
     few = all(len(own) <= REPEATED * count for own, count in zip(taken, groups, strict=True))
     if few and taken[1] - taken[0]:
-        return _fail(out, "few-distinct-tasks", evidence=f"{out.evidence}, and the step before has others")
-    return out
+        out.fail("few-distinct-tasks", f"{out.evidence}, and the step before has others")
 
 
 # 1. Rows
 
 
-def prompts(x: Examined) -> Outcome:
-    """Prompts are what the chat template makes of the conversation."""
-    out = Outcome("rows", "prompts are what the chat template makes of the conversation")
+@_stage("rows", "prompts are what the chat template makes of the conversation")
+def prompts(x: Examined, out: Outcome) -> None:
     played = [r for r in x.record.rollouts if r.requests and r.messages]
     if x.tokenizer is None or not played:
-        return _skip(out, "no tokenizer or no requests")
+        return out.skip("no tokenizer or no requests")
     header = reference.header_of(x.tokenizer, played[0])
     missing = Counter(what for rollout in played for what in _lacks(x, rollout, header))
     out.gap, out.evidence = missing.total(), f"all prompts of {len(played)} rollouts are"
-    if not missing:
-        return out
-    what = missing.most_common(1)[0][0]
-    out.evidence = f"{missing.total()} of {len(played)} rollouts have {what}"
-    return _fail(out, "row-not-what-was-sampled" if what.startswith("a later") else "prompt-incomplete", what)
+    if missing:
+        what = missing.most_common(1)[0][0]
+        cause = "row-not-what-was-sampled" if what.startswith("a later") else "prompt-incomplete"
+        out.fail(cause, f"{missing.total()} of {len(played)} rollouts have {what}", what)
 
 
 def _lacks(x: Examined, rollout: Rollout, header: list[int]) -> Iterator[str]:
@@ -179,13 +200,13 @@ def _lacks(x: Examined, rollout: Rollout, header: list[int]) -> Iterator[str]:
         yield "a prompt without the header that opens the assistant's turn"
 
 
-def rows(x: Examined) -> Outcome:
-    """Rows, masks and sampling log-probabilities are those of the requests."""
-    out, record = Outcome("rows", "rows are what was sampled: ids, loss mask and log-probabilities"), x.record
+@_stage("rows", "rows are what was sampled: ids, loss mask and log-probabilities")
+def rows(x: Examined, out: Outcome) -> None:
+    record = x.record
     known = [(row, truth) for row in record.rows if (truth := x.truth(row)) is not None]
     if not known:
-        return _skip(out, "no requests were recorded")
-    made = explain_rows.made
+        return out.skip("no requests were recorded")
+    made = conditions.made
     wrong = [(r, t) for r, t in known if made(r.token_ids, r.loss_mask) != made(t.token_ids, t.loss_mask)]
     out.gap, out.evidence = len(wrong), f"{len(known)} rows"
     if wrong:
@@ -198,21 +219,19 @@ def rows(x: Examined) -> Outcome:
         out.evidence = (
             f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
         )
-        case = explain_rows.RowCase([t for _, t in wrong], of, record, x.tokenizer)
+        case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
-        found = explain(explain_rows.CONDITIONS, case, seen, due, distance=number_apart)
-        return _explained(out, found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+        found = explain(case, seen, due, distance=number_apart)
+        return out.explained(found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
     lost = sum(row.rollout not in x.rollouts for row in record.rows) if record.processes == 1 else 0
     if lost:
-        told = f"{lost} of {len(record.rows)} rows are of no rollout of the step"
-        return _fail(out, "row-not-what-was-sampled", evidence=told)
+        return out.fail("row-not-what-was-sampled", f"{lost} of {len(record.rows)} rows are of no rollout of the step")
     pairs = [(r.sampling_logprobs, t.logprobs) for r, t in known if r.sampling_logprobs is not None]
     other = sum(not np.allclose(a, b, 0, 1e-6) for a, b in pairs)
     if other:
         told = f"the sampling log-probabilities of {other} of {len(known)} rows are not those of the engine"
-        return _fail(out, "row-not-what-was-sampled", evidence=told)
-    return out
+        out.fail("row-not-what-was-sampled", told)
 
 
 # 2. Log-probabilities and draws
@@ -221,11 +240,10 @@ BEGINNING = 0.01
 """Relative difference of a tensor from the model's file; rounding to bfloat16 makes 0.002."""
 
 
-def beginning(x: Examined) -> Outcome:
-    """A run begins with the weights of the model that it names; from here on the plain model has the run's own."""
-    out = Outcome("logprobs", "the run begins with the weights of its model", limit=BEGINNING)
+@_stage("logprobs", "the run begins with the weights of its model", limit=BEGINNING)
+def beginning(x: Examined, out: Outcome) -> None:
     if x.live is None or x.plain is None or x.record.step:
-        return _skip(out, "the run is not under way")
+        return out.skip("the run is not under way")
     own = dict(x.plain.model.named_parameters())
     each = []
     for name, tensor in x.live.parameters().items():
@@ -235,7 +253,8 @@ def beginning(x: Examined) -> Outcome:
             mine.data = given.clone()
     out.gap, name = max(each, default=(0.0, ""))
     out.evidence = f"tensors differ from the file by up to {out.gap:.2g} of their size ({name})"
-    return out if out.gap <= out.limit else _fail(out, "engine-trainer-mismatch")
+    if not out.gap <= out.limit:
+        out.fail("engine-trainer-mismatch")
 
 
 ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
@@ -249,32 +268,26 @@ TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
 """Nats: the largest gap of one token. The others are means."""
 
 
-def engine_logprobs(x: Examined) -> Outcome:
-    """The engine's log-probabilities are the plain model's."""
-    out = Outcome("logprobs", "the engine computes the model's log-probabilities")
+@_stage("logprobs", "the engine computes the model's log-probabilities")
+def engine_logprobs(x: Examined, out: Outcome) -> None:
     scored, observed = [], []
     for i in x.drawn:
         row = x.record.rows[i]
         truth = x.truth(row)
-        stops = tuple(x.rollouts[row.rollout].requests[0].sampling.stop_token_ids) if truth else ()
         if truth is not None:
-            scored.append(Scored(truth.token_ids, truth.loss_mask, i, stops))
+            scored.append(Scored(truth.token_ids, truth.loss_mask, i))
             observed.append(np.array(truth.logprobs))
         elif row.sampling_logprobs is not None:
             scored.append(_scored(x, i))
             observed.append(row.sampling_logprobs.astype(float))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
-    return _logprobs(x, out, scored, observed, ENGINE, general)
+    _logprobs(x, out, scored, observed, ENGINE, general)
 
 
-def trainer_logprobs(x: Examined) -> Outcome:
-    """The trainer's log-probabilities are the plain model's."""
-    out = Outcome("logprobs", "the trainer computes the model's log-probabilities")
-    passes: dict[int, list[int]] = defaultdict(list)
-    for t in x.record.updates[0].trained if x.record.updates else ():
-        passes[t.microbatch].append(t.row)
-    early = [i for those in passes.values() for i in those[1:3]]  # what a row adds to others shows soonest here
+@_stage("logprobs", "the trainer computes the model's log-probabilities")
+def trainer_logprobs(x: Examined, out: Outcome) -> None:
+    early = [i for i, k in x.places.items() if k in (1, 2)]  # what a row adds to others shows soonest here
     every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
     order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
@@ -283,10 +296,10 @@ def trainer_logprobs(x: Examined) -> Outcome:
     _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
     x.apart = out.gap
     if out.verdict != "fail" or out.what or x.plain is None:
-        return out
+        return
     if _later_passes(x, scored, observed, out.limit):
         what = "weights that change between the microbatches of one update"
-        return _fail(out, "normaliser-depends-on-microbatches", what)
+        return out.fail("normaliser-depends-on-microbatches", what=what)
     if x.live is not None:
         # Without gradients, nothing is dropped at random.
         still = x.live.score([(s.ids, s.at) for s in scored[:6]])
@@ -294,15 +307,16 @@ def trainer_logprobs(x: Examined) -> Outcome:
         pairs = list(zip(observed[:6], plain, strict=True))
         sorted_ = sum(float(np.abs(np.sort(o) - np.sort(p)).sum()) for o, p in pairs)
         if sorted_ <= 0.2 * sum(float(np.abs(o - p).sum()) for o, p in pairs):  # the right numbers at other places
-            return _fail(out, "loss-differs-from-settings", "log-probabilities in another order")
+            return out.fail("loss-differs-from-settings", what="log-probabilities in another order")
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
             # Dropout adds noise; a large difference is another mistake between the scores and the loss.
             cause = "dropout-in-training" if out.gap < NOISE else "loss-differs-from-settings"
-            return _fail(out, cause, "passes with gradients alone")
+            return out.fail(cause, what="passes with gradients alone")
     dropped = x.record.settings.lora_dropout
     if 0 < dropped <= DROPOUT:
-        return _skip(out, f"the adapter's dropout moves them by {out.gap:.2g} nats")
-    return _fail(out, "dropout-in-training") if dropped else out
+        out.skip(f"the adapter's dropout moves them by {out.gap:.2g} nats")
+    elif dropped:
+        out.fail("dropout-in-training")
 
 
 def _scored(x: Examined, row: int) -> Scored:
@@ -321,11 +335,11 @@ def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.n
 
 def _logprobs(
     x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
-) -> Outcome:
+) -> None:
     """Compare log-probabilities [n] of rows with the plain model's."""
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
     if x.plain is None or not pairs:
-        return _skip(out, NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+        return out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
     expected = [x.plain.logprobs(s.ids, s.at) for s, _ in pairs]
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
@@ -334,20 +348,17 @@ def _logprobs(
         f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
     )
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
-        return out
+        return
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
     few = sorted(apart, key=lambda k: (x.places.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
-    before: dict[str, list[int]] = {}
-    if x.tokenizer is not None and len(few) == 1 and (r := x.rollouts.get(x.record.rows[pairs[few[0]][0].row].rollout)):
-        before = {name: ids for name, ids in reference.prompts(x.record, r, x.tokenizer).items() if name}
     seen = np.concatenate([pairs[k][1] for k in few])
-    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record, before)
-    found = explain(explain_logprobs.CONDITIONS, case, seen, np.concatenate([expected[k] for k in few]), out.limit)
+    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record)
+    found = explain(explain_logprobs.conditions(case), seen, np.concatenate([expected[k] for k in few]), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
-    return _explained(out, found, general)
+    out.explained(found, general)
 
 
 LIKELIER = 16.0
@@ -356,13 +367,14 @@ COPIES = -25.0
 """Nats: no two rollouts are equal by chance that are each less likely than this."""
 
 
-def draws(x: Examined) -> Outcome:
-    """Tokens are drawn from the model's distribution, and rollouts from each other independently."""
-    out, s = Outcome("sampling", "tokens are drawn as the settings say", limit=LIKELIER), x.record.settings
-    if _requests(x, out).verdict == "fail":
-        return out
+@_stage("sampling", "tokens are drawn as the settings say", limit=LIKELIER)
+def draws(x: Examined, out: Outcome) -> None:
+    s = x.record.settings
+    _requests(x, out)
+    if out.cause:
+        return
     if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
-        return _skip(out, NO_WEIGHTS if x.plain is None else "the settings leave tokens out")
+        return out.skip(NO_WEIGHTS if x.plain is None else "the settings leave tokens out")
     likelier: dict[tuple[str, str], float] = defaultdict(float)
     for i in x.drawn:
         if (truth := x.truth(x.record.rows[i])) is None:
@@ -375,39 +387,39 @@ def draws(x: Examined) -> Outcome:
         for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
             likelier[name] += float((other - plain).sum())
     if not likelier:
-        return _skip(out, "no requests were recorded")
+        return out.skip("no requests were recorded")
     (cause, what), out.gap = max(likelier.items(), key=lambda one: one[1])
     out.evidence = f"under another distribution drawn tokens are likelier by {out.gap:.2g} nats in all ({what})"
-    return out if out.gap <= out.limit else _fail(out, cause, what)
+    if not out.gap <= out.limit:
+        out.fail(cause, what=what)
 
 
-def _requests(x: Examined, out: Outcome) -> Outcome:
+def _requests(x: Examined, out: Outcome) -> None:
     """Rollouts are no copies, and requests ask for what the settings say, each with its own seed, and end where they should."""
     s, seen = x.record.settings, Counter[tuple[str, tuple[int, ...]]]()
     for rollout in x.record.rollouts:
         if sum(float(r.logprobs.sum()) for r in rollout.requests) < COPIES:
             seen[rollout.task, tuple(t for r in rollout.requests for t in r.token_ids.tolist())] += 1
     if copies := seen.total() - len(seen):
-        out.evidence = f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each"
-        return _fail(out, "groups-without-variety", "rollouts that are copied or have one seed")
+        told = f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each"
+        return out.fail("groups-without-variety", told, "rollouts that are copied or have one seed")
     seeds = [seed for r in x.record.rollouts if r.requests and (seed := r.requests[0].sampling.seed) is not None]
     if alike := len(seeds) - len(set(seeds)):
         told = f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
-        return _fail(out, "groups-without-variety", "rollouts that have one seed", told)
+        return out.fail("groups-without-variety", told, "rollouts that have one seed")
     end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
     for request in (request for rollout in x.record.rollouts for request in rollout.requests):
         asked, ids = request.sampling, request.token_ids.tolist()
         stops = set(asked.stop_token_ids)
         if end is not None and end not in stops:
             told = f"requests end at {asked.stop_token_ids}, the template ends turns with {end}"
-            return _fail(out, "stop-token-wrong", evidence=told)
+            return out.fail("stop-token-wrong", told)
         if stops & set(ids[:-1]) or (request.finish_reason == "stop" and not stops & set(ids[-1:])):
-            return _fail(out, "stop-token-wrong", evidence="a turn goes on after a stop token, or ends without one")
+            return out.fail("stop-token-wrong", "a turn goes on after a stop token, or ends without one")
         if (asked.temperature, asked.top_p, asked.top_k) != (s.temperature, s.top_p, s.top_k):
             told = f"a request asks for temperature {asked.temperature:g}, top-p {asked.top_p:g}, top-k {asked.top_k}"
             cause = "temperature-not-applied" if asked.temperature != s.temperature else "sampling-altered"
-            return _fail(out, cause, evidence=told)
-    return out
+            return out.fail(cause, told)
 
 
 # 3. Rewards and advantages
@@ -417,15 +429,12 @@ LEFT, LONGER = 8, 1.2
 """Fewest rollouts that are left out of their groups, and how many times the tokens of the others they have, so that it counts."""
 
 
-def pairing(x: Examined) -> Outcome:
-    """Each row has its own rollout's reward, and a group holds rollouts of one task."""
-    out, record = (
-        Outcome("advantages", "rows have their rollouts' rewards, and groups are of one task and whole"),
-        x.record,
-    )
+@_stage("advantages", "rows have their rollouts' rewards, and groups are of one task and whole")
+def pairing(x: Examined, out: Outcome) -> None:
+    record = x.record
     pairs = [(row, x.rollouts[row.rollout]) for row in record.rows if row.rollout in x.rollouts]
     if not pairs:
-        return _skip(out, "rows and rollouts cannot be matched")
+        return out.skip("rows and rollouts cannot be matched")
     other = sum(not np.isclose(row.reward, rollout.reward, 1e-9, 1e-9, equal_nan=True) for row, rollout in pairs)
     tasks: dict[str, set[str]] = defaultdict(set)
     for row, rollout in pairs:
@@ -434,15 +443,17 @@ def pairing(x: Examined) -> Outcome:
     large = sum(n > record.settings.group_size for n in Counter(row.group for row in record.rows).values())
     out.gap, out.evidence = other + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
     if other:
-        told = f"{other} of {len(pairs)} rows have another reward than their rollout"
-        return _fail(out, "rewards-of-other-rollouts", evidence=told)
+        return out.fail(
+            "rewards-of-other-rollouts", f"{other} of {len(pairs)} rows have another reward than their rollout"
+        )
     if mixed or (large and record.settings.group_size):
-        told = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
-        return _fail(out, "advantages-wrong", evidence=told)
+        return out.fail(
+            "advantages-wrong", f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
+        )
     cut = sum(row.truncated != rollout.truncated for row, rollout in pairs)
     if cut and record.settings.overlong != "keep":
         told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
-        return _fail(out, "signal-left-out", evidence=told)
+        return out.fail("signal-left-out", told)
     used, known = {rollout.name for _, rollout in pairs}, set[str]().union(*tasks.values())
     length: dict[bool, list[int]] = {True: [], False: []}
     for rollout in record.rollouts if record.processes == 1 else ():
@@ -453,19 +464,18 @@ def pairing(x: Examined) -> Outcome:
             f"{len(length[False])} of {len(record.rollouts)} rollouts are left out of their groups; they have "
             f"{np.mean(length[False]):.0f} sampled tokens, the others {np.mean(length[True]):.0f}"
         )
-        return _fail(out, "signal-left-out", evidence=told)
-    return out
+        out.fail("signal-left-out", told)
 
 
 ADVANTAGE = 1e-5
 """Of the largest advantage, in every precision: advantages are computed in float64 or float32."""
 
 
-def advantage(x: Examined) -> Outcome:
-    """Advantages are those of the rewards by the settings."""
-    out, record = Outcome("advantages", "advantages follow from the rewards by the settings", limit=ADVANTAGE), x.record
+@_stage("advantages", "advantages follow from the rewards by the settings", limit=ADVANTAGE)
+def advantage(x: Examined, out: Outcome) -> None:
+    record = x.record
     if record.settings.random_rewards:
-        return _skip(out, "rewards are drawn by lot")
+        return out.skip("rewards are drawn by lot")
     numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
     known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
@@ -479,61 +489,53 @@ def advantage(x: Examined) -> Outcome:
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
-            case = explain_advantages.AdvantageCase(known, record.settings, seen, expected)
-            found = explain(explain_advantages.CONDITIONS, case, seen, expected, 1e-6 * scale)
-            return _explained(out, found, "advantages-wrong")
-    return out
+            case = conditions.of_advantages(known, record.settings, seen, expected)
+            found = explain(case, seen, expected, 1e-6 * scale)
+            return out.explained(found, "advantages-wrong")
 
 
 def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
     """[B] what float32 can change of an advantage: a division makes much of the rounding of nearly equal rewards."""
-    by_group: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        by_group[row.group].append(row.reward)
-    size, every = max((abs(row.reward) for row in rows), default=0.0), [row.reward for row in rows]
-    spread = {group: float(np.std(every if settings.scale.startswith("batch") else r)) for group, r in by_group.items()}
-    return np.array(
-        [
-            4
-            * np.spacing(np.float32(size))
-            / (1.0 if settings.scale == "none" else spread[r.group] + settings.scale_epsilon)
-            for r in rows
-        ]
-    )
+    rewards, groups = np.array([row.reward for row in rows]), np.array([row.group for row in rows])
+    rounding = 4 * np.spacing(np.float32(np.abs(rewards).max(initial=0)))
+    if settings.scale == "none":
+        return np.full(len(rows), rounding)
+    batch = settings.scale.startswith("batch")
+    spread = [float(np.std(rewards if batch else rewards[groups == row.group])) for row in rows]
+    return rounding / (np.array(spread) + settings.scale_epsilon)
 
 
 # 4. Loss
 
 
-def reference_policy(x: Examined) -> Outcome:
-    """The KL term compares the policy with the model with which the run began."""
-    out, record = Outcome("loss", "the KL term compares with the model with which the run began"), x.record
+@_stage("loss", "the KL term compares with the model with which the run began")
+def reference_policy(x: Examined, out: Outcome) -> None:
+    record = x.record
     known = [i for i, row in enumerate(record.rows) if row.reference_logprobs is not None]
     before = x.previous.updates if x.previous else []
     if not record.settings.kl_beta:
         out.evidence = "there is no KL term"
-        return out
+        return
     if record.step and not before:
-        return _skip(out, "the step before was not recorded")
+        return out.skip("the step before was not recorded")
     if record.step:
         # What the policy computes after an update is no longer what the reference computes.
         moved = any(len(t.after) and (t.after != t.before).any() for u in before for t in u.tensors)
         pairs = [(record.rows[i].logprobs, record.rows[i].reference_logprobs) for i in known]
         same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
         out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
-        return _fail(out, "kl-term-wrong") if moved and 2 * same > len(known) else out
+        return out.fail("kl-term-wrong") if moved and 2 * same > len(known) else None
     out.limit = TRAINER[x.precision]
     sums = [(abs(row.kl_sum), row.loss_mask.sum()) for row in record.rows if row.kl_sum is not None]
     if sums:  # at the run's start the two are one
         out.gap = sum(kl for kl, _ in sums) / max(sum(n for _, n in sums), 1)
         out.evidence = f"before the first update policy and reference differ by {out.gap:.2g} nats a token"
-        return out if out.gap <= out.limit else _fail(out, "kl-term-wrong")
+        return out.fail("kl-term-wrong") if not out.gap <= out.limit else None
     known = known[: x.rows]
     observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
     _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
     if out.verdict == "fail" and out.cause != "temperature-not-applied":
         out.cause = "kl-term-wrong"
-    return out
 
 
 WEIGHT = 1e-4
@@ -542,21 +544,22 @@ SLOPE: Limit = {"float32": 1e-3, "bfloat16": 2e-3}
 """Of the largest slope."""
 
 
-def weights(x: Examined) -> Outcome:
-    """Token weights are those of the settings, and every row with an advantage is trained."""
-    out, record = Outcome("loss", "tokens have the weights that the settings give them", limit=WEIGHT), x.record
+@_stage("loss", "tokens have the weights that the settings give them", limit=WEIGHT)
+def weights(x: Examined, out: Outcome) -> None:
+    record = x.record
     s = record.settings
     for update in record.updates:
         members = [record.rows[i] for i in update.members if i >= 0]
         if len(members) < len(update.members) or any(t.row < 0 for t in update.trained):
-            return _fail(out, "row-not-what-was-sampled", evidence="a row of the update is none of the step's")
+            return out.fail("row-not-what-was-sampled", "a row of the update is none of the step's")
         expected = dict(zip(update.members, loss.weights(members, record.rows, s), strict=True))
         kl = s.kl_beta > 0 and s.kl_place == "loss"
         due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
         left = due - {t.row for t in update.trained}
         if record.processes == 1 and update.trained and left:
-            told = f"{len(left)} of {len(due)} rows with an advantage are not trained"
-            return _fail(out, "loss-differs-from-settings", evidence=told)
+            return out.fail(
+                "loss-differs-from-settings", f"{len(left)} of {len(due)} rows with an advantage are not trained"
+            )
         trained = [t for t in update.trained if len(t.weights)]
         if not trained:
             continue
@@ -565,16 +568,18 @@ def weights(x: Examined) -> Outcome:
         out.gap = max(out.gap, float((np.abs(seen - want) / np.maximum(np.abs(want), 1e-30)).max()), uneven)
         out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
-            of, microbatch = [record.rows[t.row] for t in trained], np.array([t.microbatch for t in trained])
-            whole = len(trained) == len(members)
-            case = explain_loss.WeightCase(of, record.rows, s, seen, want, microbatch, whole)
-            return _explained(out, explain(explain_loss.WEIGHTS, case, seen, want, 1e-9), "loss-differs-from-settings")
-    return out
+            microbatch, whole = np.array([t.microbatch for t in trained]), len(trained) == len(members)
+            of = [record.rows[t.row] for t in trained]
+
+            def by(of: Sequence[Row] = of, **changes: Any) -> list[float]:
+                return loss.weights(of, record.rows, dataclasses.replace(s, **changes))
+
+            case = conditions.of_weights(by if whole else None, seen, want, microbatch)
+            return out.explained(explain(case, seen, want, 1e-9), "loss-differs-from-settings")
 
 
-def corrections(x: Examined) -> Outcome:
-    """Importance weights are the trainer's probabilities over the engine's."""
-    out = Outcome("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
+@_stage("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
+def corrections(x: Examined, out: Outcome) -> None:
     for t in (t for u in x.record.updates for t in u.trained):
         engine = x.record.rows[t.row].sampling_logprobs
         if engine is None or len(engine) != len(t.old_logprobs):
@@ -584,32 +589,35 @@ def corrections(x: Examined) -> Outcome:
         apart = np.sort(np.abs(t.corrections - expected))[: max(1, int(0.99 * len(expected)))]
         out.gap = max(out.gap, float(apart.max(initial=0)))
     out.evidence = f"they differ by at most {out.gap:.2g}"
-    return out if out.gap <= out.limit else _fail(out, "loss-differs-from-settings")
+    if not out.gap <= out.limit:
+        out.fail("loss-differs-from-settings")
 
 
 COLUMNS = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
 """Fields of the record that the loss is given, in the order of `loss.Tokens`."""
 
 
-def slopes(x: Examined) -> Outcome:
-    """The loss has the slope of its formula in every token's log-probability."""
-    out = Outcome("loss", "the loss has the slopes of its formula", limit=SLOPE[x.precision])
+@_stage("loss", "the loss has the slopes of its formula")
+def slopes(x: Examined, out: Outcome) -> None:
+    out.limit = SLOPE[x.precision]
     for update in x.record.updates:
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
         if without:
-            told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
-            return _fail(out, "no-gradient", evidence=told)
+            return out.fail(
+                "no-gradient", f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
+            )
         trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
-        if trained and _compare_slopes(x, out, trained).verdict == "fail":
-            return out
+        if trained and _slopes_differ(x, out, trained):
+            return
     trial = x.record.updates[0].trial if x.record.updates else None
-    if trial is not None and _compare_slopes(x, out, [trial]).verdict == "fail":
+    if trial is not None and _slopes_differ(x, out, [trial]):
         out.evidence += ", where log-probabilities are moved by up to 0.6 nats"
-    return out if out.evidence else _skip(out, "no slopes were recorded")
+    if not out.evidence:
+        out.skip("no slopes were recorded")
 
 
-def _compare_slopes(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossTrial]) -> Outcome:
-    """Compare the slopes of trained rows, or those of the trial of the loss, with the formula's."""
+def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossTrial]) -> bool:
+    """Compare the slopes of trained rows, or those of the trial of the loss, with the formula's; whether they differ."""
 
     def column(name: str) -> np.ndarray:
         return np.concatenate([np.asarray(getattr(one, name), float) for one in given])
@@ -632,15 +640,17 @@ def _compare_slopes(x: Examined, out: Outcome, given: Sequence[TrainedRow | Loss
     out.evidence = f"slopes of {wrong} of {len(observed)} tokens differ, the most by {out.gap:.2g} of the largest one"
     # A ratio at a clip bound may round to either side of it.
     if wrong <= 0.002 * len(observed) and np.isfinite(gaps).all():
-        return out
+        return False
     if not np.isfinite(observed).all():
-        return _fail(out, "not-finite", evidence=f"{out.evidence}; some are no finite numbers")
+        out.fail("not-finite", f"{out.evidence}; some are no finite numbers")
+        return True
     if trained := [one for one in given if isinstance(one, TrainedRow)]:
         parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
-    case = explain_loss.LossCase(tokens, x.record.settings, observed, microbatch)
-    found = explain(explain_loss.SLOPES, case, observed, expected, 1e-6 * scale)
-    return _explained(out, found, "loss-differs-from-settings")
+    case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
+    found = explain(case, observed, expected, 1e-6 * scale)
+    out.explained(found, "loss-differs-from-settings")
+    return True
 
 
 # 5. Gradient and optimizer
@@ -651,14 +661,14 @@ ROUNDED = 2e-6
 """Nats by which log-probabilities in float32 are apart at most, if the weights are the same to the last bit."""
 
 
-def gradient(x: Examined) -> Outcome:
-    """The gradient is that of the recorded slopes by plain autograd."""
-    out, s = Outcome("gradient", "the gradient is that of the loss in every tensor"), x.record.settings
+@_stage("gradient", "the gradient is that of the loss in every tensor")
+def gradient(x: Examined, out: Outcome) -> None:
+    s = x.record.settings
     update = x.record.updates[0] if x.record.updates else Update()
     if x.plain is None or not update.tensors or not update.trained:
-        return _skip(out, "the step's first weights, or the gradient, are not known")
+        return out.skip("the step's first weights, or the gradient, are not known")
     if s.adapter and (x.live is None or s.lora_dropout):
-        return _skip(out, "the adapter's first weights are not known" if x.live is None else "an adapter with dropout")
+        return out.skip("the adapter's first weights are not known" if x.live is None else "an adapter with dropout")
     parts: dict[int, list[Any]] = defaultdict(list)
     for t in update.trained:
         row = x.record.rows[t.row]
@@ -669,11 +679,11 @@ def gradient(x: Examined) -> Outcome:
         whole = x.plain.gradient(rows_, given)
         sampled.append(np.concatenate([_entries(whole.get(plain_name(t.name)), t.indices) for t in update.tensors]))
     if not sampled:
-        return _skip(out, "no token has a slope")
+        return out.skip("no token has a slope")
     observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
     if not expected.any() and not observed.any():
-        return _fail(out, "no-gradient", "trained tensors on which no log-probability depends", "all of it is 0")
+        return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
     each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
     out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
     out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
@@ -681,13 +691,13 @@ def gradient(x: Examined) -> Outcome:
     if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
         out.limit *= max(1.0, x.apart / ROUNDED)
     if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
-        return out
+        return
     out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
-    case = explain_gradient.GradientCase(observed, sampled, tensors, np.concatenate(before) if before else None)
-    found = explain(explain_gradient.CONDITIONS, case, observed, expected, 1e-3 * float(np.abs(expected).max()))
-    return _explained(out, found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
+    case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
+    found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
+    out.explained(found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
 
 
 def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:
@@ -703,64 +713,46 @@ UPDATE = 2e-2
 """Of the change, beyond what float32 rounds."""
 
 
-def trained_tensors(x: Examined) -> Outcome:
-    """What the optimizer has is what the settings train."""
-    out = Outcome("optimizer", "the optimizer has the tensors that the settings train")
+@_stage("optimizer", "the optimizer has the tensors that the settings train")
+def trained_tensors(x: Examined, out: Outcome) -> None:
     update = x.record.updates[0] if x.record.updates else Update()
     if x.plain is None or not update.tensors:
-        return _skip(out, "the optimizer's tensors were not recorded")
+        return out.skip("the optimizer's tensors were not recorded")
     wanted, found = x.plain.trainable(), {plain_name(t.name) for t in update.tensors}
     missing = [name for name in wanted if name not in found]
     outside = [t.name for t in update.tensors if not math.isfinite(t.learning_rate)]
     out.gap, out.evidence = len(missing) + len(outside), f"{len(found)} tensors"
-    if not missing and not outside:
-        return out
-    out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
-    told = f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
-    return _fail(out, "no-gradient" if missing else "update-differs-from-settings", evidence=told)
+    if missing or outside:
+        out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
+        told = f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
+        out.fail("no-gradient" if missing else "update-differs-from-settings", told)
 
 
-def update(x: Examined) -> Outcome:
-    """The weights change as AdamW with the settings changes them."""
-    out, record = Outcome("optimizer", "weights change as AdamW with the settings changes them", limit=UPDATE), x.record
+@_stage("optimizer", "weights change as AdamW with the settings changes them", limit=UPDATE)
+def update(x: Examined, out: Outcome) -> None:
+    record = x.record
     earlier = x.previous.updates[-1] if x.previous and x.previous.updates else None
     for k, one in enumerate(record.updates):
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
         if tensors and math.isfinite(norm):
-            before, gradients = {t.name: t.before for t in tensors}, {t.name: t.gradient for t in tensors}
             moments = {
                 t.name: optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
                 for t in tensors
                 if t.moments_before is not None
             }
-            after = {t.name: t.after for t in tensors}
-            case = _update_case(record.settings, before, after, [gradients], [norm], [record.step], moments)
+            before, after, own = ({t.name: getattr(t, of) for t in tensors} for of in ("before", "after", "gradient"))
+            case = conditions.UpdateCase(before, after, [own], [norm], [record.step], record.settings, moments)
             if _judge_update(out, case, 1.0, f"update {k + 1} of step {record.step + 1}"):
                 if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
-                    _fail(
-                        out, "no-gradient", "gradients of 0 that the optimizer is given in place of those of the loss"
-                    )
-                return out
+                    told = "gradients of 0 that the optimizer is given in place of those of the loss"
+                    out.fail("no-gradient", what=told)
+                return
             if earlier is not None and (what := _torn(earlier, tensors)):
-                return _fail(out, "update-differs-from-settings", what, f"{what}, before update {k + 1}")
+                return out.fail("update-differs-from-settings", f"{what}, before update {k + 1}", what)
         earlier = one
-    return out if out.evidence else _skip(out, "no weights were recorded")
-
-
-def _update_case(
-    settings: Settings,
-    before: explain_optimizer.Tensors,
-    after: explain_optimizer.Tensors,
-    gradients: Sequence[Any],
-    norms: Sequence[float],
-    steps: Sequence[int],
-    moments: Mapping[str, optimizer.Moments],
-) -> explain_optimizer.UpdateCase:
-    """`moments`: before the first of these updates, of tensors that had one before."""
-    new = {name: optimizer.Moments(np.zeros(len(w)), np.zeros(len(w))) for name, w in before.items()}
-    observed = np.concatenate([after[name].astype(float) - w for name, w in before.items()])
-    return explain_optimizer.UpdateCase(before, gradients, norms, steps, settings, observed, {**new, **moments})
+    if not out.evidence:
+        out.skip("no weights were recorded")
 
 
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
@@ -782,7 +774,7 @@ def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
     return ""
 
 
-def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, roundings: float, where: str) -> bool:
+def _judge_update(out: Outcome, case: conditions.UpdateCase, roundings: float, where: str) -> bool:
     """Compare a change of weights with the reference's; whether it differs. `roundings`: how often weights were rounded."""
     expected = case.change()
     rounding = roundings * np.concatenate([np.spacing(np.abs(w).astype(np.float32)) for w in case.before.values()])
@@ -799,9 +791,30 @@ def _judge_update(out: Outcome, case: explain_optimizer.UpdateCase, roundings: f
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
     out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
-    found = explain(explain_optimizer.CONDITIONS, case, case.observed, expected, 2 * float(rounding.max()))
-    _explained(out, found, "update-differs-from-settings")
+    found = explain(conditions.of_update(case), case.observed, expected, 2 * float(rounding.max()))
+    out.explained(found, "update-differs-from-settings")
     return True
+
+
+# 6. Weight sync and the saved model
+
+SERVED: Limit = {"float32": 1e-3, "bfloat16": 0.12}
+"""Nats, on average."""
+KNOWN: Limit = {"float32": 2.5e-4, "bfloat16": 0.06}
+"""The same after a known change of all weights, of sampled tokens."""
+
+
+@_stage("sync", "the engine serves the trained weights after the step")
+def served(x: Examined, out: Outcome) -> None:
+    out.limit = SERVED[x.precision]
+    one = x.record.served
+    if one is None or one.trained.shape != one.served.shape:
+        return out.skip("what the engine serves was not recorded")
+    out.gap = float(np.abs(one.trained - one.served).mean())
+    out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
+    if not out.gap <= out.limit:
+        why = known_change(x)[0]  # a known change tells why
+        out.fail(why.cause if why.cause and why.what else "weights-not-synced", what=why.what)
 
 
 LIVE_UPDATES = 3
@@ -809,22 +822,20 @@ LARGE = 0.3
 """Nats by which a known change of the weights moves log-probabilities at least."""
 
 
-def live_updates(x: Examined) -> Outcome:
-    """Updates with known gradients, at the beginning, in the middle and near the end of the schedule."""
-    out = Outcome("optimizer", "updates with known gradients are those of AdamW, over the whole schedule", limit=UPDATE)
+@_stage("optimizer", "updates with known gradients are those of AdamW, over the whole schedule", limit=UPDATE)
+def live_updates(x: Examined, out: Outcome) -> None:
     if x.live is None:
-        return _skip(out, "the run is not under way")
+        return out.skip("the run is not under way")
     s, steps = x.record.settings, max(x.record.settings.num_steps, 1)
     with x.live.undone():
         for first in dict.fromkeys((0, steps // 2, max(steps - LIVE_UPDATES, 0))):
             with x.live.undone():
                 case, where = _known_updates(x, x.live, first), f"{LIVE_UPDATES} known updates from step {first + 1}"
                 if optimizer.rate(s, first) and _judge_update(out, case, LIVE_UPDATES, where):
-                    return out
-    return out
+                    return
 
 
-def _known_updates(x: Examined, live: Live, first: int) -> explain_optimizer.UpdateCase:
+def _known_updates(x: Examined, live: Live, first: int) -> conditions.UpdateCase:
     tensors, s = live.tensors(), x.record.settings
     random = torch.Generator().manual_seed(first)
     at = {n: torch.randint(0, t.numel(), (min(64, t.numel()),), generator=random).unique() for n, t in tensors.items()}
@@ -841,32 +852,10 @@ def _known_updates(x: Examined, live: Live, first: int) -> explain_optimizer.Upd
         norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in whole.values())))
         gradients.append({n: g.reshape(-1)[at[n]].double().numpy() for n, g in whole.items()})
         live.update(step, {n: g.to(tensors[n].device) for n, g in whole.items()})
-    return _update_case(s, before, entries(), gradients, norms, steps, {})
+    return conditions.UpdateCase(before, entries(), gradients, norms, steps, s, {})
 
 
-# 6. Weight sync and the saved model
-
-SERVED: Limit = {"float32": 1e-3, "bfloat16": 0.12}
-"""Nats, on average."""
-KNOWN: Limit = {"float32": 2.5e-4, "bfloat16": 0.06}
-"""The same after a known change of all weights, of sampled tokens."""
-
-
-def served(x: Examined) -> Outcome:
-    """The engine gives the trainer's log-probabilities of fixed ids after the step's sync."""
-    out = Outcome("sync", "the engine serves the trained weights after the step", limit=SERVED[x.precision])
-    one = x.record.served
-    if one is None or one.trained.shape != one.served.shape:
-        return _skip(out, "what the engine serves was not recorded")
-    out.gap = float(np.abs(one.trained - one.served).mean())
-    out.evidence = f"engine and trainer differ by {out.gap:.2g} nats on fixed ids after the sync"
-    if out.gap <= out.limit:
-        return out
-    named = next((o for o in known_change(x)[:1] if o.verdict == "fail" and o.what), None)  # a known change tells why
-    return _fail(out, *((named.cause or "", named.what) if named else ("weights-not-synced",)))
-
-
-def _known_change(x: Examined, live: Live, seed: int) -> explain_sync.Weights:
+def _known_change(x: Examined, live: Live, seed: int) -> conditions.Weights:
     """Change all trained weights so far that log-probabilities of sampled tokens move by `LARGE` nats; the new weights.
 
     Of sampled ones, because a policy that is sure of its replies changes them far later than those of its prompts.
@@ -900,7 +889,9 @@ def known_change(x: Examined) -> list[Outcome]:
     saved = Outcome("saved", "the saved model is the trained one", limit=limit)
     asked = [r.requests[0].prompt_ids.tolist() for r in x.record.rollouts if r.requests][:12]
     if x.live is None or x.plain is None or not asked:
-        return [_skip(out, "the run is not under way") for out in (sync, saved)]
+        sync.skip("the run is not under way")
+        saved.skip("the run is not under way")
+        return [sync, saved]
     plain, live = x.plain, x.live
     with live.undone():
         # Two changes, so that weights of the sync before are no longer those of the model's folder.
@@ -912,22 +903,26 @@ def known_change(x: Examined) -> list[Outcome]:
         if any(not torch.equal(t, new[n]) for n, t in live.tensors().items()):
             cause = "adapter-scale-differs" if x.record.settings.adapter else "update-differs-from-settings"
             told = "the trainer's weights are others after the sync than before"
-            _fail(sync, cause, "a weight sync that changes the trainer's own weights", told)
-            return [sync, _skip(saved, "")]
+            sync.fail(cause, told, "a weight sync that changes the trainer's own weights")
+            saved.skip("")
+            return [sync, saved]
         pairs = [(p, r) for p, r in zip(asked, live.generate(asked, 16, 2), strict=True) if r[0]]
         rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]
 
         def judge(out: Outcome, observed: list[Any], general: str) -> None:
             """Compare log-probabilities of the rows with the plain model's under the changed weights."""
             seen = np.concatenate(observed)
-            case = explain_sync.WeightsCase(
-                plain, old, new, seen, lambda: np.concatenate([plain.logprobs(*row) for row in rows_])
-            )
-            expected = case.under(new)
+
+            def under(weights: conditions.Weights, scale: float = 1.0) -> np.ndarray:
+                with plain.having(weights, scale):
+                    return np.concatenate([plain.logprobs(*row) for row in rows_])
+
+            expected = under(new)
             out.gap = float(np.abs(seen - expected).mean())
             out.evidence = f"it differs by {out.gap:.2g} nats from the plain model with the changed weights"
             if not out.gap <= out.limit:
-                _explained(out, explain(explain_sync.CONDITIONS, case, seen, expected, out.limit), general)
+                case = conditions.of_weights_held(under, old, new, seen, adapter=bool(x.record.settings.adapter))
+                out.explained(explain(case, seen, expected, out.limit), general)
 
         judge(sync, [np.array(logprobs) for _, (_, logprobs) in pairs], "weights-not-synced")
         with tempfile.TemporaryDirectory() as folder:
@@ -935,7 +930,7 @@ def known_change(x: Examined) -> list[Outcome]:
             try:
                 model = load(dataclasses.replace(x.record.settings, model=folder))
             except (OSError, ValueError, RuntimeError) as error:
-                _fail(saved, "saved-model-differs", evidence=f"it cannot be loaded: {error}")
+                saved.fail("saved-model-differs", f"it cannot be loaded: {error}")
             else:
                 judge(saved, [model.logprobs(*row) for row in rows_], "saved-model-differs")
                 saved.cause = saved.cause and "saved-model-differs"
@@ -943,27 +938,7 @@ def known_change(x: Examined) -> list[Outcome]:
     return [sync, saved]
 
 
-STAGES: tuple[Callable[[Examined], Outcome | list[Outcome]], ...] = (
-    tasks,
-    prompts,
-    rows,
-    beginning,
-    engine_logprobs,
-    trainer_logprobs,
-    draws,
-    pairing,
-    advantage,
-    reference_policy,
-    weights,
-    corrections,
-    slopes,
-    gradient,
-    trained_tensors,
-    update,
-    served,
-    live_updates,
-    known_change,
-)
+STAGES.append(known_change)
 
 
 def examine(x: Examined, *, every: bool = False) -> list[Outcome]:
@@ -983,20 +958,6 @@ def first(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 
 # What stages share
-
-
-def _fail(out: Outcome, cause: str, what: str = "", evidence: str = "") -> Outcome:
-    out.verdict, out.cause, out.what, out.evidence = "fail", cause, what, evidence or out.evidence
-    return out
-
-
-def _explained(out: Outcome, found: Explanation | None, general: str) -> Outcome:
-    return _fail(out, found.cause, found.what) if found else _fail(out, general)
-
-
-def _skip(out: Outcome, why: str) -> Outcome:
-    out.verdict, out.evidence = "not examined", why
-    return out
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -38,7 +38,6 @@ from plumbob.doctor.run_numbers import (
     change_of,
     failing,
     gap_limit,
-    line,
     mean,
     median,
     number,
@@ -49,19 +48,6 @@ from plumbob.doctor.run_numbers import (
 )
 
 # Tasks and grading
-
-
-DIFFICULTY = ("tasks/difficulty", "env/difficulty", "env/hops", "env/level")
-
-
-def harder(n: Numbers) -> str | None:
-    name = next((name for name in DIFFICULTY if name in n.rows[0]), "")
-    values = [number(row, name) for row in n.rows] if name else []
-    slope, t = line(values) if values else (0.0, 0.0)
-    rise, start = slope * len(values), values[0] if values else 0.0
-    if n.plan.harder or t <= SURE or rise <= 0.25 * max(abs(start), 1e-9) or n.gained():
-        return None
-    return f"the tasks' difficulty rises by {rise:.2g} from {start:.2g} over {n.steps} steps, and the reward does not"
 
 
 def constant(n: Numbers) -> str | None:
@@ -144,12 +130,6 @@ def evaluated_otherwise(n: Numbers) -> str | None:
         error = math.sqrt(pooled * (1 - pooled) * (1 / plan.held_out + 1 / groups))
         if abs(ours - theirs) > max(0.5, SURE * error):
             return f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's"
-    if plan.comparable and n.steps == WINDOW and n.before.get("eval/sampled") is not None:
-        value, training = number(n.before, "eval/sampled"), number(n.rows[0], "reward/mean")
-        groups = max(number(n.rows[0], "groups/count"), 1.0)
-        # The largest standard error that there can be: that of rollouts of a task that all earn the same.
-        if abs(value - training) > max(0.3 * n.scale, 3 * spread(n) * math.sqrt(1 / groups + 1 / plan.held_out)):
-            return f"held-out tasks earn {value:.3f} before training, those of the first step {training:.3f}"
     if not plan.comparable or row.get("eval/sampled") is None or number(row, "tasks/epoch") >= 1:
         return None
     value, training = number(row, "eval/sampled"), mean(n.last, "reward/mean")
@@ -240,10 +220,6 @@ def errors(n: Numbers) -> str | None:
     )
 
 
-LONGER = 1.5
-"""Times the tokens, or seconds, of other rollouts that those that are left out may have."""
-
-
 def left_out(n: Numbers) -> str | None:
     rows, every = n.last, max(total(n.last, "rollout/count"), 1.0)
     old = total(rows, "rollout/stale") / every
@@ -255,21 +231,6 @@ def left_out(n: Numbers) -> str | None:
     cut = mean(rows, "policy/clip_fraction")
     if n.plan.updates > 1 and cut > n.plan.clipped and not n.gained() and not n.solved:
         return f"the ratio of {cut:.0%} of the tokens is outside of the clip bounds, and the reward does not rise"
-    kinds = (
-        (n.plan.stale, "rollout/stale", "rollout/stale_tokens", "rollout/sampled_tokens", 0.05, "are too old"),
-        (True, "rollout/errored", "rollout/unusable_tokens", "rollout/sampled_tokens", 0.05, "failed"),
-        (n.plan.overlong_masked, "cut", "rollout/truncated_tokens", "rollout/whole_tokens", 0.2, "are cut off"),
-    )
-    for applies, count, tokens, others, least, what in kinds:
-        name = "rollout/truncated_share" if count == "cut" else count
-        known = [r for r in rows if tokens in r and number(r, others) and number(r, name)]
-        gone = [number(r, name) * (number(r, "rollout/count") if count == "cut" else 1.0) for r in known]
-        longer = times(
-            math.fsum(w * number(r, others) for w, r in zip(gone, known, strict=True)),
-            math.fsum(w * number(r, tokens) for w, r in zip(gone, known, strict=True)),
-        )
-        if applies and sum(gone) >= max(8, least * every) and longer > LONGER:
-            return f"the {sum(gone) / every:.0%} of the rollouts that {what} have {longer:.2f} times the tokens of the others"
     return None
 
 
@@ -472,35 +433,6 @@ def little(n: Numbers) -> str | None:
 
 # The course of a run
 
-MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))
-"""(what a step takes, what there is)."""
-
-
-def memory(n: Numbers) -> str | None:
-    if n.steps < LATE + WINDOW:  # the first steps make the optimizer's state, compile, and warm caches up
-        return None
-    rows = n.rows[-LATE:]
-    parts = [rows[i : i + WINDOW] for i in range(0, LATE, WINDOW)]
-    for used, room in MEMORIES:
-        first, middle, now = (median(part, used) for part in parts)
-        most, values = number(rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
-        if not first or not most:
-            continue
-        (slope, t), growth = line(values), (now - first) / (2 * WINDOW)
-        # Memory follows the tokens of the largest pass and of rollouts, whatever else it holds.
-        tokens = ("train/largest_pass", "rollout/row_tokens")
-        explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
-        # What has grown once, and what fills up, does not grow in both halves as in the whole run.
-        steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
-        full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
-        if steady and now > 1.02 * explained * first and full <= (n.plan.steps or n.steps):
-            what = "GPU memory" if used == "memory/peak_gib" else "main memory"
-            return (
-                f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
-                f"step {full:.0f} of {n.plan.steps}"
-            )
-    return None
-
 
 def hacked(n: Numbers) -> str | None:
     known = evaluations(n, "eval/greedy")
@@ -591,58 +523,43 @@ def spike(n: Numbers) -> str | None:
     return f"gradient norm {norm:.2g} in step {n.steps}, {norm / usual:.3g} times the median of the steps before"
 
 
-def repeats(n: Numbers) -> str | None:
-    shares = [number(r, "rollout/repetitive_share") for r in n.last if "rollout/repetitive_share" in r]
-    # Human text repeats 1% of its sequences of four tokens, text of a model that loops most of them (arXiv:1908.04319).
-    if len(shares) < WINDOW or min(shares) <= 0.15 or mean(n.last, "rollout/repetitive_share") <= 0.3:
-        return None
-    if n.broken is not None or n.gained():
-        return None
-    return (
-        f"{mean(n.last, 'rollout/repetitive_share'):.0%} of the last rollouts end in the same few words again and again"
-    )
+HABITS = {
+    "nats per token (entropy)": ("policy/entropy", 0.0, 0.2, math.inf),
+    "tokens per rollout": ("rollout/sampled_tokens", 1.0, 0.3, 3.0),
+    "tool calls per rollout": ("rollout/tool_calls", 0.5, 0.5, math.inf),
+    "turns per rollout": ("rollout/turns", 2.0, 0.5, math.inf),
+}
+"""What a policy may do less or more of -> (metric, its least value at first, bounds of what it may be times that)."""
 
 
-def judged(n: Numbers) -> bool:
-    """Whether a change of the policy's habits can be judged: not while it earns more, nor once a step has broken it."""
-    return n.steps >= 2 * WINDOW and n.broken is None and not n.solved
-
-
-def surer(n: Numbers) -> str | None:
-    first, now = mean(n.first, "policy/entropy"), mean(n.last, "policy/entropy")
-    # A fifth of it, and nothing earned for that in the whole run: a reward that has risen and stays there is earned by it.
-    if not judged(n) or now >= 0.2 * first or n.gained(0.02) or n.gained(0.02, wide=True):
-        return None
-    return f"entropy {first:.3g} -> {now:.3g} nats per token, and the reward changes by {n.change(wide=True):+.3f}"
-
-
-def lengths(n: Numbers) -> str | None:
-    at_first = mean(n.first, "rollout/sampled_tokens")
-    ratios = [times(at_first, number(r, "rollout/sampled_tokens")) for r in n.last]
-    cut, signals = n.change("rollout/truncated_share"), mean(n.last, "reward/length_correlation")
-    longer = min(ratios) > 3 or (min(ratios) > 1 and cut > CUT)
-    if not judged(n) or n.gained() or not at_first or not (max(ratios) < 0.3 or longer) or abandoned(n):
-        return None
-    return (
-        f"rollouts have {statistics.fmean(ratios):.2g} times the tokens of the first {WINDOW} steps, {cut:+.0%} are cut off, "
-        f"and the reward changes by {n.change():+.3f} (correlation with the length within groups {signals:+.2f})"
-    )
-
-
-def abandoned(n: Numbers) -> str | None:
-    """Calls if there are tools, and turns if not."""
-    tools = total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0]
-    name, least = ("rollout/tool_calls", 0.5) if tools else ("rollout/turns", 2.0)
-    at_first, now = mean(n.first, name), [number(r, name) for r in n.last]
-    if not judged(n) or at_first < least or max(now) >= 0.5 * at_first or failing(n.last):
+def narrows(n: Numbers) -> str | None:
+    """Not judged while it earns more, which may be earned by it, nor once a step has broken it."""
+    if n.solved or n.broken is not None or failing(n.last):
         return None
     names = [k for k in n.rows[-1] if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT]
     fewer = any(mean(n.last, k) < mean(n.first, k) - LEAST_GAIN for k in names)
-    # Whoever drops needless calls gives more right answers, not fewer, and keeps some.
-    if n.gained() and not fewer and max(now) >= 0.1 * at_first:
-        return None
-    what = "tool calls" if tools else "turns"
-    return f"{at_first:.2g} {what} per rollout in the first {WINDOW} steps, {statistics.fmean(now):.2g} in the last"
+    tools, cut = (
+        total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0],
+        n.change("rollout/truncated_share"),
+    )
+    for what, (name, least, low, high) in HABITS.items():
+        at_first, now = mean(n.first, name), [number(r, name) for r in n.last if name in r]
+        if not now or at_first <= least or ("turns" in what and tools):
+            continue
+        ratios = [value / at_first for value in now]
+        grown = "tokens" in what and min(ratios) > 1 and cut > CUT
+        if not (max(ratios) < low or min(ratios) > high or grown):
+            continue
+        # Whoever drops needless calls gives more right answers, not fewer, and keeps some; entropy may be spent early.
+        lost = "calls" in what and (fewer or max(ratios) < 0.1)
+        if (n.gained() and not lost) or ("entropy" in what and (n.gained(0.02) or n.gained(0.02, wide=True))):
+            continue
+        return (
+            f"{at_first:.3g} {what} in the first {WINDOW} steps, {statistics.fmean(now):.3g} in the last; {cut:+.0%} are cut off, "
+            f"and the reward changes by {n.change(wide=True):+.3f} (correlation with the length within groups "
+            f"{mean(n.last, 'reward/length_correlation'):+.2f})"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -665,7 +582,6 @@ class Trend:
 
 
 TRENDS: tuple[Trend, ...] = (
-    Trend("harder", "the tasks stay as hard as they were", "task-order-drifts", harder, 2 * WINDOW, DIFFICULTY),
     Trend("constant", "not all rewards are the same number", "reward-wrong", constant, 3, ("reward/std",)),
     Trend("form-alone", "rewards differ by answers, not by their form alone", "reward-exploitable", form_alone, 2 * WINDOW),
     Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
@@ -693,17 +609,12 @@ TRENDS: tuple[Trend, ...] = (
     Trend("never", "the model sometimes succeeds", "never-succeeds", never, WINDOW, ("groups/count",), withdrawn=True),
     Trend("little", "enough groups of a step have a signal", "too-little-signal", little, WINDOW, ("groups/count",),
           withdrawn=True),
-    Trend("memory", "memory lasts to the run's end", "memory-grows", memory, LATE + WINDOW,
-          ("memory/peak_gib", "memory/resident_gib")),
     Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
     Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
     Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),
     Trend("norms", "gradient norms stay in bounds", "policy-breaks", spike, WINDOW + 1, ("optimizer/grad_norm",)),
-    Trend("loops", "rollouts do not end in repetitions", "policy-breaks", repeats, WINDOW, ("rollout/repetitive_share",)),
-    Trend("unsure-enough", "entropy is lost for a better reward only", "behaviour-narrows", surer, 2 * WINDOW, ("policy/entropy",)),
-    Trend("lengths", "rollouts stay as long as they were", "behaviour-narrows", lengths, 2 * WINDOW, ("rollout/sampled_tokens",)),
-    Trend("tools-used", "tools are used as at first", "behaviour-narrows", abandoned, 2 * WINDOW,
-          ("rollout/tool_calls", "rollout/turns")),
+    Trend("habits", "the policy gives no habit up but for a better reward", "behaviour-narrows", narrows, 2 * WINDOW,
+          ("policy/entropy", "rollout/sampled_tokens")),
 )  # fmt: skip
 """The table, in the order of the data."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from plumbob.console import UserError, first_line
 from plumbob.doctor import trends
 from plumbob.doctor.causes import is_symptom
-from plumbob.doctor.examine import Examination, merged, of_matrix, of_outcomes
+from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.cli.loading import (
     announce,
@@ -27,7 +27,6 @@ from plumbob.trainer.cli.loading import (
     import_verifiers,
     load_torch_libraries,
 )
-from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.run_directory import is_in_use, read_metrics
@@ -49,7 +48,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     """
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
-    environments = _play(x, config, model, template=True)
+    environments = _play(x, config, model)
     if not model:
         x.limits.append("The model was not loaded: prompts, log-probabilities, losses and updates were not examined.")
     elif x.names_reason and not everything:
@@ -114,8 +113,8 @@ def _why_no_model(directory: Path, config: TrainConfig, model: bool, environment
     return None
 
 
-def _play(x: Examination, config: TrainConfig, model: bool = False, template: bool = False) -> Sequence[Any]:
-    """Play the environment; returns its tasks. `model`: whether one is loaded after it. `template`: whether its own is read."""
+def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[Any]:
+    """Play the environment; returns its tasks. `model`: whether one is loaded after it."""
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
         import_verifiers()
@@ -125,33 +124,14 @@ def _play(x: Examination, config: TrainConfig, model: bool = False, template: bo
     environments = load_environments(config)
     with asyncio.Runner() as runner:
         player: Any = VerifiersPlayer(config, environments[0], runner)
-        if template:
-            player.load_chat = lambda: _chat(x, config, environments[0])
-        found = table.examine(player, config.seed, _import_torch if model else lambda: None)
+        played = matrix.play(player, config.seed, _import_torch if model else lambda: None)
+        x.add("environment", *table.judge(played))
         count = min(matrix.MOST_TASKS, len(player.train))
-    x.add("environment", *of_matrix(found))
     x.limits.append(
-        f"{count} training tasks were played without a model, in {found.rollouts} rollouts: a fault of fewer than "
+        f"{count} training tasks were played without a model, in {played.rollouts} rollouts: a fault of fewer than "
         f"{missed(count):.0%} of all tasks can be missed."
     )
     return environments
-
-
-def _chat(x: Examination, config: TrainConfig, tasks: Any) -> Any:
-    """The chat template of the model, if it describes the environment's tools; None if not, or if it cannot be loaded."""
-    from plumbob.trainer.rollouts.templates import opening_messages, tool_names
-
-    if not tool_names(tasks.train[0], tasks.toolsets):
-        return None
-    try:
-        from plumbob.trainer.policy.loading import load_chat, load_tokenizer
-
-        template = TemplateChoice(config.chat_template, config.chat_template_args)
-        chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
-        return chat if chat.names_tools(opening_messages(tasks.train[0])) else None
-    except UserError as error:
-        x.limits.append(f"Whether the chat template's calls are read was not examined: {error}")
-        return None
 
 
 def _import_torch() -> None:
@@ -174,8 +154,7 @@ def _with_model(
     _import_torch()
     with fast_imports():
         from plumbob.trainer.distributed.world import join_world, leave_world
-        from plumbob.trainer.doctor.live import record_steps
-        from plumbob.trainer.doctor.subject import load_subject
+        from plumbob.trainer.doctor.live import load_subject, record_steps
         from plumbob.trainer.inference.errors import SyncError
         from plumbob.trainer.rollouts.batch import RunFailed
         from transformers.utils import logging

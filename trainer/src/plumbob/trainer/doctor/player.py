@@ -49,24 +49,6 @@ class _Yielding(ScriptedChat):
         return await super().reply(messages, tools, sampling)
 
 
-class _TaskList(Sequence[Task]):
-    """Tasks of a taskset, each converted when it is first asked for."""
-
-    def __init__(self, tasks: Sequence[vf.Task], split: Literal["train", "held-out"]) -> None:
-        self._tasks, self._split, self._known = tasks, split, dict[int, Task]()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        if at not in self._known:
-            self._known[at] = task_of(self._tasks[at], self._split)
-        return self._known[at]
-
-
 @dataclass
 class VerifiersPlayer:
     """The tasks of one environment of a run."""
@@ -76,19 +58,16 @@ class VerifiersPlayer:
     runner: asyncio.Runner
     prepare: Callable[[], object] | None = None
     """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
-    load_chat: Callable[[], Any] | None = None
-    """Loads the model's `Chat`, or None. Called after all has been played: importing what it needs takes seconds, in which a
-    fresh process can play."""
     _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
     def train(self) -> Sequence[Task]:
         train = self.tasks.train
-        return _TaskList(train[:MOST_READ] if isinstance(train, TaskStream) else train, "train")
+        return [task_of(task, "train") for task in (train[:MOST_READ] if isinstance(train, TaskStream) else train)]
 
     @cached_property
     def held_out(self) -> Sequence[Task]:
-        return _TaskList(self.tasks.held_out, "held-out")
+        return [task_of(task, "held-out") for task in self.tasks.held_out]
 
     @property
     def settings(self) -> RunSettings:
@@ -99,7 +78,7 @@ class VerifiersPlayer:
         meant = any(pair.partition("=")[0] == "curriculum" for pair in config.env_args)
         as_given = self.tasks.order == "as-given" and not meant and not endless
         at_once = min(config.max_concurrent, config.rollouts_per_step(1))
-        return RunSettings(at_once, as_given, taken, config.max_tokens)
+        return RunSettings(at_once, as_given, taken)
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
         if not hasattr(task.handle, "oracle"):
@@ -178,12 +157,6 @@ class VerifiersPlayer:
         turns = self.oracle(other)
         return self.play(Script(other, turns)) if isinstance(turns, tuple) else None
 
-    def as_held_out(self, task: Task) -> Task | None:
-        if not self.tasks.held_out:
-            return None
-        like = self.tasks.held_out[0]
-        return task_of(type(like)(task.handle.data, like.config), "held-out")
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:
             box = await adapter.open_tools(task.handle, verifiers_messages.new_trace(task.handle), self.tasks.toolsets)
@@ -203,13 +176,6 @@ class VerifiersPlayer:
             return self.runner.run(limited())
         except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
             return [None] * len(calls)
-
-    def call_form(self) -> tuple[str, bool] | None:
-        chat = self.load_chat() if self.load_chat else None
-        if chat is None:
-            return None
-        unread = chat.unread_call()
-        return unread or chat.call_text(), not unread
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         first = self.train[0].handle
@@ -295,8 +261,8 @@ def _play_in_child(
     kept = prepare() if prepare is not None else None
     with asyncio.Runner() as runner:
         player = VerifiersPlayer(config, load_environments(config)[0], runner)
-        tasks = [player.train[i] for i, _ in scripts]
-        played = [player.play(Script(task, turns)) for task, (_, turns) in zip(tasks, scripts, strict=True)]
+        train = player.tasks.train
+        played = [player.play(Script(task_of(train[i], "train"), turns)) for i, turns in scripts]
     del kept
     # The task itself is the other process's own, and need not be picklable.
     answer.send([replace(one, task=replace(one.task, handle=None)) for one in played])

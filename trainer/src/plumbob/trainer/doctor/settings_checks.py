@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
 from plumbob.trainer.config import doubtful_settings
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files.model_path import model_path
 
-ALTERED = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "no_repeat_ngram_size": 0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-}
-"""Settings of a generation config that change what is sampled, with the value that changes nothing."""
 FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
 """A step has too few groups if it has fewer than both."""
 LEFT_IN_A_HUNDRED, LEFT_AT_THE_END = 0.9, 0.5
@@ -39,7 +21,6 @@ SMALLEST_SCALE = 1 / 24
 
 def checks(config: TrainConfig) -> Iterator[Finding]:
     yield _groups(config)
-    yield _generation(config)
     if config.kl_in_loss:
         estimator = config.objective().kl_estimator
         said = f"--kl-beta {config.kl_beta:g} in the loss, with the estimator {estimator}"
@@ -76,32 +57,6 @@ def _groups(config: TrainConfig) -> Finding:
     few = rollouts // size < FEWEST_GROUPS and rollouts < FEWEST_ROLLOUTS
     said = f"a step has {rollouts // size} groups of {size} rollouts"
     return Finding.of("a step has enough groups", ("too-little-signal" if few else None, said), "signal")
-
-
-def _generation(config: TrainConfig) -> Finding:
-    """Engines are told every setting, so that the model's own defaults have no effect."""
-    found = {name: v for name, v in _generation_config(config.model).items() if v not in (None, ALTERED.get(name, v))}
-    said = f"--temperature {config.temperature:g}, --top-p {config.top_p:g}, --top-k {config.top_k}"
-    if found:
-        listed = ", ".join(f"{name} {value:g}" for name, value in found.items())
-        said += f"; the model's generation_config.json asks for {listed}, which rollouts do not use"
-    wrong: dict[str, Any] = {}
-    if config.engine == "vllm":
-        from plumbob.trainer.inference.generate_api import STATED
-
-        own = ("temperature", "top_p", "top_k", "min_p")  # these are the run's settings
-        wrong = {n: STATED[n] for n in ALTERED if n in STATED and n not in own and STATED[n] != ALTERED[n]}
-        said += f"; requests to the server ask for {wrong}" if wrong else ""
-    check = "nothing but the run's own settings changes what is sampled"
-    return Finding.of(check, ("sampling-altered" if wrong else None, said), "sampling")
-
-
-def _generation_config(model: str) -> dict[str, Any]:
-    """The model's generation_config.json, if it is on this disk."""
-    with suppress(OSError, ValueError):
-        found = json.loads((Path(model_path(model)) / "generation_config.json").read_text())
-        return {name: v for name, v in found.items() if name in ALTERED and (v is None or isinstance(v, int | float))}
-    return {}
 
 
 def _adapter(config: TrainConfig) -> Finding:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch
 import verifiers.v1 as vf
 from plumbob.doctor import record as records
@@ -43,12 +42,11 @@ class Recording:
     def begin(self, batch: Batch, advantages: Sequence[float], kl_sums: Sequence[float] | None) -> None:
         """The step's rollouts, rows and advantages."""
         self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
-        traces = {trace.id: trace for trace in batch.traces}
         members: dict[str, int] = {}
         for i, (sample, advantage) in enumerate(zip(batch.samples, advantages, strict=True)):
             self._row_of[id(sample)] = i
             member = members[sample.group] = members.get(sample.group, -1) + 1
-            row = row_of(sample, member, advantage, traces.get(sample.trace_id))
+            row = row_of(sample, member, advantage)
             row.kl_sum = None if kl_sums is None else kl_sums[i]
             self.record.rows.append(row)
 
@@ -76,7 +74,6 @@ class Recording:
                         asked.sampling.seed,
                     ),
                     asked.completion.finish_reason,
-                    asked.completion.policy_version,
                 )
                 for asked in (batch.requests or {}).get(trace.id, ())
             ],
@@ -127,7 +124,7 @@ class Recording:
         if self._tensors is not None:
             self._tensors.updated()
 
-    def finish(self, seconds: Mapping[str, float]) -> records.StepRecord:
+    def finish(self) -> records.StepRecord:
         """The whole record, after the weight sync."""
         run, record = self.run, self.record
         if record.updates and not record.updates[0].trained:  # no row had a gradient: the rows were scored nevertheless
@@ -141,12 +138,7 @@ class Recording:
             with suppress(EngineError), torch.no_grad():
                 served = np.array(run.engine.score(ids), np.float32)
                 trained = run.policy.score([run.parity_row], 1.0).logprobs
-                record.served = records.Served(
-                    np.array(ids, np.int32), numbers(trained), served, version=run.engine.version
-                )
-        on_gpu = run.world.device.type == "cuda"
-        record.memory_bytes = torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss
-        record.seconds = {name.removeprefix("time/"): value for name, value in seconds.items()}
+                record.served = records.Served(np.array(ids, np.int32), numbers(trained), served)
         return record
 
     def _trained_rows(self) -> list[records.TrainedRow]:
@@ -164,18 +156,8 @@ class Recording:
         return found
 
 
-def row_of(sample: Sample, member: int, advantage: float, trace: vf.Trace | None) -> records.Row:
-    """A sample as a row of the record. `trace`: of its rollout, if this process played it."""
-    origins = None
-    if trace is not None:
-        names = {name: i for i, name in enumerate(records.ORIGINS)}
-        of_trace = [
-            names.get(node.message.role, 0) if inside else 0
-            for node in trace.nodes
-            for inside in node.is_content or [False] * len(node.token_ids)
-        ]
-        if len(of_trace) == len(sample.token_ids):
-            origins = np.array(of_trace, np.int8)
+def row_of(sample: Sample, member: int, advantage: float) -> records.Row:
+    """A sample as a row of the record."""
     return records.Row(
         rollout=sample.trace_id,
         group=sample.group,
@@ -187,7 +169,6 @@ def row_of(sample: Sample, member: int, advantage: float, trace: vf.Trace | None
         rewards=dict(sample.rewards),
         reward_weights=dict(sample.reward_weights),
         truncated=sample.truncated,
-        origins=origins,
         sampling_logprobs=np.array(sample.sampled_logprobs, np.float32),
     )
 

@@ -126,7 +126,7 @@ def train_step(
         clock.lap("sync")
     finally:  # what a sync that is refused leaves behind is worth a record
         if sink is not None and recording is not None:
-            sink.keep(recording.finish(clock.seconds))
+            sink.keep(recording.finish())
 
     metrics = {
         "step": step + 1,

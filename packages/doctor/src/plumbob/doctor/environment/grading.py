@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, equal, refuted, rows, spread_of
+from plumbob.doctor.environment.inequality import Evidence, about, equal, otherwise, refuted, spread_of
 from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
-from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, ODD, PERFECT
+from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -32,35 +32,30 @@ the distance, which is no fault."""
 # Rollouts end
 
 
-def _ends(m: Matrix) -> Evidence | None:
+def ends(m: Matrix) -> Evidence | None:
     kinds = {kind: [*cells.values()] for kind, cells in m.cells.items()}
     kinds["an empty reply to a held-out task"] = [*m.held_out.cells.get(EMPTY, {}).values()] if m.held_out else []
     for name, played in kinds.items():
         hung = [p for p in played if p.failure == "hangs"]
         bad = hung or [p for p in played if p.failure == "fails" and name not in ODD]
-        text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: {bad[0].error}" if bad else ""
-        share = FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
-        least, share = (1, 0.0) if hung else (min(FEWEST, len(played)), share)
-        if (found := refuted(bad, played, text, bad, least=least, share=share)) is not None:
+        share = 0.0 if hung else FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
+        least = 1 if hung else min(FEWEST, len(played))
+        text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: "
+        if bad and (found := refuted(bad, played, lambda p, text=text: text + p.error, least=least, share=share)):
             return found
     return None
 
 
-def _finite(m: Matrix) -> Evidence | None:
+def finite(m: Matrix) -> Evidence | None:
     every = [p for cells in m.cells.values() for p in cells.values()]
     bad = [p for p in every if p.failure == "not-finite"]
-    return (
-        refuted(bad, every, f"{{}} rollouts have no finite reward; the first: {bad[0].error}", bad[0]) if bad else None
-    )
+    return refuted(bad, every, lambda p: f"{{}} rollouts have no finite reward; the first: {p.error}")
 
 
-def _twice(m: Matrix) -> Evidence | None:
+def twice(m: Matrix) -> Evidence | None:
     again = {kind: m.kind(f"{kind}, {TWICE}") for kind in (PERFECT, EMPTY)}
     pairs = [(p, of[i]) for kind, of in again.items() for i, p in m.kind(f"{kind}, {REVERSED}").items() if i in of]
-    bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward)]
-    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
-    text = f"{{}} transcripts earn something else at once again, by up to {gap:.3g}"
-    return refuted(bad, pairs, text, bad[0][1] if bad else None)
+    return otherwise(pairs, "{} transcripts earn something else at once again")
 
 
 # Right answers are paid
@@ -82,15 +77,15 @@ def _told(m: Matrix, unpaid: Sequence[int]) -> str:
     )
 
 
-def _parsed(m: Matrix) -> Evidence | None:
+def parsed(m: Matrix) -> Evidence | None:
     unpaid, alone = _unpaid(m), m.kind("the answer alone")
     bare = [i for i in unpaid if i in alone]
     if 2 * len(unpaid) <= len(m.lifts) or not bare or any(alone[i].reward <= m.floor(i) + TOLERANCE for i in bare):
         return None
-    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}", alone[bare[0]])
+    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}")
 
 
-def _overpaid(m: Matrix) -> Evidence | None:
+def overpaid(m: Matrix) -> Evidence | None:
     """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
     unpaid, others = _unpaid(m), m.kind("other words")
     usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
@@ -98,36 +93,34 @@ def _overpaid(m: Matrix) -> Evidence | None:
         return None  # right answers fail; whether wrong ones would earn something is not known
     over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE]
     text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
-    return refuted(over, unpaid, text, m.kind(EMPTY)[over[0]] if over else None, share=0.5)
+    return refuted(over, unpaid, lambda _: text, share=0.5)
 
 
-def _oracle(m: Matrix) -> Evidence | None:
-    unpaid = _unpaid(m)
+def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
         return Evidence(
             f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
         )
-    return Evidence(_told(m, unpaid), m.kind(PERFECT)[unpaid[0]]) if unpaid else None
+    return Evidence(_told(m, found)) if (found := _unpaid(m)) else None
 
 
-def _as_read(m: Matrix) -> Evidence | None:
+def as_read(m: Matrix) -> Evidence | None:
     """A model answers in the letters that it has read."""
     shares = m.shares(AS_READ)
     less = [i for i, share in shares.items() if share < HALF]
-    text = f"with {AS_READ}, {{}} right answers earn less than half"
-    return refuted(less, [*shares], text, m.kind(AS_READ)[less[0]] if less else None, least=FEWEST, share=HALF)
+    return refuted(
+        less, [*shares], lambda _: f"with {AS_READ}, {{}} right answers earn less than half", least=FEWEST, share=HALF
+    )
 
 
-def _read(m: Matrix) -> Evidence | None:
-    """Where plain working before an answer takes nothing from it, other working there does not take everything."""
-    plain, best = m.kind("working before the answer"), m.kind(PERFECT)
-    for kind in ("numbers before the answer", "long working before the answer"):
-        changed = m.kind(kind)
-        known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
-        gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
-        if gone and len(known) >= FEWEST and 2 * len(gone) > len(known):
-            return refuted(gone, known, f"with {kind}, {{}} right answers earn nothing", changed[gone[0]])
-    return None
+def read(m: Matrix) -> Evidence | None:
+    """Where plain working before an answer takes nothing from it, numbers there do not take everything."""
+    plain, changed, best = m.kind("working before the answer"), m.kind(NUMBERS), m.kind(PERFECT)
+    known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
+    gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
+    if len(known) < FEWEST:
+        return None
+    return refuted(gone, known, lambda _: f"with {NUMBERS}, {{}} right answers earn nothing", share=HALF)
 
 
 # Wrong answers are not
@@ -150,62 +143,37 @@ def _surely(shares: Sequence[float]) -> float:
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
 
 
-def _empty(m: Matrix) -> Evidence | None:
+def empty(m: Matrix) -> Evidence | None:
     low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
     shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
     if m.once(_clean) or _surely(shares) <= EMPTY_EARNS:
         return None
-    text = f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
-    return Evidence(text, m.kind(EMPTY)[m.paid[0]])
-
-
-def _earns(m: Matrix, kind: str) -> Evidence | None:
-    """Evidence that a kind of transcript that solves nothing earns much."""
-    shares, clean = m.shares(kind), m.once(_clean)
-    most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
-    if _surely([*shares.values()]) <= most:
-        return None
-    example = m.kind(kind)[max(shares, key=lambda i: shares[i])]
-    text = (
-        f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones, in {len(shares)} tasks"
+    return Evidence(
+        f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
     )
+
+
+def cheap(m: Matrix) -> Evidence | None:
+    """Transcripts that solve nothing earn much."""
+    found, clean = list[str](), m.once(_clean)
+    for kind in CHEAP:
+        shares = m.shares(kind)
+        most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+        if _surely([*shares.values()]) > most:
+            earned = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones"
+            example = about(m.kind(kind)[max(shares, key=lambda i: shares[i])])
+            found.append(f"{earned}, in {len(shares)} tasks, as {example}")
     apart = f"; only {', '.join(clean)} tells the two apart" if clean else ""
-    return Evidence(f"{text}, as {about(example)}{apart}", example, clean[0] if clean else "")
+    return Evidence("; ".join(found[:3]) + apart, clean[0] if clean else "") if found else None
 
 
-def _cheap(m: Matrix) -> Evidence | None:
-    found = [evidence for kind in CHEAP if (evidence := _earns(m, kind)) is not None]
-    return Evidence("; ".join(e.text for e in found[:3]), found[0].example, found[0].part) if found else None
-
-
-def _near(m: Matrix) -> Evidence | None:
+def near(m: Matrix) -> Evidence | None:
+    best = m.kind(PERFECT)
     for kind in NEAR:
-        found, best = m.kind(kind), m.kind(PERFECT)
+        found = m.kind(kind)
         known = [i for i in m.paid if i in found]
         full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
         if len(known) >= FEWEST and len(full) > NEAR_EARNS * len(known):
             text = f"{kind} earns as much as the right answer in {{}} tasks, as {about(found[full[0]])}, where the right one is"
-            return refuted(full, known, f"{text} {short(m.hand.golds[full[0]])}", found[full[0]])
+            return refuted(full, known, lambda i, text=text: f"{text} {short(m.hand.golds[i])}")
     return None
-
-
-ENDING = rows("reward")(
-    ("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", _ends),
-    ("finite", "Every rollout has a finite reward", "not-finite", _finite),
-    ("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", _twice),
-)
-"""Rollouts end, and their rewards are numbers that stay the same."""
-PAID = rows("reward", PERFECT, EMPTY)(
-    ("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", _parsed),
-    ("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", _overpaid),
-    ("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", _oracle),
-)
-"""Right answers are paid."""
-ANSWERS = rows("reward", PERFECT, EMPTY)(
-    ("read", "An answer is read after numbers and after long working", "answers-not-parsed", _read),
-    ("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", _as_read),
-    ("empty", "An empty reply earns little", "reward-exploitable", _empty),
-    ("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", _cheap),
-    ("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", _near),
-)
-"""Right answers are read, however they are written, and wrong ones are not paid."""

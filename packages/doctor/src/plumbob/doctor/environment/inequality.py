@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Literal, TypeVar
 
-from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
-Where = Literal["reward", "tool", "oracle", "tasks", ""]
+T = TypeVar("T")
+HELD_OUT = "held-out: "
+"""Begins the name of a kind of transcript of held-out tasks."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,14 @@ class Evidence:
 
     text: str
     """The numbers."""
-    example: Played | None = None
-    """One rollout that shows it."""
     part: str = ""
     """The reward function or the tool, if one of several shows it."""
+    cause: str = ""
+    """Id of the cause, if it is a more specific one than the row's."""
 
 
 @dataclass(frozen=True)
-class Inequality:
+class Row:
     """One row of the table."""
 
     id: str
@@ -36,9 +39,9 @@ class Inequality:
     """Id of the cause, if the statement is false."""
     check: Callable[[Matrix], Evidence | None]
     """Evidence that the statement is false; None if it is not."""
-    where: Where = "reward"
+    where: Literal["reward", "tool", "tasks", ""] = "reward"
     """What of the environment's code is to blame."""
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = (PERFECT, EMPTY)
     """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""
 
     def lacks(self, matrix: Matrix) -> str:
@@ -51,34 +54,27 @@ class Inequality:
 
 
 def refuted(
-    bad: Sequence[object],
-    every: Sequence[object],
-    text: str,
-    example: Played | Sequence[Played] | None = None,
-    part: str = "",
-    *,
-    least: int = 1,
-    share: float = 0.0,
+    bad: Sequence[T], every: Sequence[object], text: Callable[[T], str], *, least: int = 1, share: float = 0.0
 ) -> Evidence | None:
     """Evidence, if `bad` are at least `least` and more than this share of `every`.
 
-    Example: refuted(bad, every, "{} results are empty") -> "3 of 48 results are empty". Of several examples the first is kept.
+    Example: refuted(bad, every, lambda first: f"{{}} results are empty, as in {first}") -> "3 of 48 results are empty, as in 7".
     """
     if len(bad) < least or len(bad) <= share * len(every):
         return None
-    kept = next(iter(example), None) if isinstance(example, Sequence) else example
-    return Evidence(text.replace("{}", f"{len(bad)} of {len(every)}", 1), kept, part)
+    return Evidence(text(bad[0]).replace("{}", f"{len(bad)} of {len(every)}", 1))
 
 
-HELD_OUT = "held-out: "
-"""Begins the name of a kind of transcript of held-out tasks."""
-Row = tuple[str, str, str, Callable[[Matrix], Evidence | None]]
-"""(id, statement, cause, check)."""
+def otherwise(pairs: Sequence[tuple[Played, Played]], text: str, least: int = 1) -> Evidence | None:
+    """Evidence, if the two rollouts of at least so many pairs earned something else."""
+    bad = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
+    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
 
+    def said(first: tuple[Played, Played]) -> str:
+        a, b = first
+        return f"{text}, by up to {gap:.3g}: {b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}"
 
-def rows(where: Where, *needs: str) -> Callable[..., tuple[Inequality, ...]]:
-    """Makes rows that blame the same part of an environment and need the same transcripts."""
-    return lambda *given: tuple(Inequality(*row, where, needs) for row in given)
+    return refuted(bad, pairs, said, least=least)
 
 
 def spread_of(rewards: Iterable[float]) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from plumbob.doctor.environment.hands import Hand, deal
-from plumbob.doctor.environment.player import Call, Played, Player, Script, Task, Turn
+from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
@@ -31,12 +31,11 @@ MOST_SECONDS = 240.0
 """Seconds after which no further kind of transcript is begun; what was not played is not judged."""
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
-REVERSED, TWICE, BESIDE, FRESHLY, HELD, IDEAL = (
+REVERSED, TWICE, BESIDE, FRESHLY, IDEAL = (
     "in another order",
     "at once again",
     "at the same time",
     "in a fresh process",
-    "as a held-out task",
     "with the settings for which it is made",
 )
 
@@ -54,6 +53,10 @@ class Result:
     """What the tool itself returns; None if it cannot be called alone."""
 
 
+class _Stop(Exception):
+    """Nothing more is played."""
+
+
 @dataclass
 class Matrix:
     """Rollouts by kind of transcript and number of task."""
@@ -69,9 +72,25 @@ class Matrix:
     """The same of held-out tasks, with fewer kinds."""
     stopped: str = ""
     """Why not everything was played; "" if it was."""
-
+    ends: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
+    """Time after which no further kind is begun."""
+    hanging: int = 0
     remembered: dict[object, Any] = field(default_factory=dict)
     """What `once` has computed."""
+
+    def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
+        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
+        if time.monotonic() > self.ends:
+            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
+        cells = self.cells.setdefault(kind, {})
+        for i in numbers:
+            if (turns := make(i)) is None:
+                continue
+            self.scripts[kind, i] = turns
+            cells[i] = played = self.player.play(Script(self.hand.tasks[i], turns))
+            self.hanging += played.failure == "hangs"
+            if self.hanging >= MOST_HANGING:
+                raise _Stop(f"{self.hanging} rollouts hung")
 
     def once(self, function: Callable[[Matrix], T]) -> T:
         """`function(self)`, computed for several rows of the table once."""
@@ -82,6 +101,11 @@ class Matrix:
     def kind(self, name: str) -> dict[int, Played]:
         """The rollouts of a kind that ended without an error."""
         return {i: played for i, played in self.cells.get(name, {}).items() if played.ok}
+
+    @property
+    def rollouts(self) -> int:
+        """Number of rollouts that were played, but for those of held-out tasks."""
+        return sum(map(len, self.cells.values())) + len(self.beside)
 
     def floor(self, i: int) -> float:
         """What an empty reply earns in a task; NaN if it failed."""
@@ -118,43 +142,12 @@ class Matrix:
         return found
 
 
-class _Stop(Exception):
-    """Nothing more is played."""
-
-
-@dataclass
-class _Table:
-    """Plays kinds of transcripts and keeps what they earn."""
-
-    matrix: Matrix
-    ends: float
-    """Time after which no further kind is begun."""
-    hanging: int = 0
-
-    def play(
-        self, kind: str, numbers: Iterable[int], make: Make, as_task: Callable[[Task], Task | None] = lambda t: t
-    ) -> None:
-        """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
-        if time.monotonic() > self.ends:
-            raise _Stop(f"{MOST_SECONDS:g} s were over before {kind!r}")
-        cells = self.matrix.cells.setdefault(kind, {})
-        for i in numbers:
-            turns, task = make(i), as_task(self.matrix.hand.tasks[i])
-            if turns is None or task is None:
-                continue
-            self.matrix.scripts[kind, i] = turns
-            cells[i] = played = self.matrix.player.play(Script(task, turns))
-            self.hanging += played.failure == "hangs"
-            if self.hanging >= MOST_HANGING:
-                raise _Stop(f"{self.hanging} rollouts hung")
-
-
 def play(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Matrix:
     """Play every kind of transcript. `seed`: of the choice of tasks. `meanwhile`: called before a wait of seconds."""
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
     matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(_Table(matrix, time.monotonic() + MOST_SECONDS), meanwhile)
+        _play_all(matrix, meanwhile)
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
@@ -164,28 +157,24 @@ def _first(hand: Hand) -> dict[str, Make]:
     return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
 
 
-def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
-    matrix, player, hand = table.matrix, table.matrix.player, table.matrix.hand
+def _play_all(matrix: Matrix, meanwhile: Callable[[], object]) -> None:
+    player, hand = matrix.player, matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
     again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
     fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in again])
     for kind, make in _first(hand).items():
-        table.play(kind, range(len(hand.tasks)), make)
+        matrix.play(kind, range(len(hand.tasks)), make)
     for kind, i, turns in reversed(again):
         for how in (REVERSED, TWICE):
-            table.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
-    known = Known(hand, matrix.cells, player.settings.turn_characters)
+            matrix.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
+    known = Known(hand, matrix.cells)
     for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
-        table.play(kind, fewer, lambda i, make=make: make(known, i))
+        matrix.play(kind, fewer, lambda i, make=make: make(known, i))
     for kind, text in ODD.items():
-        table.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
+        matrix.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
     if player.held_out:
-        for kind, i, turns in again:
-            table.play(f"{kind}, {HELD}", [i], lambda _, turns=turns: turns, player.as_held_out)
-        for kind in OTHERS:
-            table.play(f"{kind}, {HELD}", some, lambda i, kind=kind: matrix.scripts.get((kind, i)), player.as_held_out)
-        _play_held_out(table)
+        _play_held_out(matrix)
     if player.settings.at_once > 1:
         _play_beside(matrix)
     meanwhile()
@@ -196,15 +185,15 @@ def _play_all(table: _Table, meanwhile: Callable[[], object]) -> None:
         matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}
 
 
-def _play_held_out(table: _Table) -> None:
+def _play_held_out(train: Matrix) -> None:
     """The held-out tasks themselves: empty replies, perfect transcripts, and other forms of the right answer."""
-    player = table.matrix.player
+    player = train.player
     tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
-    table.matrix.held_out = matrix = Matrix(player, deal(player, tasks, table.matrix.hand))
-    known = Known(matrix.hand, matrix.cells, player.settings.turn_characters)
+    train.held_out = matrix = Matrix(player, deal(player, tasks, train.hand), ends=train.ends)
+    known = Known(matrix.hand, matrix.cells)
     forms = {kind: lambda i, make=make: make(known, i) for kind, make in OTHERS.items()}
     for kind, make in {**_first(matrix.hand), **forms}.items():
-        _Table(matrix, table.ends, table.hanging).play(kind, range(len(tasks)), make)
+        matrix.play(kind, range(len(tasks)), make)
 
 
 def _play_beside(matrix: Matrix) -> None:

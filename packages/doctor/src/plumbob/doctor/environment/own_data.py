@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from plumbob.doctor.environment.inequality import Evidence, rows
+from plumbob.doctor.environment.inequality import Evidence
 from plumbob.doctor.environment.matrix import IDEAL, Matrix
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import after, begins, common_places, places, short
@@ -27,8 +27,7 @@ OTHERS = 0.9
 """Smallest share of texts in which another task's answer stands at a place, if tasks have the answers of others."""
 
 
-@dataclass(frozen=True)
-class _Told:
+class _Told(NamedTuple):
     """A task, its right answer, and a text that should hold it."""
 
     task: Task
@@ -70,24 +69,20 @@ def _place(told: Sequence[_Told], golds: Sequence[str]) -> tuple[str, list[_Told
     return "", [], []
 
 
-def _contradicted(m: Matrix) -> Evidence | None:
+def contradicted(m: Matrix) -> Evidence | None:
     for name, told in _texts(m).items():
         place, own, other = _place(told, m.hand.vocabulary)
         if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * (len(own) + len(other)):
-            return Evidence(_evidence(name, place, own, other))
+            first, _, text = other[0]
+            instead = (after(place, text) or "").split("\n")[0][:40]
+            return Evidence(
+                f"in {name} the answer stands after {place!r} in {len(own)} tasks; in {len(other)} something else does and it "
+                f"stands nowhere, such as {short(instead)} in task {first.key}, whose answer is {short(other[0].gold)}"
+            )
         # Other fields may name answers that are none; what perfect transcripts read is what answers are taken from.
         if name == READ and (shifted := _of_others(told, m.hand.vocabulary)):
             return Evidence(f"in {name} {shifted}")
     return None
-
-
-def _evidence(name: str, place: str, own: Sequence[_Told], other: Sequence[_Told]) -> str:
-    first = other[0]
-    instead = (after(place, first.text) or "").split("\n")[0][:40]
-    return (
-        f"in {name} the answer stands after {place!r} in {len(own)} tasks; in {len(other)} something else does and it stands "
-        f"nowhere, such as {short(instead)} in task {first.task.key}, whose answer is {short(first.gold)}"
-    )
 
 
 def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
@@ -119,8 +114,3 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
                 f"with different answers, as {different[0]!r} to {example}"
             )
     return ""
-
-
-OWN_DATA = rows("tasks", EMPTY)(
-    ("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", _contradicted)
-)

@@ -120,8 +120,6 @@ class RunSettings:
     """Whether tasks are taken in the order in which the environment gives them, and none was asked for."""
     taken: int = 0
     """Number of tasks that the run takes in all, counting those that it takes again; 0: unknown."""
-    turn_characters: int = 512
-    """Number of characters that a turn of the model may have for certain."""
 
 
 class Player(Protocol):
@@ -155,19 +153,11 @@ class Player(Protocol):
         """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
         ...
 
-    def as_held_out(self, task: Task) -> Task | None:
-        """A training task's data as a held-out task would have it: prompted and scored as these. None: not possible."""
-        ...
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         """What the tools return to these calls, one after another, without anything between them and the caller.
 
         None for a call that cannot be made so.
         """
-        ...
-
-    def call_form(self) -> tuple[str, bool] | None:
-        """(a tool call as the chat template writes it, whether it is read as the same call). None: no template is known."""
         ...
 
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:

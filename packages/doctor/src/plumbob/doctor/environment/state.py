@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-from plumbob.doctor.environment.inequality import Evidence, refuted, rows
-from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, alike, same, steady_alone
+from plumbob.doctor.environment.inequality import Evidence, otherwise, refuted
+from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, same, steady_alone
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -15,7 +15,7 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED, CALLS_FAILED = 0.1, 0.3
 """Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
-AGAIN, ORDER, FRESH = "at once again", "after other tasks", "in a process that has played nothing"
+ORDER, FRESH = "after other tasks", "in a process that has played nothing"
 BESIDE = "when they are played at the same time"
 ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
 
@@ -23,21 +23,20 @@ Pair = tuple[Played, Played]
 
 
 def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
-    changed = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
-    a, b = changed[0] if changed else (None, None)
-    example = f"{b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}" if a and b else ""
-    return refuted(changed, pairs, f"{{}} transcripts earn something else {name}: {example}", b, least=FEWEST)
+    return otherwise(pairs, f"{{}} transcripts earn something else {name}", FEWEST)
 
 
 def _results(name: str, pairs: list[Pair], *, errors: bool = False) -> Evidence | None:
     """Results that have other words, or are errors, than when they were played in the order of the tasks."""
     every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
     changed = [one for one in every if (_fails if errors else _changed)(*one[1:])]
-    if not changed:
-        return None
-    (first, x, y), kind = changed[0], "errors" if errors else "others"
-    text = f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {first.task.key}"
-    return refuted(changed, every, text, first, least=FEWEST, share=CALLS_FAILED * errors)
+
+    def said(first: tuple[Played, str, str]) -> str:
+        played, x, y = first
+        kind = "errors" if errors else "others"
+        return f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {played.task.key}"
+
+    return refuted(changed, every, said, least=FEWEST, share=CALLS_FAILED * errors)
 
 
 def _fails(a: str, b: str) -> bool:
@@ -47,21 +46,6 @@ def _fails(a: str, b: str) -> bool:
 def _changed(a: str, b: str) -> bool:
     """Whether two results have other words, not only in another order, and neither is an error."""
     return not says_failed(a) and not says_failed(b) and sorted(squeezed(a).split()) != sorted(squeezed(b).split())
-
-
-def _again(m: Matrix) -> Iterator[Pair]:
-    """Perfect transcripts that were played twice in a row, where the tools themselves return the same both times.
-
-    Tools may be random, such as dice.
-    """
-    for i, a in m.kind(f"{PERFECT}, {REVERSED}").items():
-        b = m.cells.get(f"{PERFECT}, {TWICE}", {}).get(i)
-        calls = [message.answers for message in a.messages if message.answers is not None]
-        if b is None or not b.ok or not calls or any(map(says_failed, [*a.results, *b.results])):
-            continue
-        own = m.player.direct(m.hand.tasks[i], calls)
-        if None not in own and own == m.player.direct(m.hand.tasks[i], calls):
-            yield a, b
 
 
 def _pairs(m: Matrix) -> dict[str, list[Pair]]:
@@ -78,38 +62,17 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
         steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
         fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
     beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {AGAIN: [*_again(m)], ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
 
 
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
     return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
 
 
-def _failed(m: Matrix) -> Evidence | None:
+def ends_beside(m: Matrix) -> Evidence | None:
     bad = [p for _, _, p in m.beside if not p.ok]
-    text = f"{{}} rollouts fail {BESIDE}: {bad[0].error}" if bad else ""
-    return refuted(bad, m.beside, text, bad, least=FEWEST, share=FAILED)
+    return refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEWEST, share=FAILED)
 
 
-STATE = (
-    *rows("tool", PERFECT)(
-        ("again-results", "Calls get the same results at once again", "tool-results-wrong", _of(_results, AGAIN)),
-        (
-            "calls-beside",
-            "Calls do not fail beside those of other rollouts",
-            "tools-fail",
-            _of(partial(_results, errors=True), BESIDE),
-        ),
-        ("other-results", "Results do not depend on what else is played", "tool-results-mixed", _of(_results, *OTHERS)),
-    ),
-    *rows("reward", EMPTY)(
-        (
-            "other-rewards",
-            "Rewards do not depend on other rollouts",
-            "rewards-of-other-rollouts",
-            _of(_rewards, *ALIVE),
-        ),
-        ("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", _of(_rewards, FRESH)),
-        ("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", _failed),
-    ),
-)
+calls_beside = _of(partial(_results, errors=True), BESIDE)
+other_results, other_rewards, fresh_rewards = _of(_results, *OTHERS), _of(_rewards, *ALIVE), _of(_rewards, FRESH)

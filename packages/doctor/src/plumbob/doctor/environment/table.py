@@ -2,76 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from plumbob.doctor.environment.grading import ANSWERS, ENDING, PAID
-from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, Inequality
-from plumbob.doctor.environment.matrix import Matrix, play
-from plumbob.doctor.environment.own_data import OWN_DATA
-from plumbob.doctor.environment.player import Player
-from plumbob.doctor.environment.state import STATE
-from plumbob.doctor.environment.tasks import EVALUATION, TASKS
-from plumbob.doctor.environment.tools import TOOLS
+from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.environment import grading, own_data, state, tasks, tools
+from plumbob.doctor.environment.inequality import HELD_OUT, Row
+from plumbob.doctor.environment.matrix import Matrix
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+from plumbob.doctor.findings import Finding
 
-TABLE: tuple[Inequality, ...] = (*ENDING, *STATE, *PAID, *EVALUATION, *TASKS, *TOOLS, *OWN_DATA, *ANSWERS)
+HELD = (EMPTY, f"{HELD_OUT}{EMPTY}")
+SAME = "Silence and right answers, in each form, earn the same in held-out tasks"
+TABLE: tuple[Row, ...] = (
+    # Rollouts end, and their rewards are numbers that stay the same.
+    Row("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", grading.ends, needs=()),
+    Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
+    Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
+    # What a rollout earns and reads depends on nothing but itself.
+    Row("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", state.calls_beside, "tool", (PERFECT,)),
+    Row("other-results", "Results do not depend on other rollouts", "tool-results-mixed", state.other_results, "tool", (PERFECT,)),
+    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.other_rewards, needs=(EMPTY,)),
+    Row("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", state.fresh_rewards, needs=(EMPTY,)),
+    Row("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", state.ends_beside, needs=(EMPTY,)),
+    # Right answers are paid.
+    Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),
+    Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
+    Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
+    Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
+    # Tasks differ, and neither they nor their order give anything away.
+    Row("enough", "There are enough different training tasks", "few-distinct-tasks", tasks.enough, "tasks", (EMPTY,)),
+    Row("distinct", "Training tasks differ from each other", "few-distinct-tasks", tasks.distinct, "tasks", (EMPTY,)),
+    Row("order", "The order of tasks does not change how hard they are", "task-order-drifts", tasks.order, "tasks", (EMPTY,)),
+    Row("hidden", "Prompts do not give answers away", "answer-in-prompt", tasks.hidden, "tasks", (EMPTY,)),
+    Row("apart", "No held-out task is a training task", "held-out-in-training", tasks.apart, "tasks", HELD),
+    Row("near-copies", "No held-out task is one in other words", "held-out-in-training", tasks.near_copies, "tasks", HELD),
+    Row("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", tasks.prompted, "tasks", HELD),
+    # Tool results are what the tools return, reach the model whole, and hold what answers need.
+    Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),
+    Row("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", tools.fail, "tool"),
+    Row("needed", "Results hold what later calls and answers need", "tool-results-wrong", tools.needed, "tool"),
+    Row("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", tools.given_away, "tool"),
+    Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", own_data.contradicted, "tasks", (EMPTY,)),
+    # Right answers are read, however they are written, and wrong ones are not paid.
+    Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),
+    Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.as_read),
+    Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
+    Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
+    Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),
+)  # fmt: skip
 """The first row that is refuted names the cause: what depends on others is asked after them, and what is certain first."""
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A row that is refuted."""
-
-    row: Inequality
-    evidence: Evidence
-    place: str
-    """Where the environment's code is that is to blame, as "file.py:12 Class.function"; "" if it is unknown."""
-
-
-@dataclass
-class Examination:
-    """What was found of an environment."""
-
-    violations: list[Violation] = field(default_factory=list)
-    """In the order of the table: the first one names the cause."""
-    held: list[Inequality] = field(default_factory=list)
-    """The rows that are not refuted."""
-    not_examined: dict[str, str] = field(default_factory=dict)
-    """Id of a row -> why it could not be examined."""
-    rollouts: int = 0
-
-
-def examine(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Examination:
-    """Play an environment and examine it. `seed`: of the choice of tasks. `meanwhile`: what to do while others play."""
-    return judge(play(player, seed, meanwhile))
-
-
-def judge(matrix: Matrix) -> Examination:
-    """Examine what was played."""
-    found = Examination()
-    found.rollouts = sum(map(len, matrix.cells.values())) + len(matrix.beside)
+def judge(matrix: Matrix) -> Iterator[Finding]:
+    """Examine what was played: a finding for each row, in the order of the table. `unsure`: it could not be examined."""
     for row in TABLE:
+        stage = CAUSES[row.cause].stage
         if missing := row.lacks(matrix):
             none = missing.startswith(HELD_OUT) and not matrix.player.held_out
             why = "there are no held-out tasks" if none else f"{missing} could not be played"
-            found.not_examined[row.id] = matrix.stopped or why
+            yield Finding(row.statement, "unsure", matrix.stopped or why, None, stage)
             continue
         try:
             evidence = row.check(matrix)
         except Exception as error:  # one check that fails must not take the others with it
-            found.not_examined[row.id] = f"the check failed: {type(error).__name__}: {error}"
+            yield Finding(row.statement, "error", f"the check failed: {type(error).__name__}: {error}", None, stage)
             continue
         if evidence is None:
-            found.held.append(row)
+            yield Finding(row.statement, "pass", "", None, stage)
         else:
-            where = matrix.player.place(row.where, evidence.part) if row.where else ""
-            found.violations.append(Violation(row, evidence, where))
-    return found
-
-
-def lines(found: Examination) -> Iterator[str]:
-    """What was found, a line for each violation."""
-    for violation in found.violations:
-        yield f"{violation.row.cause}: not true: {violation.row.statement}. {violation.evidence.text}" + (
-            f" [{violation.place}]" if violation.place else ""
-        )
+            place = matrix.player.place(row.where, evidence.part) if row.where else ""
+            yield Finding(row.statement, "fail", evidence.text, evidence.cause or row.cause, stage, place=place)

@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import correlation, fmean
 
-from plumbob.doctor.environment.inequality import HELD_OUT, Evidence, equal, refuted, rows
-from plumbob.doctor.environment.matrix import HELD, TOLERANCE, Matrix, alike
+from plumbob.doctor.environment.inequality import Evidence, equal, refuted
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix, alike
 from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
@@ -55,24 +55,21 @@ def _different(m: Matrix) -> tuple[int, int]:
     return len(m.player.train), len(prompts if alone else {_content(task) for task in m.player.train})
 
 
-def _enough(m: Matrix) -> Evidence | None:
+def enough(m: Matrix) -> Evidence | None:
     different = m.once(_different)[1]
     times = m.player.settings.taken / max(different, 1)
     few = different < FEW and times >= OFTEN
-    return (
-        Evidence(f"{different} different training tasks, each of which the run takes {times:.3g} times")
-        if few
-        else None
-    )
+    said = f"{different} different training tasks, each of which the run takes {times:.3g} times"
+    return Evidence(said) if few else None
 
 
-def _distinct(m: Matrix) -> Evidence | None:
+def distinct(m: Matrix) -> Evidence | None:
     count, different = m.once(_different)
     text = "{} training tasks equal another one but for case, spacing and names"
-    return refuted(range(count - different), range(count), text, share=COPIES)
+    return refuted(range(count - different), range(count), lambda _: text, share=COPIES)
 
 
-def _order(m: Matrix) -> Evidence | None:
+def order(m: Matrix) -> Evidence | None:
     """Length is the number of turns of the perfect transcript."""
     turns = [len(own) for own in m.hand.turns if own]
     if not m.player.settings.as_given or len(turns) < FEW:
@@ -93,7 +90,7 @@ def rank_correlation(values: Sequence[float]) -> float:
     return correlation(ranks, list(range(len(values)))) if len(set(values)) > 1 else 0.0
 
 
-def _hidden(m: Matrix) -> Evidence | None:
+def hidden(m: Matrix) -> Evidence | None:
     """A place that gives answers away: what follows it is the own answer almost wherever it stands, and not one of others.
 
     That the answer's words are in the prompt is no fault: in reading comprehension and multiple choice they must be.
@@ -106,7 +103,7 @@ def _hidden(m: Matrix) -> Evidence | None:
         others = [begins(text, golds[j]) for i, text in follows for j in chosen(len(golds), 16) if j != i]
         if own and fmean(others or [1.0]) < len(own) / len(follows) / 2:
             text = f"after {place!r} stands the answer in {{}} first prompts"
-            if (found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9)) is not None:
+            if found := refuted(own, follows, lambda _, text=text: text, least=least, share=GIVEN - 1e-9):
                 return found
     return None
 
@@ -114,16 +111,15 @@ def _hidden(m: Matrix) -> Evidence | None:
 # Held-out tasks
 
 
-def _apart(m: Matrix) -> Evidence | None:
+def apart(m: Matrix) -> Evidence | None:
     held = m.player.held_out
     wanted = {normalised(task.prompt) for task in held}
     trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
     both = [task for task in held if _content(task) in trained]
-    text = f"{{}} held-out tasks are among the training tasks, such as {both[0].key}" if both else ""
-    return refuted(both, held, text)
+    return refuted(both, held, lambda task: f"{{}} held-out tasks are among the training tasks, such as {task.key}")
 
 
-def _near_copies(m: Matrix) -> Evidence | None:
+def near_copies(m: Matrix) -> Evidence | None:
     """Held-out tasks in other words: nearer to a training task, by their rare words, than training tasks are to each other."""
     draw = random.Random("near copies")
     train = draw.sample(list(m.player.train), min(AMONG, len(m.player.train)))
@@ -142,7 +138,7 @@ def _near_copies(m: Matrix) -> Evidence | None:
         f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as {key} "
         f"to {train[at].key}: they have {share:.0%} of their rare words in common, those at most {most:.0%}"
     )
-    return refuted(near, found, text, least=NEAR_COPIES, share=0.125)
+    return refuted(near, found, lambda _: text, least=NEAR_COPIES, share=0.125)
 
 
 def _words(task: Task) -> frozenset[str]:
@@ -165,7 +161,7 @@ def _prompts(m: Matrix | None) -> list[str]:
     return [p.prompt for p in m.kind(EMPTY).values()] if m else []
 
 
-def _prompted(m: Matrix) -> Evidence | None:
+def prompted(m: Matrix) -> Evidence | None:
     """Training and held-out tasks are put to the model in the same words. Their content may differ."""
     train, held = _prompts(m), _prompts(m.held_out)
     if m.held_out is None or min(len(train), len(held)) < COMPARED:
@@ -197,17 +193,7 @@ def _shared(texts: Sequence[str]) -> str:
     return low if length == len(low) else re.sub(r"\S*$", "", low[:length])
 
 
-def _scored_alike(m: Matrix) -> Evidence | None:
-    """Training tasks' data earn the same as held-out tasks."""
-    kinds = {kind: m.kind(f"{kind}, {HELD}") for kind in m.cells if f"{kind}, {HELD}" in m.cells}
-    pairs = [(m.kind(kind)[i], p) for kind, held in kinds.items() for i, p in held.items() if i in m.kind(kind)]
-    bad = [(a, b) for a, b in pairs if not alike(a.reward, b.reward) and bool(a.tools) == bool(b.tools)]
-    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
-    text = f"{{}} transcripts of training tasks earn something else as held-out tasks, by up to {gap:.3g}"
-    return refuted(bad, pairs, text, bad[0][1] if bad else None)
-
-
-def _same_range(m: Matrix) -> Evidence | None:
+def same_range(m: Matrix) -> Evidence | None:
     """Silence and right answers earn in held-out tasks what they earn in training tasks, where all of these earn the same."""
     if m.held_out is None:
         return None
@@ -222,7 +208,7 @@ def _same_range(m: Matrix) -> Evidence | None:
         unpaid, missed = [p for p, gone in held if gone], sum(gone for _, gone in train)
         if missed <= (1 - PAID) * len(train) and len(train) >= COMPARED:
             text = f"{kind} earns nothing in {{}} held-out tasks, and in {missed} of {len(train)} training tasks"
-            if found := refuted(unpaid, held, text, unpaid, least=COMPARED, share=HELD_UNPAID):
+            if found := refuted(unpaid, held, lambda _, text=text: text, least=COMPARED, share=HELD_UNPAID):
                 return found
     return None
 
@@ -230,27 +216,3 @@ def _same_range(m: Matrix) -> Evidence | None:
 def _unpaid(m: Matrix, kind: str) -> list[tuple[Played, bool]]:
     """Rollouts of a kind, each with whether it earns no more than an empty reply."""
     return [(p, not p.reward > m.floor(i) + TOLERANCE) for i, p in m.kind(kind).items() if i in m.kind(EMPTY)]
-
-
-TASKS = (
-    *rows("tasks", EMPTY)(
-        ("enough", "There are enough different training tasks", "few-distinct-tasks", _enough),
-        ("distinct", "Training tasks differ from each other", "few-distinct-tasks", _distinct),
-        ("order", "The order of tasks does not change how hard they are", "task-order-drifts", _order),
-        ("hidden", "Prompts do not give answers away", "answer-in-prompt", _hidden),
-    ),
-    *rows("tasks", EMPTY, f"{HELD_OUT}{EMPTY}")(
-        ("apart", "No held-out task is a training task", "held-out-in-training", _apart),
-        ("near-copies", "No held-out task is a training task in other words", "held-out-in-training", _near_copies),
-        ("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", _prompted),
-    ),
-)
-EVALUATION = rows("reward", EMPTY, f"{HELD_OUT}{EMPTY}")(
-    ("scored", "A transcript earns the same as that of a held-out task", "evaluation-differs", _scored_alike),
-    (
-        "same-range",
-        "Silence and right answers, in each form, earn the same in held-out tasks",
-        "evaluation-differs",
-        _same_range,
-    ),
-)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from plumbob.doctor.environment.inequality import Evidence, refuted, rows
+from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
 from plumbob.doctor.environment.texts import (
     others_stand,
@@ -19,7 +18,7 @@ from plumbob.doctor.environment.texts import (
     strings,
     words,
 )
-from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
@@ -69,8 +68,8 @@ def _other(m: Matrix) -> list[Result]:
     return [r for r in _compared(m) if squeezed(r.own or "") not in squeezed(r.shown) and not _is_part(r)]
 
 
-def _blame(m: Matrix) -> tuple[str, Evidence | None]:
-    """(id of the cause of results that tools do not return, evidence); ("", None) if there are few, or tools are random."""
+def own_result(m: Matrix) -> Evidence | None:
+    """Results that tools do not return; None if there are few, or tools are random."""
     compared = _compared(m)
     failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
     kinds = {
@@ -86,16 +85,15 @@ def _blame(m: Matrix) -> tuple[str, Evidence | None]:
             f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
             f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
         )
-        shown = Evidence(text, m.kind(PERFECT)[first.task], first.call.name)
         if bad is failed:
-            return "tools-fail", shown
+            return Evidence(text, first.call.name, "tools-fail")
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return "tool-results-mixed", replace(shown, text=f"{text}; they are results of other calls")
+            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-mixed")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
-            return "tool-results-wrong", shown
-    return "", None
+            return Evidence(text, first.call.name)
+    return None
 
 
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
@@ -110,18 +108,12 @@ def _texts(m: Matrix, i: int) -> list[str]:
     return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
 
 
-def _if(cause: str) -> Callable[[Matrix], Evidence | None]:
-    """What `_blame` finds, if it is this cause."""
-    return lambda m: found[1] if (found := m.once(_blame))[0] == cause else None
-
-
 # What results hold
 
 
-def _fail(m: Matrix) -> Evidence | None:
+def fail(m: Matrix) -> Evidence | None:
     down = [r for r in m.results if says_failed(r.shown)]
-    text = f"{{}} results are errors, such as {short(down[0].shown)}" if down else ""
-    return refuted(down, m.results, text, share=FAILED)
+    return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=FAILED)
 
 
 def _needs(m: Matrix) -> list[bool]:
@@ -148,7 +140,7 @@ def _long_words(text: str) -> set[str]:
     return {word for word in words(text) if len(word) > 3 or word.isdigit()}
 
 
-def _useful(m: Matrix) -> Evidence | None:
+def needed(m: Matrix) -> Evidence | None:
     results, needs = m.results, _needs(m)
     empty, held = sum(says_nothing(r.shown) for r in results), sum(needs)
     told, asked = {r.shown for r in results}, {repr(r.call) for r in results}
@@ -160,10 +152,10 @@ def _useful(m: Matrix) -> Evidence | None:
         f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
-    return Evidence(text, m.kind(PERFECT)[results[0].task], results[0].call.name) if nothing or none else None
+    return Evidence(text, results[0].call.name) if nothing or none else None
 
 
-def _given_away(m: Matrix) -> Evidence | None:
+def given_away(m: Matrix) -> Evidence | None:
     """The first result holds the answer in nearly all tasks whose perfect transcript goes on to look it up.
 
     A call that names the answer looks nothing up, as one that submits it. A tool may be meant to return all that a task needs
@@ -186,36 +178,5 @@ def _given_away(m: Matrix) -> Evidence | None:
     own = [text for text, gold in told if places(gold, text)]
     if len(told) < GIVEN_TASKS or others_stand(told) >= len(own) / len(told) / 2 or 2 * whole > len(told):
         return None
-    return refuted(
-        own, told, "the first result holds the answer in {} tasks whose transcripts go on to look it up", share=OFTEN
-    )
-
-
-def _call_form(m: Matrix) -> Evidence | None:
-    form = m.player.call_form() if any(played.tools for played in m.kind(EMPTY).values()) else None
-    written, read = form or ("", True)
-    return (
-        None
-        if read
-        else Evidence(f"the chat template writes a call as {short(written, 120)}, which is not read as that call")
-    )
-
-
-TOOLS = (
-    *rows("", EMPTY)(
-        ("call-form", "Calls in the form that the chat template asks for are read", "calls-not-read", _call_form)
-    ),
-    *rows("tool", PERFECT, EMPTY)(
-        ("own-errors", "What is no error in a tool is none in a rollout", "tools-fail", _if("tools-fail")),
-        ("own-call", "A call gets its own result", "tool-results-mixed", _if("tool-results-mixed")),
-        (
-            "own-result",
-            "What is shown is what the tool returns, all of it",
-            "tool-results-wrong",
-            _if("tool-results-wrong"),
-        ),
-        ("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", _fail),
-        ("needed", "Results hold what later calls and answers need", "tool-results-wrong", _useful),
-        ("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", _given_away),
-    ),
-)
+    text = "the first result holds the answer in {} tasks whose transcripts go on to look it up"
+    return refuted(own, told, lambda _: text, share=OFTEN)

@@ -15,13 +15,12 @@ Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
 WRONG = "another task's answer"
 AS_READ = "the answer as tool results write it"
+NUMBERS = "numbers before the answer"
 SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
 WORKING = "That takes a few steps.\n"
 NUMBERED = "That takes 2 or 3 steps.\n"
-AGAIN = 8
-"""How often a call is made whose result is known already: whoever pays for calls or turns pays for each of them."""
 OPTIONS = 4
 """Number of answers that are joined by "or"."""
 OFF = 1.06
@@ -40,8 +39,6 @@ class Known:
     hand: Hand
     first: Mapping[str, Mapping[int, Played]]
     """The perfect transcripts and the empty replies, which are played before all others, by number of the task."""
-    turn_characters: int
-    """Number of characters that a turn may have for certain."""
 
     def prompt(self, i: int) -> str:
         opening = self.first[EMPTY][i].opening if i in self.first[EMPTY] else ()
@@ -88,11 +85,6 @@ def _in_vain(known: Known, i: int) -> Turns | None:
     return None if last is None or len(turns) < 2 or known.hand.told_before(i) else (*turns[:-1], *last)
 
 
-def _first_call_again(known: Known, i: int) -> Turns | None:
-    last, turns = _others(known, i), known.hand.turns[i]
-    return None if last is None or len(turns) < 2 or known.hand.told_before(i) else (*turns[:1] * AGAIN, *last)
-
-
 def _several(known: Known, i: int) -> Turns | None:
     """The last turn alone, with the answers of other tasks beside the right one."""
     last, gold = known.last(i), known.hand.golds[i]
@@ -118,32 +110,20 @@ def _form(known: Known, i: int) -> Turns | None:
     return (empty,) if said(empty) != said(last) and said(empty).strip() else None
 
 
-def _quoted(known: Known, i: int) -> Turns | None:
-    """The first call, then its result as the answer, unless the result is about the answer itself."""
-    turns, gold, best = known.hand.turns[i], known.hand.golds[i], known.first[PERFECT].get(i)
-    if best is None or len(turns) < 2 or not gold or not best.results:
-        return None
-    if len(best.results[0].split()) < 5 * len(gold.split()):
-        return None
-    return (turns[0], rewritten(turns[-1], lambda text: replaced(text, gold, best.results[0])))
-
-
 def _constant(known: Known, i: int) -> Turns | None:
     """One reply to all tasks: the most frequent last turn, if it calls nothing."""
     finals = Counter(turns[-1].text for turns in known.hand.turns if turns and not turns[-1].calls)
     return (Turn(finals.most_common(1)[0][0]),) if finals else None
 
 
-def _before(text: str, *, long: bool = False) -> Callable[[Known, int], Turns | None]:
-    """The perfect transcript with a text before its last turn, which calls nothing; `long`: as long as a turn may be."""
+def _before(text: str) -> Callable[[Known, int], Turns | None]:
+    """The perfect transcript with a text before its last turn, which calls nothing."""
 
     def made(known: Known, i: int) -> Turns | None:
         turns = known.hand.turns[i]
         if not turns or turns[-1].calls or set(re.findall(r"\d+", turns[-1].text)) & {"2", "3"}:
             return None
-        most = known.turn_characters
-        before = f"{(text * (most // len(text) + 1))[:most]}\n" if long else text
-        return (*turns[:-1], Turn(before + turns[-1].text))
+        return (*turns[:-1], Turn(text + turns[-1].text))
 
     return made
 
@@ -162,15 +142,6 @@ def _longer(gold: str) -> str | None:
     return f"{gold}7" if _NUMBER.search(gold) else None
 
 
-def _first_digit(gold: str) -> str | None:
-    """The answer's last number with every digit but the first another one; None if it has fewer than two digits."""
-    match = _NUMBER.search(gold)
-    digits = match[0] if match else ""
-    if match is None or not digits.isdigit() or len(digits) < 2:
-        return None
-    return f"{gold[: match.start()]}{digits[0]}{''.join(str((int(digit) + 5) % 10) for digit in digits[1:])}"
-
-
 def _first_letter(gold: str) -> str | None:
     """The answer's first letter, which a grader that looks for the reply inside the right answer takes for right."""
     return gold[0] if gold.isalpha() and len(gold) >= 4 else None  # shorter ones may be names of options
@@ -183,7 +154,6 @@ def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns |
 NEAR: dict[str, Callable[[Known, int], Turns | None]] = {
     "a number that is 6% too large": _near(_off),
     "the right number with one more digit": _near(_longer),
-    "a number of as many digits with the right first one": _near(_first_digit),
     "the right word's first letter": _near(_first_letter),
 }
 """Wrong answers that are near to the right one."""
@@ -193,9 +163,7 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     "the form of an answer without content": _form,
     WRONG: _others,
     SEVERAL: _several,
-    "the first tool result quoted": _quoted,
     "the own calls with another task's answer": _in_vain,
-    "the first call again and again": _first_call_again,
     "the best constant answer": _constant,
 }
 """Transcripts that solve nothing."""
@@ -206,18 +174,13 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "the answer in bold letters": _near(lambda gold: f"**{gold}**"),
     "the answer with a full stop": _near(lambda gold: f"{gold}."),
     "working before the answer": _before(WORKING),
-    "numbers before the answer": _before(NUMBERED),
-    "long working before the answer": _before(WORKING, long=True),
+    NUMBERS: _before(NUMBERED),
 }
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,
-    "10,000 digits": "1" * 10_000,
-    "unbalanced LaTeX": "\\frac{1}{\\sqrt{2 + \\left( \\boxed{3 $$ \\begin{align}",
     "a NUL character": "The answer\x00 is\x00 this.\x00",
     "emoji and other scripts": "👩‍👩‍👧‍👦 ١٢٣ 答案 \u202e321\u202c \U0001f9ee",
     "deep nesting": "(" * 3000 + "[" * 2000 + "{" * 2000,
-    "deeply nested JSON": '{"a":' * 2000 + "1",
-    "unclosed tags": "<think><answer><cite>" * 50,
     "a power tower": "\\boxed{9^{9^{9^{9^{9}}}}} #### 9**9**9**9",
     "infinity": "\\boxed{1e999} #### 1e999 <answer>NaN</answer>",
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Condition, nearest
+from plumbob.doctor.explain.loop import Conditions, nearest
 from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference import sampling
 from plumbob.doctor.reference.model import Plain
@@ -27,7 +26,6 @@ class Scored:
     """[T] which ids are scored."""
     row: int = -1
     """Index in the record's rows."""
-    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class LogprobCase:
     scored: Sequence[Scored]
     observed: np.ndarray
     record: StepRecord
-    before: dict[str, list[int]] = field(default_factory=dict)
-    """Other prompts for a row, by what they lack: see reference.rows.prompts. Of rows with one prompt form alone."""
 
     @functools.cached_property
     def logits(self) -> list[torch.Tensor]:
@@ -83,10 +79,12 @@ def _temperature(case: LogprobCase) -> Predictions:
 def _attention(case: LogprobCase) -> Predictions:
     found = [case.plain.logprobs(s.ids, s.at, attends=_mask(s)) for s in case.scored]
     yield "the loss mask as attention mask", np.concatenate(found)
-    for pad in dict.fromkeys((0, getattr(case.plain.model.config, "pad_token_id", None) or 0)):
-        ids = [[t if a else pad for t, a in zip(s.ids, s.at, strict=True)] for s in case.scored]
-        blank = [case.plain.logprobs(i, s.at) for i, s in zip(ids, case.scored, strict=True)]
-        yield "a context that the loss mask hides", np.concatenate(blank)
+    pad = getattr(case.plain.model.config, "pad_token_id", None) or 0
+
+    def hidden(s: Scored) -> tuple[list[int], list[bool]]:
+        return [t if a else pad for t, a in zip(s.ids, s.at, strict=True)], s.at
+
+    yield "a context that the loss mask hides", case.by_ids(hidden)
 
 
 def _mask(s: Scored) -> list[bool]:
@@ -100,36 +98,21 @@ def _others(case: LogprobCase) -> Predictions:
         passes.setdefault(one.microbatch, []).append(one.row)
     place = {row: (number, k) for number, rows in passes.items() for k, row in enumerate(rows)}
 
-    def after(s: Scored, most: int | None) -> tuple[list[int], list[bool]] | None:
+    def after(s: Scored) -> tuple[list[int], list[bool]] | None:
         if s.row not in place:
             return None
         number, k = place[s.row]
-        before = [
-            int(t)
-            for row in passes[number][max(0, k - most) if most else 0 : k]
-            for t in case.record.rows[row].token_ids
-        ]
-        before = before[-MOST_TOKENS:]
+        before = [int(t) for row in passes[number][:k] for t in case.record.rows[row].token_ids][-MOST_TOKENS:]
         return [*before, *s.ids], [False] * len(before) + s.at
 
-    yield "rows that see the rows before them in their microbatch", case.by_ids(lambda s: after(s, None))
-    yield "rows that see the row before them in their microbatch", case.by_ids(lambda s: after(s, 1))
+    yield "rows that see the rows before them in their microbatch", case.by_ids(after)
 
 
 def _positions(case: LogprobCase) -> Predictions:
     def at(of: Callable[[Scored], list[int]]) -> np.ndarray:
         return np.concatenate([case.plain.logprobs(s.ids, s.at, positions=of(s)) for s in case.scored])
 
-    def since_turn(s: Scored) -> list[int]:
-        found, last = [], 0
-        for i in range(len(s.ids)):
-            last = i if s.at[i] and not s.at[i - 1] else last
-            found.append(i - last)
-        return found
-
     yield "positions that are all 0", at(lambda s: [0] * len(s.ids))
-    yield "positions that begin again with each turn", at(since_turn)
-    yield "positions counted from the end", at(lambda s: list(range(len(s.ids)))[::-1])
     yield "positions that are half as far apart", at(lambda s: [i // 2 for i in range(len(s.ids))])
     yield "positions that are twice as far apart", at(lambda s: [2 * i for i in range(len(s.ids))])
 
@@ -141,14 +124,6 @@ def _shifted(case: LogprobCase) -> Predictions:
     yield "log-probabilities of the next token", np.concatenate(after)
     before = [np.append(b if b is not None else p[-1], p[:-1]) for p, (b, _) in zip(parts, around, strict=True)]
     yield "log-probabilities of the token before", np.concatenate(before)
-
-    def own_logits(s: Scored) -> np.ndarray:
-        logits = (
-            case.plain.logits([*s.ids, s.ids[-1]]).cpu()[torch.tensor(s.at)].double() / case.plain.settings.temperature
-        )
-        return logits.log_softmax(-1).gather(-1, torch.tensor(s.ids)[torch.tensor(s.at)][:, None])[:, 0].numpy()
-
-    yield "logits that have seen the token itself", np.concatenate([own_logits(s) for s in case.scored])
 
 
 def _ordered(case: LogprobCase) -> Predictions:
@@ -180,32 +155,12 @@ def _prompts(case: LogprobCase) -> Predictions:
     def first(s: Scored) -> int:
         return s.at.index(True)
 
-    for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
-
-        def cut(s: Scored, share: float = share) -> tuple[list[int], list[bool]]:
-            start = max(int(first(s) * share) - (share == 1.0), 0)
-            return s.ids[start:], s.at[start:]
-
-        yield f"a prompt without its first {share:.0%}", case.by_ids(cut)
     for kept in (32, 64, 128, 256, 512, 1024):
         if max(map(first, case.scored)) > kept:
             yield (
                 f"prompts cut to {kept} tokens",
                 case.by_ids(lambda s, k=kept: (s.ids[max(first(s) - k, 0) :], s.at[max(first(s) - k, 0) :])),
             )
-    for missing, prompt in case.before.items():
-        yield (
-            f"a prompt without {missing}",
-            case.by_ids(lambda s, p=prompt: ([*p, *s.ids[first(s) :]], [False] * len(p) + s.at[first(s) :])),
-        )
-    neighbours = [case.scored[k - 1] for k in range(len(case.scored))]
-    other = {id(s): n for s, n in zip(case.scored, neighbours, strict=True)}
-
-    def swapped(s: Scored) -> tuple[list[int], list[bool]]:
-        n = other[id(s)]
-        return [*n.ids[: first(n)], *s.ids[first(s) :]], [*n.at[: first(n)], *s.at[first(s) :]]
-
-    yield "the prompt of another row", case.by_ids(swapped)
     yield "a first token that is left out", case.by_ids(lambda s: (s.ids[1:], s.at[1:]))
     yield "a first token that is there twice", case.by_ids(lambda s: ([s.ids[0], *s.ids], [False, *s.at]))
 
@@ -220,23 +175,6 @@ def _altered(case: LogprobCase) -> Predictions:
     yield f"a repetition penalty of {value:.3g}", predicted
     value, predicted = nearest(np.linspace(-2, 2, 9), lambda p: case.by_logits(_penalty(presence=p)), case.observed)
     yield f"a presence penalty of {value:.3g}", predicted
-    counts: dict[int, float] = {}
-    plain = case.by_logits(lambda x, _: x)
-    for token, gap in zip(torch.cat(case.targets).tolist(), np.abs(case.observed - plain), strict=True):
-        counts[token] = max(counts.get(token, 0.0), gap)
-    for token in dict.fromkeys(
-        [*(t for s in case.scored for t in s.stops), *sorted(counts, key=lambda t: -counts[t])[:3]]
-    ):
-
-        def biased(x: torch.Tensor, _: Scored, b: float = 0.0, token: int = token) -> torch.Tensor:
-            moved = x.clone()
-            moved[:, token] += b
-            return moved
-
-        value, predicted = nearest(
-            np.linspace(-8, 8, 17), lambda b: case.by_logits(functools.partial(biased, b=b)), case.observed
-        )
-        yield f"a bias of {value:.2g} on token {token}", predicted
 
 
 def _penalty(**by: float) -> Callable[[torch.Tensor, Scored], torch.Tensor]:
@@ -251,25 +189,18 @@ def _rounded(case: LogprobCase) -> Predictions:
         yield "weights rounded to bfloat16", case.by_ids(lambda s: (s.ids, s.at))
 
 
-def _head(case: LogprobCase) -> Predictions:
-    """The input embedding in place of the output embedding."""
-    model: Any = case.plain.model
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    if head is embedding or head.shape != embedding.shape:
-        return
-    with case.plain.having({name: embedding.data for name, p in model.named_parameters() if p is head}):
-        yield "an output embedding that is tied to the input's", case.by_ids(lambda s: (s.ids, s.at))
-
-
-CONDITIONS = (
-    Condition("loss-mask-as-attention-mask", _attention),
-    Condition("sampling-altered", _altered),
-    Condition("temperature-not-applied", _temperature),
-    Condition("attention-or-positions-wrong", _others),
-    Condition("loss-mask-wrong", _shifted),
-    Condition("loss-differs-from-settings", _ordered),
-    Condition("prompt-replaced", _prompts),
-    Condition("attention-or-positions-wrong", _positions),
-    Condition("weights-not-synced", _rounded),
-    Condition("engine-trainer-mismatch", _head),
+TABLE: tuple[tuple[str, Callable[[LogprobCase], Predictions]], ...] = (
+    ("loss-mask-as-attention-mask", _attention),
+    ("sampling-altered", _altered),
+    ("temperature-not-applied", _temperature),
+    ("attention-or-positions-wrong", _others),
+    ("loss-mask-wrong", _shifted),
+    ("loss-differs-from-settings", _ordered),
+    ("prompt-replaced", _prompts),
+    ("attention-or-positions-wrong", _positions),
+    ("weights-not-synced", _rounded),
 )
+
+
+def conditions(case: LogprobCase) -> Conditions:
+    return ((cause, what, predicted) for cause, predict in TABLE for what, predicted in predict(case))

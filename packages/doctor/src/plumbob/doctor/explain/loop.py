@@ -19,14 +19,9 @@ BARELY = 0.25
 """Where a difference is hardly larger than rounding, rounding may be this share of it."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """Something that would give other numbers than the reference."""
-
-    cause: str
-    """Id of the cause that it is."""
-    predict: Callable[[Any], Iterator[tuple[str, Any]]]
-    """The stage's case -> (what is so, as the end of "this is what ... gives"; what would then be observed), perhaps several."""
+Conditions = Iterator[tuple[str, str, Any]]
+"""Things that would give other numbers than the reference, each as (id of the cause that it is, what is so, as the end of "this is
+what ... gives", what would then be observed)."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +35,7 @@ class Explanation:
 
 
 def explain(
-    conditions: Iterable[Condition],
-    case: Any,
+    conditions: Conditions,
     observed: Any,
     expected: Any,
     noise: float = 0.0,
@@ -49,8 +43,8 @@ def explain(
 ) -> Explanation | None:
     """The condition under which the reference gives what was observed; None if none leaves less than `REST` of the difference.
 
-    `expected`: what the reference gives. `noise`: a healthy difference. Of conditions that fit equally well, the first in the
-    table is taken.
+    `expected`: what the reference gives. `noise`: a healthy difference. Of conditions that fit equally well, the first one is
+    taken.
     """
     measure = distance or mean_abs
     gap = measure(observed, expected)
@@ -58,13 +52,12 @@ def explain(
         return None
     allowed = max(REST * gap, min(noise, BARELY * gap))
     best: Explanation | None = None
-    for condition in conditions:
-        for what, predicted in condition.predict(case):
-            rest = measure(observed, predicted)
-            if rest > allowed or not (distance or _most(observed, expected, predicted, noise)):
-                continue
-            if best is None or (best.rest > PERFECT and rest / gap < best.rest / 2):
-                best = Explanation(condition.cause, what, rest / gap)
+    for cause, what, predicted in conditions:
+        rest = measure(observed, predicted)
+        if rest > allowed or not (distance or _most(observed, expected, predicted, noise)):
+            continue
+        if best is None or (best.rest > PERFECT and rest / gap < best.rest / 2):
+            best = Explanation(cause, what, rest / gap)
     return best
 
 

@@ -42,7 +42,6 @@ def plan_of(trainer: Any) -> trends.Plan:
         exact=not args.bf16 and not args.use_vllm,
         narrowed=", ".join(f"{name}={value}" for name, value in narrowed.items()),
         scaled=args.scale_rewards == "group",
-        overlong_masked=args.mask_truncated_completions,
         learning_rate=args.learning_rate,
         adapter=hasattr(model, "peft_config"),
         warmup=args.get_warmup_steps(trainer.state.max_steps),

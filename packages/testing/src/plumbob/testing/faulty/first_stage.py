@@ -15,8 +15,7 @@ from plumbob.testing.faulty.fault import BASE
 from plumbob.trainer.cli import train as command
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
-from plumbob.trainer.doctor.live import record_steps
-from plumbob.trainer.doctor.subject import load_subject
+from plumbob.trainer.doctor.live import load_subject, record_steps
 
 RECORDED: tuple[Stage, ...] = STAGES[STAGES.index("rows") : STAGES.index("signal")]
 """Stages of a training step, which its record shows. Those before are the environment's, those after it a whole run's."""

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 from plumbob.trainer.cli import train as cli
-from plumbob.trainer.config.options import read_toml, spellings
+from plumbob.trainer.config.options import read_toml, resolve, spellings
+from plumbob.trainer.config.removed import INSTEAD, REMOVED
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.training import setup
 from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -266,3 +269,80 @@ def test_defaults_that_differ_are_said():
             wanted, default = getattr(theirs, name), getattr(ours, names[name])
             same = wanted == default or (not wanted and not default) or str(getattr(wanted, "value", wanted)) == default
             assert same or default is None, f"{name}: TRL {wanted}, here {default}"
+
+
+def test_an_option_of_another_trainer_is_answered_with_ours(capsys, monkeypatch):
+    """Every setting of TRL in the guide's table is an option here, or its refusal says what to write instead."""
+    known = {*spellings(TrainConfig), "resume_from_checkpoint"}
+    named = {
+        n
+        for cell in re.findall(r"^\| (`[a-z_0-9`, ]+`) \|", GUIDE, re.MULTILINE)
+        for n in re.findall(r"[a-z_0-9]+", cell)
+    }
+    assert len(named) > 100 and not named - known - set(REMOVED) - set(INSTEAD)
+    assert not set(INSTEAD) & known and not set(INSTEAD) & set(REMOVED)
+    launcher = {"num_processes", "config_file", "tensor_parallel_size"}
+    for say in INSTEAD.values():
+        ours = {name.replace("-", "_") for name in re.findall(r"--([a-z0-9-]+)", say)}
+        assert ours <= known | launcher, say
+    for given, answer in (
+        ("--use_vllm true", "there is no option --use-vllm; here it is --engine vllm"),
+        ("--num-processes 2", "here it is `accelerate launch --num-processes N -m plumbob.trainer ENV ...`"),
+        ("--load_in_4bit true", "there is no option --load-in-4bit: base models are not quantised"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["train", "lookup", *given.split()])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 2 and answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        (
+            "scripts/train_gsm8k.py train --model tiny-gsm8k --num-generations 9",
+            "is not a multiple of --num-generations 9",
+        ),
+        (
+            "scripts/train_musique.py train --model tiny-musique --num-generations 9",
+            "is not a multiple of --num-generations 9",
+        ),
+        ("scripts/train_gsm8k.py --model nope/none/x", "train: "),
+        (
+            "scripts/train_musique.py evaluate --model ./none --noise 1.0 --retriever hybrid",
+            "there is no model in './none'",
+        ),
+        ("scripts/train_musique.py predict --model ./none --noise-rate 1", "predict: there is no model in './none'"),
+        (
+            "scripts/train_gsm8k.py trian",
+            "there is no command 'trian'; the first argument is one of train, sft, evaluate",
+        ),
+    ],
+)
+def test_the_scripts_of_older_command_lines_run(line, read, monkeypatch, capsys):
+    script, *arguments = line.split()
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    said = capsys.readouterr()
+    assert end.value.code == 2 and read in said.err, said
+
+
+def test_the_word_train_may_stand_before_the_environment(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train", "train", "lookup", "--batch-size", "7", "--data-parallel-size", "3"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "--data-parallel-size has no effect: `accelerate launch --num-processes`" in said
+    assert "a step of 28 rollouts" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [({}, 30), ({"max_steps": 2, "num_epochs": 9}, 2), ({"num_epochs": 0.5}, 2)]
+)
+def test_the_smaller_of_steps_and_epochs_ends_a_run(given, steps):
+    config, _ = resolve(
+        TrainConfig, {k: str(v) for k, v in given.items()}, (), kind="run", directory_is="a run directory"
+    )
+    config = dataclasses.replace(config, learning_rate=1e-4)
+    assert setup._resolved(config, None, num_tasks=16, rollouts=32).max_steps == steps

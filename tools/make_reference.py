@@ -7,7 +7,6 @@ uv run python tools/make_reference.py --check    # write nothing; exit with 1 if
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, get_type_hints
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import STAGES, Stage
 from plumbob.trainer.config.evaluate import EvaluateConfig
-from plumbob.trainer.config.options import choices_of, flag, without_none
+from plumbob.trainer.config.options import choices_of, flag, grouped, helps, without_none
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.metric_names import METRICS
@@ -36,37 +35,25 @@ def options_of(cls: Any, names: Collection[str] | None = None) -> list[str]:
 
     `names`: the fields to list; None: all.
     """
-    hints, lines, rows, group = get_type_hints(cls), [], [], "The run"
-
-    def close() -> None:
+    hints, lines = get_type_hints(cls), []
+    for group, fields in grouped(cls).items():
+        rows = [
+            _row(f, without_none(hints[f.name]), helps(cls)[f.name]) for f in fields if names is None or f.name in names
+        ]
         if rows:
-            lines.extend(["", f"### {group}", "", *table(["option", "values", "default", "meaning"], rows)])
-            rows.clear()
-
-    for field in dataclasses.fields(cls):
-        if "help" not in field.metadata:
-            continue
-        if field.metadata["group"]:
-            close()
-            group = field.metadata["group"]
-        if names is not None and field.name not in names:
-            continue
-        spelled = [name for name in field.metadata["names"] if field.name == "env_args" or name]
-        spelled = spelled if field.name == "env_args" else [flag(field.name), *spelled]
-        hint = without_none(hints[field.name])
-        default = (
-            "" if field.default in (None, ()) else f"`{str(field.default).lower() if hint is bool else field.default}`"
-        )
-        rows.append(
-            [
-                ", ".join(f"`{name}`" for name in spelled),
-                values(hint, choices_of(field, hint)),
-                default,
-                field.metadata["help"],
-            ]
-        )
-    close()
+            lines += ["", f"### {group}", "", *table(["option", "values", "default", "meaning"], rows)]
     return lines
+
+
+def _row(field: Any, hint: Any, meaning: str) -> list[str]:
+    spelled = [*([] if field.name == "env_args" else [flag(field.name)]), *field.metadata["names"]]
+    default = str(field.default).lower() if hint is bool else field.default
+    return [
+        ", ".join(f"`{name}`" for name in spelled),
+        values(hint, choices_of(field, hint)),
+        "" if field.default in (None, ()) else f"`{default}`",
+        meaning,
+    ]
 
 
 def values(hint: Any, choices: tuple[str, ...]) -> str:
@@ -91,17 +78,12 @@ def options_page() -> list[str]:
         "## `sft`",
         "",
         "The options of `train`, without those of GRPO's rollouts and objective:",
-        f"{', '.join(f'`{flag(name)}`' for name in sft_lacks())}. These options are new or have other defaults:",
+        f"{', '.join(f'`{flag(name)}`' for name in SftConfig.LACKS)}. These options are new or have other defaults:",
         *options_of(SftConfig, set(vars(SftConfig)["__annotations__"])),
         "",
         "## `evaluate`, `predict` and `benchmark`",
         *options_of(EvaluateConfig),
     ]
-
-
-def sft_lacks() -> list[str]:
-    """The options of `train` that `sft` does not have."""
-    return [f.name for f in dataclasses.fields(SftConfig) if not f.init]
 
 
 def metrics_page() -> list[str]:

@@ -85,7 +85,6 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
         scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
         objective=config.objective(),
         state=TrainState(microbatch_tokens=config.microbatch_tokens),
-        updates_per_step=1,
     )
     samples = [
         Sample(

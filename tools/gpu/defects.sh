@@ -34,5 +34,5 @@ one() { $python "$here/predecessor.py" --one "$arm" -- "$@"; }
 mkdir -p "$out"
 if [[ ${DOCTOR:-1} == 1 ]]; then one doctor "${run[@]}" --json >"$out/$name.before.json" || true; fi
 one train "${run[@]}" --batch-size "${BATCH:-32}" --gradient-accumulation-steps 8 --max-steps "${STEPS:-24}" --eval-examples "${EVAL:-128}" \
-    --save-steps 1000 --no-report --run-name "$name"
+    --save-steps 1000 --run-name "$name"
 one doctor "$out/$name" --json >"$out/$name.after.json" || true

@@ -50,7 +50,7 @@ sft)
     CUDA_VISIBLE_DEVICES=${gpus[0]} "${limit[@]}" sft musique --model "$model" --engine "${ENGINE:-paged}" --engine-memory 0.2 --bf16 --peft \
         --datasets "data/musique/musique_ans_train_545.jsonl,,[:350]" --eval-datasets "data/musique/musique_ans_train_545.jsonl,,[350:400]" \
         --demonstrations oracle --max-steps "${SFT_STEPS:-20}" --eval-examples 50 --max-tokens 256 --max-turns 8 --max-context 4096 \
-        --microbatch-tokens 8192 --max-concurrent 256 --no-report --output-dir models --run-name 0.5b-sft
+        --microbatch-tokens 8192 --max-concurrent 256 --output-dir models --run-name 0.5b-sft
     ;;
 gpu)
     enter "${2:?a folder for runs}/gpu"

@@ -97,7 +97,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     program = "from plumbob.trainer.cli.evaluate import main; import sys; sys.argv[0] = 'evaluate'; main()"
     command = [sys.executable, "-c", program]
     args = ["lookup", "-n", "200", "--max-concurrent", "2", "-o", str(tmp_path), "--run-name", "r"]
-    process = subprocess.Popen([*command, *args], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     file = tmp_path / "r" / "lookup.jsonl"
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and not (file.exists() and file.read_text().count("\n") > 5):

@@ -205,12 +205,10 @@ def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_run_writes_its_report_unless_told_not_to(tmp_path, capsys, monkeypatch):
+def test_a_run_writes_its_report(tmp_path, capsys, monkeypatch):
     assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="r")) == 0
     assert f"report           {tmp_path}/r/report.html" in capsys.readouterr().out
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
-    assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="without", report=False)) == 0
-    assert not (tmp_path / "without" / "report.html").exists()
 
     def broken(directory: Path) -> Path:
         raise OSError("no space left")

@@ -253,15 +253,6 @@ def test_the_board_prints_each_step(capsys):
     assert [line.split()[:3] for line in lines[1:]] == [["1", "0.100", "-"], ["2", "0.200", "-"], ["3", "0.300", "-"]]
 
 
-def test_a_quiet_board_says_nothing(capsys):
-    with Board(2, 0, quiet=True, completions=1) as board:
-        board.note("a")
-        board.status("b")
-        board.step({"step": 1})
-    output = capsys.readouterr()
-    assert output.out == output.err == ""
-
-
 def test_the_board_shows_rollouts(capsys):
     def node(sampled: bool, content: str, calls=()):
         message = SimpleNamespace(content=content, tool_calls=calls)

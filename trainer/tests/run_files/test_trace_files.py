@@ -19,7 +19,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.config import kept_traces
-from plumbob.trainer.config.kept_traces import KeptTraces, parse
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.run_files import trace_files
@@ -46,7 +45,7 @@ def records(groups: int, size: int, letters: int = 20) -> list[str]:
 
 def store(folder: Path, lines: list[str], size: int, keep: str = "all", *, step: int = 1, steps: int = 1) -> list[str]:
     """Write a step and read it again."""
-    write_traces(folder, step, lines, size, parse(keep), seed=0, steps=steps)
+    write_traces(folder, step, lines, size, keep, seed=0, steps=steps)
     return read(stored_steps(folder)[step]).splitlines()
 
 
@@ -128,12 +127,12 @@ def test_a_step_taken_again_replaces_what_any_version_stored(tmp_path):
     old.write_text("".join(line + "\n" for line in lines[:4]))
     assert stored_steps(tmp_path) == {1: old} and read(old).splitlines() == lines[:4]
     assert store(tmp_path, lines, 4) == lines and not old.exists()
-    write_traces(tmp_path, 1, lines, 4, parse("none"), seed=0, steps=1)
+    write_traces(tmp_path, 1, lines, 4, "none", seed=0, steps=1)
     assert stored_steps(tmp_path) == {}
 
 
 def test_none_stores_nothing(tmp_path):
-    write_traces(tmp_path, 1, records(2, 4), 4, parse("none"), seed=0, steps=1)
+    write_traces(tmp_path, 1, records(2, 4), 4, "none", seed=0, steps=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +140,6 @@ def test_none_stores_nothing(tmp_path):
 def test_what_keep_traces_cannot_be(text):
     with pytest.raises(UserError, match=rf"--keep-traces must be auto, all, none, .*, not {text!r}"):
         TrainConfig(keep_traces=text)
-    assert parse("64") == KeptTraces(rollouts=64)
 
 
 def test_a_file_that_is_cut_off_or_damaged_is_refused_in_one_sentence(tmp_path):
@@ -167,11 +165,10 @@ def test_which_part_of_a_step_a_file_holds(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from plumbob.trainer.config.kept_traces import parse
 from plumbob.trainer.run_files.trace_files import write_traces
 lines = Path(sys.argv[2]).read_text().splitlines()
 for step in range(1, 4):
-    write_traces(Path(sys.argv[1]), step, lines, 4, parse("all"), seed=0, steps=3)
+    write_traces(Path(sys.argv[1]), step, lines, 4, "all", seed=0, steps=3)
 """
 
 

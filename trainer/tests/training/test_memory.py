@@ -65,7 +65,7 @@ def test_live_tensors_stay_the_same_from_step_to_step(tmp_path, monkeypatch):
     monkeypatch.setattr(policy_module.Policy, "_placed", compiled)
     monkeypatch.setattr(loop, "judge", count)
     settings = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "microbatch_tokens": 1024}
-    run_settings = {"max_steps": 12, "eval_examples": 0, "eval_on_start": False, "report": False, "env": "lookup"}
+    run_settings = {"max_steps": 12, "eval_examples": 0, "env": "lookup"}
     config = TrainConfig(output_dir=str(tmp_path), peft=True, bf16=True, engine="paged", **settings, **run_settings)
     # Off a GPU the layers are compiled for one set of row lengths, and rows of other lengths run uncompiled: enough here.
     with torch._dynamo.config.patch(recompile_limit=1):

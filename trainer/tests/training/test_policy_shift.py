@@ -113,7 +113,7 @@ def test_few_tokens_pass_the_model_a_second_time(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(training_step, "step_kl", counted)
     sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 9, "threads": 1}
-    given = {"eval_examples": 0, "report": False, "env_args": ("max_hops=2",)}
+    given = {"eval_examples": 0, "env_args": ("max_hops=2",)}
     assert loop.run(TrainConfig(output_dir=str(tmp_path), run_name="r", **sizes, **given)) == 0
     tokens = [row["rollout/row_tokens"] * row["rollout/count"] for row in read_metrics(tmp_path / "r")]
     assert [n > 0 for n in again] == [True] * 5 + [False, True, False, True]

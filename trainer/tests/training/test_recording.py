@@ -32,7 +32,6 @@ QUICK = {
     "eval_examples": 0,
     "max_steps": 4,
     "learning_rate": 1e-3,
-    "report": False,
 }
 SETTINGS = [
     {},

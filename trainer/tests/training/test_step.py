@@ -246,14 +246,13 @@ def test_epochs_evaluations_between_and_a_checkpoint_without_the_optimizer(tmp_p
         eval_examples=4,
         eval_datasets=None,
         eval_steps=2,
-        eval_on_start=False,
     )
     directory = tmp_path / "r"
     assert len(rows) == 3
     assert read_toml(directory / "config.toml", TrainConfig)["max_steps"] == 3
     assert ["eval/greedy" in row for row in rows] == [False, True, True]
     evaluations = json.loads((directory / "summary.json").read_text())["evaluations"]
-    assert list(evaluations) == ["2", "after"]
+    assert list(evaluations) == ["before", "2", "after"]
     assert rows[1]["eval/sampled"] == evaluations["2"]["sampled"]["mean"]
     times = Counter(json.dumps(trace["task"]) for step in (1, 2, 3) for trace in traces(directory, step))
     assert set(times.values()) == {2 * 4} and len(times) == 6

@@ -102,9 +102,9 @@ def test_all_weights(connect, double, way, monkeypatch):
         if way == "ipc":
             # On the CPU the double opens the buffer by its address; small, so that the weights travel in many pieces.
             version = tuple(map(int, double.version.split(".")[:2]))
-            engine._transfer.transport = IpcTransport(
-                engine._control, version, torch.float32, torch.device("cpu"), lambda b: {"here": b.data_ptr()}, 300_000
-            )
+            transport = IpcTransport(engine._control, version, torch.float32, torch.device("cpu"), 300_000)
+            transport.export = lambda buffer: {"here": buffer.data_ptr()}
+            engine._transfer.transport = transport
         with pytest.raises(SyncError, match="does not serve the weights that are trained"):
             engine.check_parity(IDS, own_logprobs(policy), 1e-3)
         for step in (1, 2):

@@ -270,7 +270,7 @@ def test_words_in_a_server_s_message_do_not_choose_the_advice(message):
 def test_a_server_that_cannot_see_the_files(tmp_path, monkeypatch):
     with serving(Double()) as url, connected(url, folder=tmp_path) as engine:
         monkeypatch.setattr(adapters, "write_adapter", lambda *_: (1, 1))  # the server's machine has no such folder
-        with pytest.raises(SyncError, match="No adapter found .*give a folder that both machines share"):
+        with pytest.raises(SyncError, match="No adapter found .*give an --output-dir that both machines share"):
             engine.update({})
 
 

@@ -8,6 +8,7 @@ from plumbob.testing.processes import launch
 from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.vllm import adapter_sync as adapters
+from plumbob.trainer.inference.vllm import connect
 from plumbob.trainer.training.train import run
 from safetensors import SafetensorError
 
@@ -63,13 +64,15 @@ def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path,
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
     monkeypatch.setattr(adapters, "save_file", full)
-    folders = {"output_dir": str(tmp_path), "vllm_folder": str(tmp_path / "sent")}
+    monkeypatch.setattr(
+        connect, "is_local", lambda url: False
+    )  # a server on another machine reads from the run directory
     with (
         serving(Double()) as url,
         pytest.raises(UserError, match="weight sync before the first step failed: .*No space left"),
     ):
-        run(TrainConfig(vllm_url=(url,), peft=True, **folders, **QUICK))
-    assert list((tmp_path / "sent").iterdir()) == []
+        run(TrainConfig(vllm_url=(url,), peft=True, output_dir=str(tmp_path), run_name="r", **QUICK))
+    assert [path.name for path in (tmp_path / "r").iterdir() if "vllm" in path.name] == []
 
 
 @pytest.mark.slow

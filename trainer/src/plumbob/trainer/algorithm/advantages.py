@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+import random
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from plumbob.rollout import Sample
-
-
-import random
-from collections import Counter
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plumbob.rollout import Sample

@@ -168,8 +168,6 @@ class LossOutputs:
     """
     kl: torch.Tensor
     """Sum of the estimates of the KL divergence to the reference policy, in nats; 0 without a reference policy."""
-    ratio_sum: torch.Tensor
-    """Sum of the importance ratios; for gspo, each token's ratio is that of its row."""
 
 
 def policy_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
@@ -199,7 +197,6 @@ def policy_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
         clipped_low=bounded.low.sum(),
         clipped_high=bounded.high.sum(),
         kl=kl.detach().sum(),
-        ratio_sum=ratio.detach().sum(),
     )
 
 

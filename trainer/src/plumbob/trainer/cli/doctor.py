@@ -18,9 +18,9 @@ from plumbob.doctor.page import lines
 from plumbob.doctor.web_page import render
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import first_ctrl_c
-from plumbob.trainer.cli.train import ENV_OPTION, UNKNOWN, check_before_loading, configure
+from plumbob.trainer.cli.train import CONFIG_FILE, ENV_OPTION, UNKNOWN, check_before_loading, configure
 from plumbob.trainer.cli.typer_command import command_class
-from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, flag
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.run_directory import run_config
 
@@ -138,26 +138,16 @@ _ARGUMENTS: dict[str, Any] = {
             metavar="[ENV]",
         ),
     ],
-    "everything": Annotated[
-        bool | None, typer.Option("--all", help="Go on after a failure, and print every check on a line of its own.")
-    ],
-    "without_model": Annotated[
-        bool | None,
-        typer.Option(
-            "--without-model", help="Load no model: examine settings, tasks, rewards, tools, metrics and records only."
-        ),
-    ],
-    "as_json": Annotated[bool | None, typer.Option("--json", help="Print the findings as JSON.")],
-    "html": Annotated[str | None, typer.Option("--html", help="Write the findings to an HTML page.", metavar="<file>")],
+    "everything": argument(bool, "--all", help="Go on after a failure, and print every check on a line of its own."),
+    "without_model": argument(
+        bool,
+        "--without-model",
+        help="Load no model: examine settings, tasks, rewards, tools, metrics and records only.",
+    ),
+    "as_json": argument(bool, "--json", help="Print the findings as JSON."),
+    "html": argument(str, "--html", help="Write the findings to an HTML page.", metavar="<file>"),
     "env_option": ENV_OPTION,
-    "config_file": Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            help="TOML file with options of train; options on the command line override it.",
-            metavar="<file>",
-        ),
-    ],
+    "config_file": CONFIG_FILE,
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
-from plumbob.console.help import Command
 from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import announce, fast_imports, import_verifiers
+from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
+from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
-from plumbob.trainer.config.options import as_command, resolve
+from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new
 
@@ -37,14 +38,9 @@ DIRECTORY runs the missing combinations, and `analyze DIRECTORY` compares the co
 
 _ENVS = Annotated[list[str] | None, typer.Argument(help="Installed environments: see `hub list`.", metavar="ENV...")]
 _ENV = Annotated[str | None, typer.Argument(help="An installed environment: see `hub list`.", metavar="ENV")]
-_CONFIG = Annotated[
-    str | None, typer.Option("--config", help="TOML file with these options; options on the command line override it.")
-]
-_RESUME = Annotated[
-    str | None, typer.Option("--resume", help="Continue the evaluation or benchmark of this result directory.")
-]
+_RESUME = argument(str, "--resume", help="Continue the evaluation or benchmark of this result directory.")
 _VERSION = Annotated[bool | None, version_option("plumbob-trainer")]
-_JSON = Annotated[bool | None, typer.Option("--json", help="Print JSON instead of tables.")]
+_JSON = argument(bool, "--json", help="Print JSON instead of tables.")
 
 
 def evaluate(**given: Any) -> int:
@@ -111,7 +107,14 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     """
     from plumbob.hub import find
 
-    config, directory = resolve(EvaluateConfig, given, FIXED_ON_RESUME, kind="evaluation", directory_is="an evaluation")
+    config, directory = resolve(
+        EvaluateConfig,
+        given,
+        FIXED_ON_RESUME,
+        kind="evaluation",
+        directory_is="an evaluation",
+        settle=settling(EvaluateConfig),
+    )
     for env in config.envs:
         find(env)
         check_by_source(env, config.settings_of(env))
@@ -132,27 +135,21 @@ def _announce(config: EvaluateConfig) -> None:
 
 def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:
     app = typer.Typer(rich_markup_mode=None)
-    app.command(help=help, cls=Command)(as_command(function, {**arguments, "version": _VERSION}, EvaluateConfig))
+    app.command(help=help, cls=command_class(EvaluateConfig))(
+        as_command(function, {**arguments, "version": _VERSION, UNKNOWN_OPTIONS: UNKNOWN}, EvaluateConfig)
+    )
     return app
 
 
-_COMMON: dict[str, Any] = {"config_file": _CONFIG, "resume": _RESUME}
-_OUTPUT = Annotated[
-    str | None,
-    typer.Option("--output-file", help="Submission file to write. Default: predictions.jsonl in the result directory."),
-]
-_FILL = Annotated[
-    bool | None, typer.Option("--fill-failed", help="Write an empty answer for each rollout that failed.")
-]
-_MODELS = Annotated[
-    str | None, typer.Option("--models", help="Models to evaluate, separated by commas. Default: the value of --model.")
-]
-_RETRIEVERS = Annotated[
-    str | None,
-    typer.Option(
-        "--retrievers", help="Values of the environments' setting `retriever` to evaluate, separated by commas."
-    ),
-]
+_COMMON: dict[str, Any] = {"config_file": CONFIG_FILE, "resume": _RESUME}
+_OUTPUT = argument(
+    str, "--output-file", help="Submission file to write. Default: predictions.jsonl in the result directory."
+)
+_FILL = argument(bool, "--fill-failed", help="Write an empty answer for each rollout that failed.")
+_MODELS = argument(str, "--models", help="Models to evaluate, separated by commas. Default: the value of --model.")
+_RETRIEVERS = argument(
+    str, "--retrievers", help="Values of the environments' setting `retriever` to evaluate, separated by commas."
+)
 
 evaluate_app = _app(evaluate, _EVALUATE, {"envs": _ENVS, **_COMMON, "as_json": _JSON})
 predict_app = _app(predict, _PREDICT, {"env": _ENV, **_COMMON, "output_file": _OUTPUT, "fill_failed": _FILL})

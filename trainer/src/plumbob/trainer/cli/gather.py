@@ -151,9 +151,8 @@ def _with_model(
 ) -> None:
     """Set the run up, take a few steps, and compare their records with the reference. `judged`: their metrics as well."""
     announce("torch and transformers")
-    load_torch_libraries()
+    _import_torch()
     with fast_imports():
-        import_transformers()
         from plumbob.trainer.distributed.world import join_world, leave_world
         from plumbob.trainer.doctor.live import load_subject, record_steps
         from plumbob.trainer.inference.errors import SyncError
@@ -273,9 +272,8 @@ def _records(x: Examination, directory: Path, status: Status, *, model: bool) ->
         x.limits.append("The run has no records of its steps, so what they computed was not examined.")
         return
     announce("torch and transformers")
-    load_torch_libraries()
+    _import_torch()
     with fast_imports():
-        import_transformers()
         from plumbob.doctor.record import read
         from plumbob.doctor.reference.model import load
         from plumbob.doctor.reference.rows import load_tokenizer

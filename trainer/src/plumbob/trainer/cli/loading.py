@@ -138,6 +138,7 @@ def fast_imports() -> Generator[None]:
 def quiet_libraries() -> None:
     """Turn off the libraries' progress bars and advice, which would break up the progress table and JSON on stdout."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # without a network it prints two lines for each of its retries
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Where DeepSpeed is installed, saving a model imports it, and it prints to stdout that there is no GPU.

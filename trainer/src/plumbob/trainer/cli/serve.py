@@ -4,111 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
+from plumbob.trainer.cli.loading import quiet_libraries
 from plumbob.trainer.config.chat_template import TemplateChoice
-from plumbob.trainer.config.rollout_options import TOOL_FORMATS, ToolFormatName
-
-if TYPE_CHECKING:
-    from plumbob.trainer.serving.server import Server
+from plumbob.trainer.config.options import as_command, resolve
+from plumbob.trainer.config.serve import ServeConfig
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(cls=Command)
-def serve(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Model with a chat template: a folder, a Hugging Face hub name, or a bundled model such as tiny.",
-        ),
-    ] = "tiny",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts requests from other machines.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    max_concurrent: Annotated[
-        int, typer.Option(min=1, help="Maximum number of completions sampled at the same time; further ones wait.")
-    ] = 64,
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Maximum number of tokens of a prompt and its completion together.",
-            show_default="4096, or the model's maximum if that is smaller",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template",
-            help="Jinja file with the chat template to use in place of the model's own.",
-            metavar="FILE",
-        ),
-    ] = None,
-    chat_template_args: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--chat-template-args",
-            help="Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text, such as "
-            "enable_thinking=false; may be repeated. A request's chat_template_kwargs come before it.",
-            metavar="NAME=VALUE",
-        ),
-    ] = None,
-    tool_format: Annotated[
-        ToolFormatName | None,
-        typer.Option(
-            help=TOOL_FORMATS,
-            show_default="chosen from the chat template",
-        ),
-    ] = None,
-    bf16: Annotated[bool, typer.Option(help="Generate in bfloat16.")] = False,
-    version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
-) -> int:
+def serve(**given: Any) -> int:
     """Serve a model with OpenAI's chat completions API over HTTP, until Ctrl-C.
 
     Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    template = TemplateChoice(chat_template, tuple(chat_template_args or ()))
+    config, _ = resolve(ServeConfig, given, (), kind="server", directory_is="")
+    quiet_libraries()
+    template = TemplateChoice(config.chat_template, config.chat_template_args)
     template.check()
     with contextlib.suppress(KeyboardInterrupt):
-        load = functools.partial(
-            _load,
-            model,
-            max_concurrent=max_concurrent,
-            max_context=max_context,
-            bf16=bf16,
-            template=template,
-            tool_format=tool_format,
-        )
-        asyncio.run(_serve(model, host, port, load))
+        asyncio.run(_serve(config, template))
     return 0
 
 
-def _load(model: str, **settings: Any) -> Server:
-    from plumbob.trainer.serving.server import load_server
+async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
+    from plumbob.trainer.serving.server import load_server, running
 
-    return load_server(model, **settings)
-
-
-async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -> None:
-    from plumbob.trainer.serving.server import running
-
-    server = load()
+    model, host, port = config.model, config.host, config.port
+    server = load_server(
+        model,
+        max_concurrent=config.max_concurrent,
+        max_context=config.max_context,
+        bf16=config.bf16,
+        template=template,
+        tool_format=config.tool_format,
+    )
     if not server.chat.names_tools([{"role": "user", "content": "?"}]):
         print(f"the chat template of {model} has no place for tools: they are described in text", file=sys.stderr)
     stopped = asyncio.Event()
@@ -127,6 +66,11 @@ async def _serve(model: str, host: str, port: int, load: Callable[[], Server]) -
         reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
         raise UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0") from None
     print("stopped", file=sys.stderr)
+
+
+app.command(help=serve.__doc__, cls=Command)(
+    as_command(serve, {"version": Annotated[bool | None, version_option("plumbob-trainer")]}, ServeConfig)
+)
 
 
 def main() -> None:

@@ -30,7 +30,17 @@ from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
-from plumbob.trainer.config.options import UNKNOWN_OPTIONS, as_command, flag, read_file, read_toml, resolve, spellings
+from plumbob.trainer.config.options import (
+    UNKNOWN_OPTIONS,
+    Settle,
+    argument,
+    as_command,
+    flag,
+    read_file,
+    read_toml,
+    resolve,
+    spellings,
+)
 from plumbob.trainer.config.removed import without_removed
 from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files.metric_names import check_metric
@@ -92,10 +102,19 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
         given["resume"] = str(run_directory_of(resumed))
         lost = _lost_settings(cls, resumed)
         _check_mixture(cls, Path(given["resume"]), given["env"])
+    fixed = (*cls().fixed_on_resume, *PLACE)
+    config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settling(cls), lost=lost)
+    return config, resumed
+
+
+def settling(cls: Any) -> Settle:
+    """What turns options that the settings `cls` do not have into settings of the environments; see `resolve`."""
     own_names = [name for name in spellings(cls) if name != "env_args"]
 
     def settle_here(envs: Sequence[str], unknown: Mapping[str, Any], file: Path | None) -> dict[str, str]:
         names = [mixture.parse(env)[0] for env in envs]
+        if not names:
+            raise UserError("name an environment: `hub list` shows those that are installed")
         by_env = {names[0]: dict(unknown)} if len(names) == 1 else _by_environment(names, unknown)
         settings: dict[str, str] = {}
         for env, own in by_env.items():
@@ -104,9 +123,7 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
             settings |= {prefix + key: value for key, value in settle(env, own, file, own_names, tell).items()}
         return settings
 
-    fixed = (*cls().fixed_on_resume, *PLACE)
-    config, _ = resolve(cls, given, fixed, kind="run", directory_is="a run directory", settle=settle_here, lost=lost)
-    return config, resumed
+    return settle_here
 
 
 def _environments(positional: Sequence[str] | str | None, option: str | None) -> list[str] | None:
@@ -192,10 +209,10 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_is_new(Path(config.output_dir) / config.run_name)
 
 
-ENV_OPTION = Annotated[
-    str | None,
-    typer.Option("--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>"),
-]
+ENV_OPTION = argument(str, "--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>")
+CONFIG_FILE = argument(
+    str, "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
+)
 UNKNOWN = Annotated[list[str] | None, typer.Option(flag(UNKNOWN_OPTIONS), hidden=True)]
 """Options that no setting has: settings of the environment, or typing errors."""
 
@@ -210,22 +227,15 @@ ARGUMENTS: dict[str, Any] = {
         ),
     ],
     "env_option": ENV_OPTION,
-    "config_file": Annotated[
-        str | None,
-        typer.Option(
-            "--config", help="TOML file with these options; options on the command line override it.", metavar="<file>"
-        ),
-    ],
-    "resume": Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            "--resume-from-checkpoint",
-            help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
-            "checkpoints, from that one.",
-            metavar="<folder>",
-        ),
-    ],
+    "config_file": CONFIG_FILE,
+    "resume": argument(
+        str,
+        "--resume",
+        "--resume-from-checkpoint",
+        help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
+        "checkpoints, from that one.",
+        metavar="<folder>",
+    ),
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }
@@ -236,4 +246,5 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 
 def main() -> None:
-    run_app("train", app, sys.argv[1:])
+    """The command. The word `train` before everything else is left out: scripts whose first argument it was run as they are."""
+    run_app("train", app, sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv[1:])

@@ -38,17 +38,14 @@ class OptionalValue:
 
 
 @dataclass(frozen=True)
-class Grammar:
-    """The options of a command by how they take a value. Names include their dashes."""
+class Switch:
+    """An option that is true or false, and may be followed by `true` or `false`. `negative`: its --no- form."""
 
-    valued: frozenset[str]
-    """Options that take a value."""
-    switches: Mapping[str, str]
-    """--name -> --no-name, of options that are true or false; --name may be followed by `true` or `false`."""
-    flags: frozenset[str]
-    """Options that never take a value."""
-    optional: Mapping[str, OptionalValue]
-    """Options whose value may be left out."""
+    negative: str
+
+
+Grammar = Mapping[str, OptionalValue | Switch | bool]
+"""Option, with its dashes -> how it takes a value; True: it always takes one; False: it never does."""
 
 
 def rewrite(args: Sequence[str], grammar: Grammar) -> tuple[list[str], list[str]]:
@@ -67,22 +64,21 @@ def rewrite(args: Sequence[str], grammar: Grammar) -> tuple[list[str], list[str]
         name = OLD_SPELLINGS.get(name, name)
         if not name.startswith("--"):
             out.append(written)
-            if name in grammar.valued and not equals:
+            if grammar.get(name) is True and not equals:
                 out += _take(rest)
             elif not name.startswith("-"):
                 positional.append(written)
             continue
         name = name.replace("_", "-")
-        if name in grammar.optional:
-            out.append(f"{name}={_optional(grammar.optional[name], value if equals else None, rest)}")
-        elif name.startswith("--no-") and (wanted := f"--{name[5:]}") in grammar.optional:
-            out.append(f"{wanted}={grammar.optional[wanted].off}")
-        elif name in grammar.switches:
-            out.append(_switch(name, grammar.switches[name], value if equals else None, rest))
-        elif name in grammar.valued:
-            out += [f"{name}={value}"] if equals else [name, *_take(rest)]
-        elif name in grammar.flags:
-            out.append(f"{name}={value}" if equals else name)
+        takes, of_no = grammar.get(name), grammar.get(f"--{name.removeprefix('--no-')}")
+        if isinstance(takes, OptionalValue):
+            out.append(f"{name}={_optional(takes, value if equals else None, rest)}")
+        elif isinstance(takes, Switch):
+            out.append(_switch(name, takes.negative, value if equals else None, rest))
+        elif takes is not None:
+            out += [f"{name}={value}"] if equals else [name, *(_take(rest) if takes else [])]
+        elif isinstance(of_no, OptionalValue):
+            out.append(f"--{name.removeprefix('--no-')}={of_no.off}")
         else:
             taken = [value] if equals else _take_value(rest, is_switch(name[2:].replace("-", "_")))
             out.append(flag(UNKNOWN_OPTIONS) + "=" + "=".join([name[2:], *taken]))
@@ -160,19 +156,16 @@ def command_class(cls: Any) -> type[Command]:
 
 
 def _grammar(params: Sequence[Any], fields: Mapping[str, Any], hints: Mapping[str, Any]) -> Grammar:
-    valued, flags, switches, optional = set(), set(), {}, {}
+    found: dict[str, OptionalValue | Switch | bool] = {"--help": False}
     for param in params:
         if param.param_type_name != "option":
             continue
         f = fields.get(param.name)
+        takes: OptionalValue | Switch | bool = not param.is_flag
         if f is not None and f.metadata.get("bare") is not None:
-            choices = choices_of(f, hints[f.name])
-            optional |= dict.fromkeys(param.opts, OptionalValue(f.metadata["bare"], f.metadata["off"], choices))
+            takes = OptionalValue(f.metadata["bare"], f.metadata["off"], choices_of(f, hints[f.name]))
         elif param.is_flag and param.secondary_opts:
-            switches |= dict.fromkeys(param.opts, param.secondary_opts[0])
-            flags |= set(param.secondary_opts)
-        elif param.is_flag:
-            flags |= set(param.opts)
-        else:
-            valued |= set(param.opts)
-    return Grammar(frozenset(valued), switches, frozenset(flags | {"--help"}), optional)
+            takes = Switch(param.secondary_opts[0])
+            found |= dict.fromkeys(param.secondary_opts, False)
+        found |= dict.fromkeys(param.opts, takes)
+    return found

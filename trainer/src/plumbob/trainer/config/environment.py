@@ -16,7 +16,7 @@ from plumbob.console import UserError
 from plumbob.hub import find
 from plumbob.trainer.config.environment_source import Setting, read_settings
 from plumbob.trainer.config.options import as_text, did_you_mean, flag, kind_of
-from plumbob.trainer.config.removed import accept_removed
+from plumbob.trainer.config.removed import INSTEAD, accept_removed
 
 OLDER_NAMES = {
     "noise_rate": ("noise",),
@@ -159,6 +159,10 @@ def _shown(written: str, file: Path | None) -> str:
 
 
 def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str:
+    if (instead := INSTEAD.get(written.replace("-", "_"))) is not None:
+        where = flag(written) if file is None else f"{written!r} in {file}"
+        nothing = instead.removeprefix("nothing: ")
+        return f"there is no option {where}" + (f": {nothing}" if nothing != instead else f"; here it is {instead}")
     if file is None:
         near = did_you_mean(flag(written), [flag(name) for name in known])
         help_ = near or f"; `train {env} --help` lists all options and settings"

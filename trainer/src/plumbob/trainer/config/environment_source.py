@@ -7,14 +7,14 @@ read: what a setting's type refuses, a validator may still convert, and what the
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any
 
 from plumbob.trainer.config.options import kind_of
 
@@ -26,16 +26,10 @@ _CONFIG = "TasksetConfig"
 
 _WITHOUT_FIELDS = ("Generic", "ABC", "Protocol", "object")
 
-_BOUNDS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
-"""Arguments of pydantic's Field that limit values."""
-
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str}
 
-
-# As values, because these types are made from what the source says.
-_ANNOTATED: Any = Annotated
-_LITERAL: Any = Literal
-_UNION: Any = Union
+_LIBRARIES = ("typing", "typing_extensions", "pydantic")
+"""Modules whose names annotations and defaults may use: they are imported."""
 
 
 class NotCertain(Exception):
@@ -75,59 +69,65 @@ class _Imported:
 def read_settings(entry_point: EntryPoint) -> dict[str, Setting] | None:
     """Setting name -> setting, of the taskset class at this entry point; None if the source does not tell."""
     try:
-        module, taskset = _find(_parsed(entry_point.module), entry_point.attr)
-        found = _config_of(module, taskset)
-        return None if found is None else _fields(*found)
-    except (NotCertain, OSError, SyntaxError, ValueError, ImportError, RecursionError):
+        found = _config_of(getattr(_Attributes(entry_point.module), entry_point.attr))
+        return None if found is None else _fields(found)
+    except (NotCertain, OSError, SyntaxError, ValueError, LookupError, ImportError, RecursionError):
         return None
 
 
-def _config_of(module: _Module, taskset: Any) -> tuple[_Module, ast.ClassDef] | None:
+@dataclass(frozen=True)
+class _Class:
+    """A class in the source of a module that is not imported. `arguments`: those in brackets, of a generic base class."""
+
+    module: _Module
+    node: ast.ClassDef
+    arguments: tuple[Any, ...] = ()
+
+    def __getitem__(self, arguments: Any) -> _Class:
+        return replace(self, arguments=arguments if isinstance(arguments, tuple) else (arguments,))
+
+    def bases(self) -> list[_Class]:
+        """Its base classes, without those at which the search for settings ends. Raises NotCertain."""
+        found = []
+        for base in self.node.bases:
+            named = self.module.names.get(base.id) if isinstance(base, ast.Name) else None
+            is_root = isinstance(named, _Imported) and (named.module, named.name) in _ROOTS
+            if not is_root and _last_name(base) not in _WITHOUT_FIELDS:
+                found.append(_value(self.module, base))
+        if not all(isinstance(base, _Class) for base in found):
+            raise NotCertain
+        return found
+
+
+def _config_of(taskset: Any) -> _Class | None:
     """The configuration class in `class T(vf.Taskset[Task, Config])` or in one of T's base classes; None if none is."""
-    if not isinstance(taskset, ast.ClassDef) or taskset.keywords:
+    if not isinstance(taskset, _Class) or taskset.node.keywords:
         raise NotCertain
     found = None
-    for base in taskset.bases:
-        if isinstance(base, ast.Subscript):
-            for argument in base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]:
-                where, node = _evaluate(module, argument)
-                if found is None and _is_config(where, node):
-                    found = where, node
-        where, node = _evaluate(module, base)
-        if found is None and isinstance(node, ast.ClassDef) and node.name != "Taskset":
-            found = _config_of(where, node)
+    for base in taskset.bases():
+        found = found or next((argument for argument in base.arguments if _is_config(argument)), None)
+        if found is None and base.node.name != "Taskset":
+            found = _config_of(base)
     return found
 
 
-def _is_config(module: _Module, node: Any) -> bool:
+def _is_config(found: Any) -> bool:
     """Whether a class is derived from verifiers' TasksetConfig. Raises NotCertain."""
-    if not isinstance(node, ast.ClassDef):
+    if not isinstance(found, _Class):
         raise NotCertain
-    if node.name == _CONFIG:
-        return True
-    bases = [base for base in node.bases if not _is_root(module, base) and _last_name(base) not in _WITHOUT_FIELDS]
-    return any(_is_config(*_evaluate(module, base)) for base in bases)
+    return found.node.name == _CONFIG or any(map(_is_config, found.bases()))
 
 
-def _is_root(module: _Module, base: ast.expr) -> bool:
-    found = module.names.get(base.id) if isinstance(base, ast.Name) else None
-    return isinstance(found, _Imported) and (found.module, found.name) in _ROOTS
-
-
-def _fields(module: _Module, node: ast.ClassDef) -> dict[str, Setting]:
+def _fields(config: _Class) -> dict[str, Setting]:
     """The fields of a pydantic class and of its base classes, the first base class's first. Raises NotCertain."""
-    if node.decorator_list or node.keywords:
+    if config.node.decorator_list or config.node.keywords:
         raise NotCertain
     settings: dict[str, Setting] = {}
-    for base in reversed(node.bases):
-        if not _is_root(module, base):
-            where, parent = _evaluate(module, base)
-            if not isinstance(parent, ast.ClassDef):
-                raise NotCertain
-            settings |= _fields(where, parent)
-    for statement in node.body:
+    for base in reversed(config.bases()):
+        settings |= _fields(base)
+    for statement in config.node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if (setting := _setting(module, statement.target.id, statement)) is not None:
+            if (setting := _setting(config.module, statement.target.id, statement)) is not None:
                 settings[setting.name] = setting
         elif not isinstance(statement, ast.Expr | ast.Pass | ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef):
             raise NotCertain
@@ -136,80 +136,62 @@ def _fields(module: _Module, node: ast.ClassDef) -> dict[str, Setting]:
 
 def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | None:
     """The setting that `name: annotation = value` declares; None if it declares none."""
+    from pydantic.fields import FieldInfo
+
     if name.startswith("_") or name == "model_config" or _last_name(statement.annotation) == "ClassVar":
         return None
-    value, bounds = statement.value, {}
-    if isinstance(value, ast.Call) and _last_name(value.func) == "Field":
-        bounds, value = _read_field(module, value)
     try:
-        default = _constant(module, value) if value is not None else None
+        default = _value(module, statement.value) if statement.value is not None else None
     except NotCertain:
         default = None
+    bounds, default = (default, default.default) if isinstance(default, FieldInfo) else (None, default)
+    plain = default if isinstance(default, bool | int | float | str | tuple | list | dict) else None
     try:
-        annotation = _annotation(module, statement.annotation)
-    except NotCertain:
-        return Setting(name, _shown(statement.annotation), default)
-    return Setting(name, kind_of(annotation), default, _bounded(annotation, bounds))
-
-
-def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:
-    from pydantic import Field
-
-    return _ANNOTATED[annotation, Field(**bounds)] if bounds else annotation
-
-
-def _read_field(module: _Module, call: ast.Call) -> tuple[dict[str, Any], ast.expr | None]:
-    """(the bounds that are known, default) of a call of pydantic's Field."""
-    default = call.args[0] if call.args else None
-    bounds: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg == "default":
-            default = keyword.value
-        elif keyword.arg in _BOUNDS:
-            with suppress(NotCertain):
-                bounds[keyword.arg] = _constant(module, keyword.value)
-    return bounds, default
-
-
-def _annotation(module: _Module, node: ast.expr) -> Any:
-    """The type that an annotation means, with the bounds that are known. Raises NotCertain."""
-    if isinstance(node, ast.Constant):
-        if node.value is None:
-            return None
-        if isinstance(node.value, str):
-            return _annotation(module, ast.parse(node.value, mode="eval").body)
-        raise NotCertain
-    if isinstance(node, ast.Name) and node.id not in module.names:
-        if node.id in _SIMPLE:
-            return _SIMPLE[node.id]
-        raise NotCertain
-    if isinstance(node, ast.Name | ast.Attribute):
-        where, value = _evaluate(module, node)
-        if not isinstance(value, ast.expr):
+        annotation = _value(module, statement.annotation)
+        if isinstance(annotation, str):
+            annotation = _value(module, ast.parse(annotation, mode="eval").body)
+        if isinstance(annotation, _Class):
             raise NotCertain
-        return _annotation(where, value)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _UNION[_annotation(module, node.left), _annotation(module, node.right)]
-    if isinstance(node, ast.Subscript):
-        return _generic(module, _last_name(node.value), node.slice)
-    raise NotCertain
+    except NotCertain:
+        return Setting(name, _shown(statement.annotation), plain)
+    return Setting(name, kind_of(annotation), plain, annotation if bounds is None else Annotated[annotation, bounds])
 
 
-def _generic(module: _Module, name: str, inside: ast.expr) -> Any:
-    """Like `_annotation`, for Literal[...], Optional[...], Union[...] and Annotated[..., Field(...)]."""
-    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
-    if name == "Literal":
-        return _LITERAL[tuple(_literal(part) for part in parts)]
-    if name == "Annotated":
-        annotation = _annotation(module, parts[0])
-        for part in parts[1:]:
-            if not (isinstance(part, ast.Call) and _last_name(part.func) == "Field"):
-                raise NotCertain
-            annotation = _bounded(annotation, _read_field(module, part)[0])
-        return annotation
-    if name in ("Optional", "Union"):
-        return _UNION[(*(_annotation(module, part) for part in parts), *((None,) if name == "Optional" else ()))]
-    raise NotCertain
+def _value(module: _Module, node: ast.expr) -> Any:
+    """The value of an expression of simple types, names of `_LIBRARIES`, literals and constants. Raises NotCertain."""
+    try:
+        return eval(compile(ast.Expression(node), module.name, "eval"), {"__builtins__": {"len": len}}, _Names(module))  # ty: ignore[invalid-argument-type]
+    except Exception:
+        raise NotCertain from None
+
+
+class _Names:
+    """Name -> its value in a module that is not imported, for `eval`."""
+
+    def __init__(self, module: _Module) -> None:
+        self.module = module
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.module.names.get(name)
+        if found is None:
+            return _SIMPLE[name]
+        if isinstance(found, ast.expr):
+            return _value(self.module, found)
+        if isinstance(found, ast.ClassDef):
+            return _Class(self.module, found)
+        return _Attributes(found.module) if found.name is None else getattr(_Attributes(found.module), found.name)
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """Stands for a module in an expression: its attributes are read from its source, or are those of a library."""
+
+    _module: str
+
+    def __getattr__(self, name: str) -> Any:
+        if self._module in _LIBRARIES:
+            return getattr(importlib.import_module(self._module), name)
+        return _Names(_parsed(self._module))[name]
 
 
 def _shown(node: ast.expr) -> str:
@@ -226,50 +208,6 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _last_name(node.value)
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _constant(module: _Module, node: ast.expr) -> Any:
-    """A plain value: a literal, a constant by its name, or the length of a constant list. Raises NotCertain."""
-    if isinstance(node, ast.Name | ast.Attribute):
-        where, value = _evaluate(module, node)
-        if not isinstance(value, ast.expr):
-            raise NotCertain
-        return _constant(where, value)
-    if isinstance(node, ast.Call) and _last_name(node.func) == "len" and len(node.args) == 1:
-        return len(_constant(module, node.args[0]))
-    return _literal(node)
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise NotCertain from None
-
-
-def _evaluate(module: _Module, node: ast.expr) -> tuple[_Module, Any]:
-    """(module, definition) that the expression `name` or `package.name` refers to. Raises NotCertain."""
-    if isinstance(node, ast.Subscript):  # a generic base class
-        node = node.value
-    if isinstance(node, ast.Name):
-        return _find(module, node.id)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        found = module.names.get(node.value.id)
-        if isinstance(found, _Imported) and found.name is None:
-            return _find(_parsed(found.module), node.attr)
-    raise NotCertain
-
-
-def _find(module: _Module, name: str) -> tuple[_Module, Any]:
-    """(module, definition) of a top-level name, in the module that defines it. Raises NotCertain."""
-    found = module.names.get(name)
-    if found is None:
-        raise NotCertain
-    if not isinstance(found, _Imported):
-        return module, found
-    if found.name is None:
-        raise NotCertain
-    return _find(_parsed(found.module), found.name)
 
 
 @lru_cache

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from plumbob.trainer.config import mixture, rollout_options
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.options import check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.options import THE_RUN, check_run_name, check_values, option, require, to_toml
+from plumbob.trainer.config.rollout_options import RolloutOptions
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "chat_template", "chat_template_args", "env_args", "datasets", "rollouts_per_example",
@@ -19,84 +20,55 @@ FIXED_ON_RESUME = (
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(RolloutOptions):
     """Settings of an evaluation. Example: `EvaluateConfig(envs=("lookup",), model="tiny", num_examples=64)`."""
 
     envs: tuple[str, ...] = ()
 
-    model: str = option(
-        "tiny",
-        "Model to evaluate: a folder, a run directory of train, a Hugging Face hub name, or a bundled model (tiny, "
-        "tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it.",
-        "-m",
-    )
-    engine: Literal["auto", "transformers", "paged", "vllm", "openai"] = option(
-        "auto",
-        "What samples replies. transformers: the model in this process; paged: the same by plumbob's own decoder, made for "
-        "a GPU, for Llama- and Qwen-like models; vllm: a vLLM server or `serve`, with token ids in and out; openai: any "
-        "OpenAI-compatible chat server, with messages in and out. auto: paged on a GPU, if it knows the model and memory "
-        "is enough, else transformers; config.toml has what was chosen.",
-    )
-    engine_memory: float = rollout_options.engine_memory()
-    base_url: str = option("http://127.0.0.1:8000/v1", "URL of the server, for --engine vllm or openai.")
-    api_key_var: str = option(
-        "OPENAI_API_KEY",
-        "Name of the environment variable that holds the server's API key, if the server requires one.",
-    )
-    datasets: str | None = option(
-        None, "Data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."
-    )
-    env_args: tuple[str, ...] = option(
-        (),
-        "A setting of all evaluated environments, as key=value, or of one environment, as ENV.key=value; may be "
-        "repeated.",
-        "--env-arg",
-        "-a",
-    )
-    num_examples: int | None = option(
-        None,
-        "Number of tasks of each environment, from the start of its held-out split; -1: all. Default: 256; all "
-        "with predict and with --replay.",
-        "-n",
-    )
-    rollouts_per_example: int = option(1, "Number of rollouts of each task.", "-r", at_least=1)
-    pass_threshold: float = rollout_options.pass_threshold()
-    seed: int = option(0, "Seed of sampling.")
-
-    temperature: float | None = option(
-        None, "Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1.", at_least=0
-    )
-    top_p: float = rollout_options.top_p()
-    top_k: int = rollout_options.top_k()
-    min_p: float = rollout_options.min_p()
-    max_tokens: int = rollout_options.max_tokens()
-    max_turns: int = rollout_options.max_turns()
-    max_context: int = rollout_options.max_context()
-    chat_template: str | None = rollout_options.chat_template(" Not with --engine openai: give it to the server.")
-    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format(  # noqa: RUF009 - ruff does not see the alias
-        " With --engine openai the server reads the calls."
-    )
-    max_seconds: float = rollout_options.max_seconds()
-    max_tool_seconds: float = rollout_options.max_tool_seconds()
-    max_concurrent: int = option(128, "Maximum number of rollouts sampled at the same time.", at_least=1)
-
-    oracle: bool = option(
-        False,
-        "Play each task's own perfect transcript instead of sampling from a model, to test the environment and "
-        "its reward.",
-    )
-    replay: str | None = option(
-        None,
-        "File of stored transcripts (traces of train, evaluate or vf-eval) to score again instead of sampling from "
-        "a model.",
-    )
-    bf16: bool = option(False, "Compute in bfloat16, with a model in this process.")
-    threads: int = rollout_options.threads()
-    output_dir: str = option("evaluations", "Folder in which result directories are created.", "-o")
-    run_name: str | None = option(
-        None, "Name of the result directory. Default: made from environments, model and time."
-    )
+    model: str = option("tiny", "-m", group=THE_RUN)
+    """Model to evaluate: a folder, a run directory of train, a Hugging Face hub name, or a bundled model (tiny,
+    tiny-gsm8k, tiny-musique). With --engine openai: the name under which the server has it."""
+    engine: Literal["auto", "transformers", "paged", "vllm", "openai"] = option("auto")
+    """What samples replies. transformers: the model in this process; paged: the same by plumbob's own decoder, made for
+    a GPU, for Llama- and Qwen-like models; vllm: a vLLM server or `serve`, with token ids in and out; openai: any
+    OpenAI-compatible chat server, with messages in and out. auto: paged on a GPU, if it knows the model and memory is
+    enough, else transformers; config.toml has what was chosen."""
+    engine_memory: float = option(0.4, above=0, below=1)
+    """Largest share of each GPU's memory for the keys and values of rollouts, with --engine paged."""
+    base_url: str = option("http://127.0.0.1:8000/v1")
+    """URL of the server, for --engine vllm or openai."""
+    api_key_var: str = option("OPENAI_API_KEY")
+    """Name of the environment variable that holds the server's API key, if the server requires one."""
+    datasets: str | None = option(None)
+    """Data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."""
+    env_args: tuple[str, ...] = option((), "--env-arg", "-a")
+    """A setting of all evaluated environments, as key=value, or of one environment, as ENV.key=value; may be
+    repeated."""
+    num_examples: int | None = option(None, "-n")
+    """Number of tasks of each environment, from the start of its held-out split; -1: all. Default: 256; all with
+    predict and with --replay."""
+    rollouts_per_example: int = option(1, "-r", at_least=1)
+    """Number of rollouts of each task."""
+    pass_threshold: float = option(1.0)
+    """Smallest reward with which a rollout counts as passed in pass@k."""
+    seed: int = option(0)
+    """Seed of sampling."""
+    oracle: bool = option(False)
+    """Play each task's own perfect transcript instead of sampling from a model, to test the environment and its
+    reward."""
+    replay: str | None = option(None)
+    """File of stored transcripts (traces of train, evaluate or vf-eval) to score again instead of sampling from a
+    model."""
+    bf16: bool = option(False)
+    """Compute in bfloat16, with a model in this process."""
+    threads: int = option(0, at_least=0)
+    """Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs."""
+    output_dir: str = option("evaluations", "-o")
+    """Folder in which result directories are created."""
+    run_name: str | None = option(None)
+    """Name of the result directory. Default: made from environments, model and time."""
+    temperature: float | None = option(None, group="Sampling", at_least=0)
+    """Sampling temperature. Default: 0 (greedy) with one rollout per task, else 1."""
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, Baseline, Overlong, Scale
-from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
+from plumbob.trainer.algorithm.importance_weights import CorrectionMode
 from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
@@ -26,177 +26,106 @@ class LearningConfig:
     mixture: tuple[str, ...] = ()
     """With several environments, all of them with their weights; empty with one."""
 
-    model: str = option(
-        "tiny",
-        "Model to train, with a chat template: a folder, a Hugging Face hub name, or a bundled model (tiny, "
-        "tiny-gsm8k, tiny-musique).",
-        "-m",
-        "--model-name-or-path",
-    )
-    datasets: str | None = option(
-        None,
-        "Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated).",
-        "--dataset-name",
-    )
-    eval_datasets: str | None = option(
-        None, "Held-out data, written like --datasets. Default: the environment's held-out split."
-    )
-    env_args: tuple[str, ...] = option(
-        (),
-        "A setting of the environment, as key=value, or of one of several, as ENV.key=value; may be repeated.",
-        "--env-arg",
-        "-a",
-    )
-    task_order: TaskOrder = option(  # noqa: RUF009 - ruff does not see the alias
-        "auto",
-        "Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their "
-        "difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or "
-        "curriculum=true is given, else shuffled.",
-    )
-    seed: int = option(0, "Seed of the order of tasks, of sampling and of the initial LoRA adapter.")
+    model: str = option("tiny", "-m", "--model-name-or-path")
+    """Model to train, with a chat template: a folder, a Hugging Face hub name, or a bundled model (tiny, tiny-gsm8k,
+    tiny-musique)."""
+    datasets: str | None = option(None, "--dataset-name")
+    """Training data, for an environment that reads data: a path, a hub dataset, or 'synthetic' (generated)."""
+    eval_datasets: str | None = option(None)
+    """Held-out data, written like --datasets. Default: the environment's held-out split."""
+    env_args: tuple[str, ...] = option((), "--env-arg", "-a")
+    """A setting of the environment, as key=value, or of one of several, as ENV.key=value; may be repeated."""
+    task_order: TaskOrder = option("auto")  # noqa: RUF009 - ruff does not see the alias
+    """Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their
+    difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or
+    curriculum=true is given, else shuffled."""
+    seed: int = option(0)
+    """Seed of the order of tasks, of sampling and of the initial LoRA adapter."""
 
-    max_steps: int = option(
-        30,
-        "Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs.",
-        group="The schedule",
-    )
-    num_epochs: float | None = option(
-        None,
-        "Number of passes over the training tasks, with --max-steps -1, which makes 1 the default.",
-        "--num-train-epochs",
-        above=0,
-    )
-    num_generations: int = option(8, "Group size: number of rollouts sampled for each task of a step.")
-    batch_size: int = option(
-        32,
-        "Rollouts per process and accumulation step (see --gradient-accumulation-steps).",
-        "--per-device-train-batch-size",
-        at_least=1,
-    )
-    gradient_accumulation_steps: int = option(
-        4, "Number of accumulation steps: a training step samples --batch-size x this x processes rollouts.", at_least=1
-    )
-    microbatch_tokens: int = option(
-        16384,
-        "Maximum number of tokens in one forward and backward pass. Rollouts are packed up to it; a longer one "
-        "gets a pass of its own.",
-        at_least=1,
-    )
-    num_minibatches: int = option(
-        1, "Number of optimizer steps per training step, among which the step's rollouts are divided.", at_least=1
-    )
-    num_iterations: int = option(1, "Number of times that each step's rollouts are trained on.", at_least=1)
-    max_staleness: int = option(
-        0,
-        "Above 0, the next step's rollouts are sampled while the current step trains (needs --engine vllm and "
-        "--peft). Rollouts sampled more than this many weight syncs ago are discarded.",
-        at_least=0,
-    )
+    max_steps: int = option(30, group="The schedule")
+    """Number of training steps, each with one batch of rollouts; -1: as many as --num-epochs needs, or one pass over the
+    training tasks."""
+    num_epochs: float | None = option(None, "--num-train-epochs", above=0)
+    """Number of passes over the training tasks. Given with --max-steps, whichever is reached first ends the run."""
+    num_generations: int = option(8)
+    """Group size: number of rollouts sampled for each task of a step."""
+    batch_size: int = option(32, "--per-device-train-batch-size", at_least=1)
+    """Rollouts per process and accumulation step (see --gradient-accumulation-steps)."""
+    gradient_accumulation_steps: int = option(4, at_least=1)
+    """Number of accumulation steps: a training step samples --batch-size x this x processes rollouts."""
+    microbatch_tokens: int = option(16384, at_least=1)
+    """Maximum number of tokens in one forward and backward pass. Rollouts (for `sft`: demonstrations) are packed up to
+    it; a longer one gets a pass of its own."""
+    num_minibatches: int = option(1, at_least=1)
+    """Number of optimizer steps per training step, among which the step's rollouts are divided."""
+    num_iterations: int = option(1, at_least=1)
+    """Number of times that each step's rollouts are trained on."""
+    max_staleness: int = option(0, at_least=0)
+    """Above 0, the next step's rollouts are sampled while the current step trains (needs --engine vllm and --peft).
+    Rollouts sampled more than this many weight syncs ago are discarded."""
 
-    learning_rate: float | None = option(
-        None,
-        "Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million "
-        "parameters 3e-4 and 3e-3.",
-        "--lr",
-        group="The optimizer",
-        above=0,
-    )
-    lr_scheduler_type: ScheduleType = option(  # noqa: RUF009 - ruff does not see the alias
-        "linear",
-        "Learning-rate schedule after any --warmup-steps: falling to 0 in a line or half a cosine, or constant; "
-        "constant_with_warmup is another name of constant.",
-    )
-    warmup_steps: int = option(
-        0, "Number of training steps over which the learning rate rises in a line to its peak.", at_least=0
-    )
-    max_grad_norm: float = option(1.0, "Clip the gradient to this norm; 0 turns clipping off.", at_least=0)
-    adam_beta1: float = option(0.9, "AdamW beta1 (first moment).", at_least=0, below=1)
-    adam_beta2: float = option(0.99, "AdamW beta2 (second moment).", at_least=0, below=1)
-    weight_decay: float = option(0.0, "AdamW weight decay.", at_least=0)
+    learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
+    """Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million parameters 3e-4
+    and 3e-3."""
+    lr_scheduler_type: ScheduleType = option("linear")  # noqa: RUF009 - ruff does not see the alias
+    """Learning-rate schedule after any --warmup-steps: falling to 0 in a line or half a cosine, or constant;
+    constant_with_warmup is another name of constant."""
+    warmup_steps: int = option(0, at_least=0)
+    """Number of training steps over which the learning rate rises in a line to its peak."""
+    max_grad_norm: float = option(1.0, at_least=0)
+    """Clip the gradient to this norm; 0 turns clipping off."""
+    adam_beta1: float = option(0.9, at_least=0, below=1)
+    """AdamW beta1 (first moment)."""
+    adam_beta2: float = option(0.99, at_least=0, below=1)
+    """AdamW beta2 (second moment)."""
+    weight_decay: float = option(0.0, at_least=0)
+    """AdamW weight decay."""
 
-    loss_type: str = option(
-        "dr_grpo",
-        "Loss type: how token losses are averaged, and how importance ratios are bounded (docs/guides/training.md "
-        "compares them).",
-        group="The objective",
-        choices=tuple(LOSSES),
-    )
-    scale_rewards: Scale = option(  # noqa: RUF009 - ruff does not see the alias
-        "none",
-        "Divide advantages by the standard deviation of the rewards of their group (group) or of the whole step "
-        "(batch), or not at all (none). Without a value: group.",
-        bare="group",
-        off="none",
-    )
-    scale_epsilon: float = option(
-        1e-4, "Epsilon added to the standard deviation by which --scale-rewards divides.", above=0
-    )
-    reward_weights: str | None = option(
-        None,
-        "Weights of reward components to train on in place of the environment's, as in correct=1,format=0; the others "
-        "keep theirs. The metrics reward/... and evaluations stay those of the environment's own reward.",
-    )
-    random_rewards: bool = option(
-        False,
-        "Train on rewards of 0 or 1 drawn by lot (with --seed), whatever the rollouts did: a control run, whose gain in "
-        "the environment's own reward, which metrics and evaluations still show, is not owed to the reward.",
-    )
-    baseline: Baseline = option(  # noqa: RUF009
-        "mean",
-        "Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts.",
-    )
-    epsilon: float | None = option(
-        None,
-        "Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4.",
-        above=0,
-    )
-    epsilon_high: float | None = option(
-        None,
-        "Upper clip bound: importance ratios are clipped above 1 + epsilon_high. Default: the value of --epsilon; "
-        "gspo without --epsilon 4e-4; cispo 4.",
-        above=0,
-    )
-    zero_signal: Literal["drop", "refill"] = option(
-        "drop",
-        "What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks, at most "
-        "three times in a step (refill).",
-    )
-    overlong: Overlong = option(  # noqa: RUF009
-        "keep",
-        "What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or subtract 1 from their "
-        "reward (penalise).",
-    )
+    loss_type: str = option("dr_grpo", group="The objective", choices=tuple(LOSSES))
+    """Loss type: how token losses are averaged, and how importance ratios are bounded (docs/guides/training.md compares
+    them)."""
+    scale_rewards: Scale = option("none", bare="group", off="none")  # noqa: RUF009 - ruff does not see the alias
+    """Divide advantages by the standard deviation of the rewards of their group (group) or of the whole step (batch),
+    or not at all (none). Without a value: group."""
+    scale_epsilon: float = option(1e-4, above=0)
+    """Epsilon added to the standard deviation by which --scale-rewards divides."""
+    reward_weights: str | None = option(None)
+    """Weights of reward components to train on in place of the environment's, as in correct=1,format=0; the others keep
+    theirs. The metrics reward/... and evaluations stay those of the environment's own reward."""
+    random_rewards: bool = option(False)
+    """Train on rewards of 0 or 1 drawn by lot (with --seed), whatever the rollouts did: a control run, whose gain in
+    the environment's own reward, which metrics and evaluations still show, is not owed to the reward."""
+    baseline: Baseline = option("mean")  # noqa: RUF009
+    """Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts."""
+    epsilon: float | None = option(None, above=0)
+    """Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4."""
+    epsilon_high: float | None = option(None, above=0)
+    """Upper clip bound: importance ratios are clipped above 1 + epsilon_high. Default: the value of --epsilon; gspo
+    without --epsilon 4e-4; cispo 4."""
+    zero_signal: Literal["drop", "refill"] = option("drop")
+    """What to do with groups whose rewards are all equal: drop them, or replace them by sampling further tasks, at most
+    three times in a step (refill)."""
+    overlong: Overlong = option("keep")  # noqa: RUF009
+    """What to do with rollouts that a limit cut off: keep them, mask them out of the loss, or subtract 1 from their
+    reward (penalise)."""
 
-    kl_beta: float = option(
-        0.0,
-        "Coefficient of the KL penalty to the reference policy; 0 turns it off.",
-        "--beta",
-        group="KL penalty",
-        at_least=0,
-    )
-    kl_placement: Literal["loss", "reward"] = option(
-        "loss", "Where the KL penalty is applied: in the loss or in the reward."
-    )
-    kl_estimator: Estimator | None = option(  # noqa: RUF009
-        None,
-        "KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients "
-        "are unbiased there.",
-    )
+    kl_beta: float = option(0.0, "--beta", group="KL penalty", at_least=0)
+    """Coefficient of the KL penalty to the reference policy; 0 turns it off."""
+    kl_placement: Literal["loss", "reward"] = option("loss")
+    """Where the KL penalty is applied: in the loss or in the reward."""
+    kl_estimator: Estimator | None = option(None)  # noqa: RUF009
+    """KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients are
+    unbiased there."""
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
-        None,
-        "Weight tokens by the trainer's probability over the engine's, to correct for their difference. token_truncate: "
-        f"per token, cut to {CAPS['token_truncate']:g}; sequence_mask: per rollout (the geometric mean), and rollouts whose "
-        f"weight is above {CAPS['sequence_mask']:g} or below its inverse are left out. Default: token_truncate with --bf16 or "
-        "--max-staleness, else none.",
-        group="Differences between engine and trainer",
+        None, group="Differences between engine and trainer"
     )
-    parity_limit: float | None = option(
-        None,
-        "Stop the run if, after a weight sync, engine and trainer log-probabilities of fixed tokens differ by more "
-        "than this on average, in nats. Default: 0.001; with --bf16 0.25.",
-        above=0,
-    )
+    """Weight tokens by the trainer's probability over the engine's, to correct for their difference. token_truncate:
+    per token, cut to 2; sequence_mask: per rollout (the geometric mean), and rollouts whose weight is above 1.05 or
+    below its inverse are left out. Default: token_truncate with --bf16 or --max-staleness, else none."""
+    parity_limit: float | None = option(None, above=0)
+    """Stop the run if, after a weight sync (of `sft`: before an evaluation), engine and trainer log-probabilities of
+    fixed tokens differ by more than this on average, in nats. Default: 0.001; with --bf16 0.25."""
 
     def _check_objective(self) -> None:
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")

@@ -1,14 +1,16 @@
 """Settings defined once, as a frozen dataclass, for Python, the command line and TOML files. Imports nothing heavy.
 
-A field made by `option` is also the command-line option `--field-name`. An option that is not given is None, so that
-the value in the file, or else the field's default, applies.
+A field made by `option` is also the command-line option `--field-name`, and the docstring below the field is its help. An
+option that is not given is None, so that the value in the file, or else the field's default, applies.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 import operator
 import tomllib
@@ -16,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,6 +26,9 @@ from plumbob.console import UserError
 from plumbob.trainer.config.removed import accept_removed, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+THE_RUN = "The run"
+"""Heading of the options that come before the first field with a group."""
 
 UNKNOWN_OPTIONS = "unknown_options"
 """Key under which `resolve` gets the command-line options that no field has, each as "name=value" or "name"."""
@@ -45,7 +51,6 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def option(
     default: Any,
-    help: str,
     *names: str,
     group: str | None = None,
     bare: Any = None,
@@ -59,15 +64,44 @@ def option(
     of `true` in a file. `off`: value of `--no-name`, and of `false` in a file. `choices`: the allowed texts, if the
     type is not a Literal. `bounds`: limits by the keywords in `BOUNDS`, for every value but None.
 
-    Example: `min_p: float = option(0.0, "Leave out unlikely tokens.", at_least=0, below=1)`.
+    Example: `min_p: float = option(0.0, at_least=0, below=1)`.
     """
-    about = {"help": help, "names": names, "group": group, "bare": bare, "off": off}
+    about = {"names": names, "group": group, "bare": bare, "off": off}
     return field(default=default, metadata={**about, "choices": choices, "bounds": bounds})
 
 
-def fixed(default: Any) -> Any:
-    """A field of a subclass that takes an option of its base class away: it always has this value."""
-    return field(default=default, init=False)
+def settable(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a settings class without those of its base classes that mean nothing to its command (`LACKS`)."""
+    return [f for f in dataclasses.fields(cls) if f.name not in getattr(cls, "LACKS", ())]
+
+
+@lru_cache
+def helps(cls: Any) -> dict[str, str]:
+    """Field -> its help: the docstring below it in the source of the nearest class that has one."""
+    found: dict[str, str] = {}
+    for base in [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]:
+        tree = ast.parse(Path(inspect.getfile(base)).read_text(encoding="utf-8"))
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == base.__name__)
+        for declared, below in itertools.pairwise(body):
+            if (
+                isinstance(declared, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[ast.unparse(declared.target)] = " ".join(str(below.value.value).split())
+    return found
+
+
+def grouped(cls: Any) -> dict[str, list[dataclasses.Field[Any]]]:
+    """Heading -> the options under it, in the order of the help."""
+    groups: dict[str, list[dataclasses.Field[Any]]] = {THE_RUN: []}
+    heading = THE_RUN
+    absent = set(getattr(cls, "LACKS", ()))
+    for f in dataclasses.fields(cls):
+        heading = f.metadata.get("group") or heading
+        if "names" in f.metadata and f.name not in absent:
+            groups.setdefault(heading, []).append(f)
+    return groups
 
 
 def choices_of(f: dataclasses.Field[Any], hint: Any) -> tuple[str, ...]:
@@ -163,9 +197,8 @@ def _read_text(name: str, text: str, hint: Any) -> Any:
 
 def spellings(cls: Any) -> dict[str, str]:
     """Every spelling of every setting of `cls`, with underscores -> its field. Example: {"beta": "kl_beta", ...}"""
-    settable = [f for f in dataclasses.fields(cls) if f.init]
-    names = {f.name: f.name for f in settable}
-    for f in settable:
+    names = {f.name: f.name for f in settable(cls)}
+    for f in settable(cls):
         others = [name for name in f.metadata.get("names", ()) if name.startswith("--")]
         names |= {name.removeprefix("--").replace("-", "_"): f.name for name in others}
     return names
@@ -293,13 +326,17 @@ def resolve(
         saved, unknown_keys = read_file(path, cls)
     saved = {**(lost or {}), **saved}
     if settle is not None and (unknown_options or unknown_keys):
-        named = values.get("env") or saved.get("mixture") or saved.get("env", cls.env)
+        asked = ("envs", values), ("env", values), ("envs", saved), ("mixture", saved), ("env", saved)
+        named = next((found[key] for key, found in asked if found.get(key)), getattr(cls, "env", ()))
         envs = [named] if isinstance(named, str) else list(named)
         _add_env_args(saved, settle(envs, unknown_keys, path))
         _add_env_args(values, settle(envs, unknown_options, None))
     if "env_args" in saved and "env_args" in values:
         values["env_args"] = _merged(saved["env_args"], values["env_args"])
-    now = cls(**{**saved, **values})
+    merged = {**saved, **values}
+    if merged.get("num_epochs") is not None:
+        merged.setdefault("max_steps", -1)  # passes alone ask for no number of steps
+    now = cls(**merged)
     if resume is None:
         return now, None
     before = cls(**saved)
@@ -335,9 +372,7 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 
     hints = get_type_hints(cls)
     result = []
-    for f in dataclasses.fields(cls):
-        if "help" not in f.metadata:
-            continue
+    for f in (f for group in grouped(cls).values() for f in group):
         hint = without_none(hints[f.name])
         names = [flag(f.name), *f.metadata["names"]]
         if hint is bool:
@@ -348,7 +383,7 @@ def options(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
         default = "" if f.default in (None, ()) else f" [default: {shown}]"
         metavar = None if hint is bool else _metavar(hint, choices_of(f, hint))
         read_as: Any = bool if hint is bool else list[str] if get_origin(hint) is tuple else str
-        info = typer.Option(*names, help=f.metadata["help"] + default, show_default=False, metavar=metavar)
+        info = typer.Option(*names, help=helps(cls)[f.name] + default, show_default=False, metavar=metavar)
         result.append((f, Annotated[read_as | None, info]))
     return result
 
@@ -366,6 +401,13 @@ def _metavar(hint: Any, choices: tuple[str, ...]) -> str:
     if choices:
         return f"<{'|'.join(choices)}>"
     return {int: "<int>", float: "<float>", str: "<text>"}.get(hint, "<text>")
+
+
+def argument(kind: Any, *names: str, help: str, metavar: str | None = None) -> Any:
+    """An option `names` of a command that is no setting, for `as_command`; without it the command gets None."""
+    import typer
+
+    return Annotated[kind | None, typer.Option(*names, help=help, metavar=metavar)]
 
 
 def as_command(function: Callable[..., int], first: Mapping[str, Any], cls: Any) -> Callable[..., int]:

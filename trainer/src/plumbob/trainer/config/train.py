@@ -8,11 +8,21 @@ from typing import Any, ClassVar, Literal
 
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
-from plumbob.trainer.config import mixture, rollout_options
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.kept_traces import parse as parse_kept_traces
+from plumbob.trainer.config.kept_traces import groups_to_keep
 from plumbob.trainer.config.learning import LearningConfig, read_weights
-from plumbob.trainer.config.options import check_run_name, check_values, did_you_mean, flag, option, require, to_toml
+from plumbob.trainer.config.options import (
+    check_run_name,
+    check_values,
+    did_you_mean,
+    flag,
+    option,
+    require,
+    settable,
+    to_toml,
+)
+from plumbob.trainer.config.rollout_options import RolloutOptions
 
 FIXED_ON_RESUME = (
     "env",
@@ -44,7 +54,7 @@ LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
 @dataclass(frozen=True)
-class TrainConfig(LearningConfig):
+class TrainConfig(RolloutOptions, LearningConfig):
     """Settings of a training run. Example: `TrainConfig(env="lookup", model="tiny", max_steps=30, seed=0)`."""
 
     COMMAND: ClassVar[str] = "train"
@@ -52,139 +62,85 @@ class TrainConfig(LearningConfig):
     DEFAULT_EPOCHS: ClassVar[float] = 1.0
     """Number of passes over the data with --max-steps -1."""
 
-    engine: Literal["auto", "transformers", "paged", "vllm"] = option(
-        "auto",
-        "What samples rollouts: the model in the training process (transformers), the same by plumbob's own decoder, made "
-        "for a GPU, for Llama- and Qwen-like models (paged), or vLLM servers (vllm). auto: vllm if --vllm-url is given; on "
-        "one GPU paged, if it knows the model and memory is enough; else transformers. config.toml has what was chosen.",
-        group="The engine that samples",
-    )
-    engine_memory: float = rollout_options.engine_memory(
-        " With --engine vllm: the whole share of the server that the run starts, its weights included (vLLM's "
-        "--gpu-memory-utilization).",
+    engine: Literal["auto", "transformers", "paged", "vllm"] = option("auto", group="The engine that samples")
+    """What samples rollouts: the model in the training process (transformers), the same by plumbob's own decoder, made
+    for a GPU, for Llama- and Qwen-like models (paged), or vLLM servers (vllm). auto: vllm if --vllm-url is given; on
+    one GPU paged, if it knows the model and memory is enough; else transformers. config.toml has what was chosen."""
+    engine_memory: float = option(
+        0.4,
         "--vllm-gpu-memory-utilization",
         "--vllm-memory",  # the name in config.toml of older runs
-    )
-    vllm_url: tuple[str, ...] = option(
-        (),
-        "URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of "
-        "its own.",
-        "--vllm-server-base-url",
-    )
-    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(
-        None,
-        "How trained weights are sent to vLLM. Default: lora (the adapter) with --peft; else nccl between GPUs, "
-        "ipc on a shared GPU, disk without a GPU.",
-    )
-    vllm_gpus: str | None = option(
-        None, "GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."
-    )
-    vllm_sleep: bool = option(
-        False,
-        "Let the vLLM server that the run starts free its GPU memory while a step trains.",
-        "--vllm-enable-sleep-mode",
-    )
-    vllm_folder: str | None = option(
-        None, "Shared folder through which weights or adapters are sent to vLLM servers on other machines."
-    )
-
-    temperature: float = option(1.0, "Sampling temperature of training rollouts.", group="Sampling")
-    top_p: float = rollout_options.top_p(" A value below 1 biases training.")
-    top_k: int = rollout_options.top_k(" A value above 0 biases training.")
-    min_p: float = rollout_options.min_p(" A value above 0 biases training.")
-    max_tokens: int = rollout_options.max_tokens()
-    max_prompt_length: int | None = option(
-        None, "Leave out tasks whose prompt has more tokens than this. Default: no limit.", at_least=1
-    )
-    max_turns: int = rollout_options.max_turns()
-    max_context: int = rollout_options.max_context()
-    chat_template: str | None = rollout_options.chat_template()
-    chat_template_args: tuple[str, ...] = rollout_options.chat_template_args()
-    tool_format: rollout_options.ToolFormatName | None = rollout_options.tool_format()  # noqa: RUF009 - ruff does not see the alias
-    max_seconds: float = rollout_options.max_seconds()
-    max_tool_seconds: float = rollout_options.max_tool_seconds()
-    max_concurrent: int = option(
-        128, "Maximum number of rollouts that each process samples at the same time.", at_least=1
-    )
-
-    peft: bool = option(False, "Train a LoRA adapter instead of all weights.", "--use-peft", group="What is trained")
-    lora_r: int = option(16, "LoRA rank.", at_least=1)
-    lora_alpha: int = option(32, "LoRA alpha: the adapter's output is multiplied by alpha / rank.")
-    lora_dropout: float = option(
-        0.0,
-        "LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples.",
-        at_least=0,
+        above=0,
         below=1,
     )
-    lora_targets: str = option(
-        LORA_TARGETS,
-        "Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head.",
-        "--lora-target-modules",
-    )
-    bf16: bool = option(False, "Compute in bfloat16; the trained weights stay float32.")
-    gradient_checkpointing: bool = option(
-        False, "Recompute activations in the backward pass, which saves memory and takes more time."
-    )
+    """Largest share of each GPU's memory for the keys and values of rollouts, with --engine paged. With --engine vllm:
+    the whole share of the server that the run starts, its weights included (vLLM's --gpu-memory-utilization)."""
+    vllm_url: tuple[str, ...] = option((), "--vllm-server-base-url")
+    """URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of its
+    own."""
+    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(None)
+    """How trained weights are sent to vLLM. Default: lora (the adapter) with --peft; else nccl between GPUs, ipc on a
+    shared GPU, disk without a GPU."""
+    vllm_gpus: str | None = option(None)
+    """GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."""
+    vllm_sleep: bool = option(False, "--vllm-enable-sleep-mode")
+    """Let the vLLM server that the run starts free its GPU memory while a step trains."""
 
-    eval_examples: int = option(
-        256,
-        "Number of held-out tasks that are evaluated before and after training; 0: none.",
-        group="Output",
-        at_least=0,
-    )
-    eval_steps: int = option(
-        0, "Evaluate held-out tasks every this many steps as well; 0: only before and after training.", at_least=0
-    )
-    eval_on_start: bool = option(True, "Evaluate held-out tasks before the first step.")
-    eval_rollouts: int = option(
-        1,
-        "Number of rollouts of each held-out task that an evaluation samples at the training temperature. Above 1, "
-        "evaluations also report pass@k, for k = 1, 2, 4, ... up to this number.",
-        at_least=1,
-    )
-    pass_threshold: float = rollout_options.pass_threshold()
-    keep_best: str | None = option(
-        None,
-        "Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the "
-        "final model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that "
-        "is nothing the model earns, such as policy/entropy, a warning says so.",
-    )
-    save_steps: int | None = option(
-        None,
-        "Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's "
-        "time.",
-        at_least=1,
-    )
-    save_total_limit: int = option(2, "Number of checkpoints to keep; older ones are deleted.", at_least=1)
-    keep_traces: str = option(
-        "auto",
-        "Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per "
-        "step such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many "
-        "of each step as fit.",
-    )
-    output_dir: str = option("runs", "Folder in which run directories are created.", "-o")
-    run_name: str | None = option(
-        None, "Name of the run directory. Default: made from environment, model, seed and time."
-    )
-    log_completions: int = option(
-        0,
-        "Number of rollouts printed with each row of the progress table, and sent with each step to the tracker of "
-        "--report-to. Without a value: 5.",
-        bare=5,
-        off=0,
-        at_least=0,
-    )
-    report: bool = option(
-        True, "Write report.html into the run directory when the run ends or is interrupted: see the command `report`."
-    )
-    report_to: Literal["none", "wandb", "trackio"] = option(
-        "none", "Experiment tracker to which metrics are sent as well."
-    )
-    push_to_hub: bool = option(False, "Upload the final model to the Hugging Face hub at the end of the run.")
-    hub_model_id: str | None = option(
-        None, "Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."
-    )
-    threads: int = rollout_options.threads()
+    temperature: float = option(1.0, group="Sampling")
+    """Sampling temperature of rollouts."""
+    max_prompt_length: int | None = option(None, at_least=1)
+    """Leave out tasks whose prompt has more tokens than this. Default: no limit."""
+
+    peft: bool = option(False, "--use-peft", group="What is trained")
+    """Train a LoRA adapter instead of all weights."""
+    lora_r: int = option(16, at_least=1)
+    """LoRA rank."""
+    lora_alpha: int = option(32)
+    """LoRA alpha: the adapter's output is multiplied by alpha / rank."""
+    lora_dropout: float = option(0.0, at_least=0, below=1)
+    """LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples."""
+    lora_targets: str = option(LORA_TARGETS, "--lora-target-modules")
+    """Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head."""
+    bf16: bool = option(False)
+    """Compute in bfloat16; the trained weights stay float32."""
+    gradient_checkpointing: bool = option(False)
+    """Recompute activations in the backward pass, which saves memory and takes more time."""
+
+    eval_examples: int = option(256, group="Output", at_least=0)
+    """Number of held-out tasks that are evaluated before and after training; 0: none."""
+    eval_steps: int = option(0, at_least=0)
+    """Evaluate held-out tasks every this many steps as well; 0: only before and after training."""
+    eval_rollouts: int = option(1, at_least=1)
+    """Number of rollouts of each held-out task that an evaluation samples at the training temperature. Above 1,
+    evaluations also report pass@k, for k = 1, 2, 4, ... up to this number; a rollout with a reward of 1 passes."""
+    keep_best: str | None = option(None)
+    """Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the final
+    model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that is
+    nothing the model earns, such as policy/entropy, a warning says so."""
+    save_steps: int | None = option(None, at_least=1)
+    """Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's time."""
+    save_total_limit: int = option(2, at_least=1)
+    """Number of checkpoints to keep; older ones are deleted."""
+    keep_traces: str = option("auto")
+    """Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per step
+    such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many of each
+    step as fit."""
+    output_dir: str = option("runs", "-o")
+    """Folder in which run directories are created."""
+    run_name: str | None = option(None)
+    """Name of the run directory. Default: made from environment, model, seed and time."""
+    log_completions: int = option(0, bare=5, off=0, at_least=0)
+    """Number of rollouts printed with each row of the progress table, and sent with each step to the tracker of
+    --report-to; of demonstrations that `sft` prints before its first step, with what is trained in brackets. Without a
+    value: 5."""
+    report_to: Literal["none", "wandb", "trackio"] = option("none")
+    """Experiment tracker to which metrics are sent as well."""
+    push_to_hub: bool = option(False)
+    """Upload the final model to the Hugging Face hub at the end of the run."""
+    hub_model_id: str | None = option(None)
+    """Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."""
+    threads: int = option(0, at_least=0)
+    """Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, list | tuple):
@@ -198,14 +154,10 @@ class TrainConfig(LearningConfig):
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
         )
-        require(
-            self.num_epochs is None or self.max_steps == -1,
-            f"--num-epochs has no effect with --max-steps {self.max_steps}; give --max-steps -1",
-        )
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        parse_kept_traces(self.keep_traces)
+        groups_to_keep(self.keep_traces, 1, 1)
         read_values(self.chat_template_args)
         require(
             not (self.reward_weights and self.random_rewards),
@@ -238,7 +190,8 @@ class TrainConfig(LearningConfig):
         require(self.env == names[0], f"env is {self.env}, but the first environment of mixture is {names[0]}")
         for key, value in (("datasets", self.datasets), ("eval_datasets", self.eval_datasets)):
             require(value is None, f"{flag(key)} is for one environment; with several, give -a ENV.{key}=... instead")
-        require(self.max_steps != -1, "--num-epochs is for one environment; with several, give --max-steps")
+        by_epochs = self.max_steps == -1 or self.num_epochs is not None
+        require(not by_epochs, "--num-epochs is for one environment; with several, give --max-steps")
         for pair in self.env_args:
             owner, dot, _ = pair.partition("=")[0].partition(".")
             require(not dot or owner in names, f"-a {pair} is for {owner!r}, which is not an environment of this run")
@@ -299,5 +252,5 @@ class TrainConfig(LearningConfig):
 
     def to_toml(self) -> str:
         # run_name is left out, so that another run started from this file gets a name of its own.
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        values = {f.name: getattr(self, f.name) for f in settable(type(self))}
         return to_toml({"command": self.COMMAND, **values, "run_name": None})

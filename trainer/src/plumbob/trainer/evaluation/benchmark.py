@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.console import INTERRUPTED, UserError
+from plumbob.console import UserError
 from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import to_toml
@@ -92,9 +92,7 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                 try:
                     (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked, folder)
                 except (Interrupted, evaluation.EvaluationFailed) as error:
-                    reason = f"Stopped: {error}" if str(error) else "Interrupted"
-                    print(f"{reason}; finished rollouts are kept. Resume with:  benchmark --resume {directory}")
-                    return INTERRUPTED if isinstance(error, Interrupted) else 1
+                    return evaluation.stopped(error, f"benchmark --resume {directory}")
                 finished.write_text(json.dumps(report))
             reports.append({"model": model, "retriever": retriever, **report})
     print(json.dumps(reports, indent=2) if as_json else f"{_table(reports)}\n\nresults  {directory}")

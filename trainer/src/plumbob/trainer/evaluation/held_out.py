@@ -70,16 +70,16 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
     results = sorted(result for part in world.gather(mine) for result in part)
     rewards = [reward for _, reward, _ in results]
     by_task = [rewards[i : i + rollouts] for i in range(0, len(rewards), rollouts)]
-    estimates = _estimates(how, by_task, config.pass_threshold)
+    estimates = _estimates(how, by_task)
     for env in environments if len(environments) > 1 else ():
         own = [rewards for (tasks, _), rewards in zip(held_out, by_task, strict=True) if tasks is env]
-        found = _estimates(how, own, config.pass_threshold)
+        found = _estimates(how, own)
         estimates |= {f"{name}/{env.name}": value for name, value in found.items() if own}
     return HeldOut(estimates, [reason for _, _, reason in results if reason], tuple(forms), tuple(cut))
 
 
-def _estimates(how: str, by_task: list[list[float]], threshold: float) -> dict[str, Estimate]:
+def _estimates(how: str, by_task: list[list[float]]) -> dict[str, Estimate]:
     """The mean reward, and with several rollouts per task pass@k. `by_task[i]`: rewards of the rollouts of task i."""
     several = bool(by_task) and len(by_task[0]) > 1
     reward = estimate([math.fsum(rewards) / len(rewards) for rewards in by_task])
-    return {how: reward, **{f"pass@{k}": e for k, e in (passes(by_task, threshold) if several else {}).items()}}
+    return {how: reward, **{f"pass@{k}": e for k, e in (passes(by_task, 1.0) if several else {}).items()}}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.console import INTERRUPTED, UserError
+from plumbob.console import UserError
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
 from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
-from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan
+from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan, stopped
 from plumbob.trainer.rollouts.interruption import Interrupted
 from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory, write_whole
 
@@ -39,9 +39,7 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
         try:
             (report,) = evaluate_plans(config, [part], asked, directory)
         except (Interrupted, EvaluationFailed) as error:
-            reason = f"Stopped: {error}" if str(error) else "Interrupted"
-            print(f"{reason}; finished rollouts are kept. Resume with:  predict --resume {directory}", file=sys.stderr)
-            return INTERRUPTED if isinstance(error, Interrupted) else 1
+            return stopped(error, f"predict --resume {directory}")
     if report["num_failed"]:
         print(report["heading"], file=sys.stderr)
         if not fill_failed:

@@ -11,16 +11,16 @@ import json
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import verifiers.v1 as vf
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.hub import find
-from plumbob.rollout import Chat, ChatEngine, Engine, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
+from plumbob.rollout import Chat, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
 from plumbob.rollout.environment_code import Caller
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config.chat_template import RECORDED
@@ -33,6 +33,9 @@ from plumbob.trainer.rollouts.tasks import EvaluationTasks, load_evaluation_task
 from plumbob.trainer.rollouts.templates import check_template
 from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
 from plumbob.trainer.run_files.trace_files import part_of_step
+
+if TYPE_CHECKING:
+    from plumbob.trainer.inference.load import LoadedEngine
 
 UNBOUNDED = 1 << 40
 """Limit of turns and tokens for oracles and replays: their scripts end by themselves and have no token counts."""
@@ -48,19 +51,23 @@ class EvaluationFailed(Exception):
 class Asked:
     """What samples the replies of rollouts, and with which settings."""
 
-    engine: Engine | ChatEngine | None
+    loaded: LoadedEngine | None
     """None for oracles and replays, where each job has a script."""
-    chat: Chat | None
     sampling: Sampling
     limits: Limits
     description: str
-    engine_name: str = ""
-    """The value of --engine that the engine is; empty without one."""
-    close: Callable[[], None] = lambda: None
+
+    @property
+    def chat(self) -> Chat | None:
+        return None if self.loaded is None else self.loaded.chat
+
+    def close(self) -> None:
+        if self.loaded is not None:
+            self.loaded.close()
 
     def recorded(self, config: EvaluateConfig) -> EvaluateConfig:
         """The settings for config.toml: with the engine that was chosen, which --resume keeps."""
-        return replace(config, engine=self.engine_name or config.engine)
+        return replace(config, engine=self.loaded.name if self.loaded else config.engine)
 
 
 @dataclass(frozen=True)
@@ -114,12 +121,8 @@ def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_fro
     (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
     try:
         reports = evaluate_plans(config, plans, asked, directory)
-    except Interrupted:
-        print(f"Interrupted; finished rollouts are kept. Resume with:  evaluate --resume {directory}")
-        return INTERRUPTED
-    except EvaluationFailed as error:
-        print(f"Stopped: {error}. Resume with:  evaluate --resume {directory}")
-        return INTERRUPTED
+    except (Interrupted, EvaluationFailed) as error:
+        return stopped(error, f"evaluate --resume {directory}")
     (directory / "summary.json").write_text(json.dumps(reports, indent=2, allow_nan=False))
     if as_json:
         print(json.dumps({"directory": str(directory), "environments": reports}, indent=2, allow_nan=False))
@@ -128,6 +131,13 @@ def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_fro
             print(f"\n{report['heading']}\n{report['table']}")
         print(f"\nresults  {directory}")
     return 0 if all(report.get("equal", True) for report in reports) else 1
+
+
+def stopped(error: Exception, resume: str) -> int:
+    """Say why an evaluation ended early, and how to go on with it; returns the exit code."""
+    reason = f"Stopped: {error}" if str(error) else "Interrupted"
+    print(f"{reason}; finished rollouts are kept. Resume with:  {resume}", file=sys.stderr)
+    return INTERRUPTED if isinstance(error, Interrupted) else 1
 
 
 def evaluate_plans(
@@ -212,14 +222,14 @@ def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
     if config.oracle or config.replay:
         what = "oracle" if config.oracle else f"replay of {config.replay}"
         unbounded = replace(limits, max_turns=UNBOUNDED, max_context=UNBOUNDED)
-        return Asked(None, None, sampling, unbounded, what)
+        return Asked(None, sampling, unbounded, what)
     from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
     loaded = load_engine(config, recorded)
     # A server's URL says what it is.
     by = f", engine {loaded.name}" if config.computes_here else ""
     where = f"{config.model} on {loaded.where}{by}, {how}"
-    return Asked(loaded.engine, loaded.chat, sampling, limits, where, loaded.name, loaded.close)
+    return Asked(loaded, sampling, limits, where)
 
 
 async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path, done: set[tuple[int, int]]) -> None:
@@ -235,7 +245,7 @@ async def _roll_out(config: EvaluateConfig, part: Plan, asked: Asked, path: Path
             async with slots:
                 trace = await run_rollout(
                     job.task,
-                    job.script or asked.engine,  # ty: ignore[invalid-argument-type]
+                    job.script or getattr(asked.loaded, "engine", None),  # ty: ignore[invalid-argument-type]
                     asked.chat,
                     replace(asked.sampling, seed=seed),
                     asked.limits,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from plumbob.trainer.inference.engine import Decoding, engine_module
@@ -16,36 +15,26 @@ from plumbob.trainer.policy.forward_plan import ForwardPlan
 from plumbob.trainer.policy.loading import TINY
 from transformers import PreTrainedModel
 
-InProcess = Literal["transformers", "paged"]
 
+def why_not_paged(device: str, processes: int, refusal: str | None, needed: int, free: int) -> str:
+    """Why a run on a device of this type ("cuda", "cpu") cannot take the paged engine, as a part of a sentence; "" if it can.
 
-@dataclass(frozen=True)
-class Choice:
-    """An engine, and why it is not the paged one, as a part of a sentence; an empty text if it is."""
-
-    engine: InProcess
-    reason: str = ""
-
-
-def choose(device: str, processes: int, refusal: str | None, needed: int, free: int) -> Choice:
-    """The engine of a run on a device of this type ("cuda", "cpu") with this number of processes.
-
-    `refusal`: why the paged engine cannot sample from the model, as a clause; None if it can. `needed`: bytes that this
-    engine and training will take of a GPU's memory, besides what is taken already. `free`: bytes that are free.
+    `processes`: their number. `refusal`: why the paged engine cannot sample from the model, as a clause; None if it can.
+    `needed`: bytes that this engine and training will take of a GPU's memory, besides what is taken already. `free`: bytes
+    that are free.
     """
     if device != "cuda":
-        return Choice("transformers", "there is no CUDA GPU")
+        return "there is no CUDA GPU"
     if processes > 1:
-        return Choice("transformers", "with several processes the paged engine must be asked for (--engine paged)")
+        return "with several processes the paged engine must be asked for (--engine paged)"
     if refusal is not None:
-        return Choice("transformers", refusal)
+        return refusal
     if needed > free:
-        return Choice(
-            "transformers",
-            f"the paged engine would need {_gb(needed)} of the GPU's memory, with what training still needs, and "
-            f"{_gb(free)} are free",
+        return (
+            f"the paged engine would need {needed / 1e9:.1f} GB of the GPU's memory, with what training still needs, and "
+            f"{free / 1e9:.1f} GB are free"
         )
-    return Choice("paged")
+    return ""
 
 
 @dataclass(frozen=True)
@@ -123,19 +112,11 @@ def decide(
             refusal = (
                 f"one rollout of --max-context {max_context} tokens takes more than {share:.0%} of the GPU's memory"
             )
-    made = choose(device.type, processes, refusal, needed, free)
-    decoding = measured.decodings.get(made.engine)
+    reason = why_not_paged(device.type, processes, refusal, needed, free)
+    engine = "transformers" if reason else "paged"
+    decoding = measured.decodings.get(engine)
     lines = list(decoding.lines() if decoding else ())
-    if device.type == "cuda" and made.reason:
-        lines.insert(0, _explained(made, model.num_parameters(), command))
-    return Chosen(made.engine, decoding, tuple(lines))
-
-
-def _explained(choice: Choice, parameters: int, command: str) -> str:
-    """Why the faster engine is not taken, and how to start vLLM if the model is large enough for that to matter."""
-    line = f"rollouts are sampled by --engine {choice.engine}: {choice.reason}"
-    return f"{line}; vLLM is faster for a model of this size: {command}" if parameters >= TINY else line
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+    if device.type == "cuda" and reason:
+        large = f"; vLLM is faster for a model of this size: {command}" if model.num_parameters() >= TINY else ""
+        lines.insert(0, f"rollouts are sampled by --engine {engine}: {reason}{large}")
+    return Chosen(engine, decoding, tuple(lines))

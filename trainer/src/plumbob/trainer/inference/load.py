@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
-from plumbob.rollout import Chat, ChatEngine, Engine
+from plumbob.rollout import Chat
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference import choice
@@ -34,10 +34,12 @@ from plumbob.trainer.policy.loading import (
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine that takes token ids, and the chat template to make them with."""
+    """What samples replies."""
 
-    engine: Engine
-    chat: Chat
+    engine: Any
+    """An `Engine`, which takes token ids; or a `ChatEngine`, which takes messages, if `chat` is None."""
+    chat: Chat | None
+    """The chat template to make token ids with; None if a server applies it."""
     where: str
     """Where the model computes, for display: a device or a server's URL."""
     max_context: int
@@ -48,22 +50,7 @@ class LoadedEngine:
     """Closes the connections to a server."""
 
 
-@dataclass(frozen=True)
-class LoadedChatEngine:
-    """An engine that takes messages instead of token ids."""
-
-    engine: ChatEngine
-    where: str
-    """The server's URL, for display."""
-    close: Callable[[], None]
-    """Closes the connections to the server."""
-    name: str = "openai"
-    """The value of --engine that it is."""
-    chat: None = None
-    """None, because the server applies the chat template."""
-
-
-def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedEngine | LoadedChatEngine:
+def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedEngine:
     """Load the engine that `--engine` names. Raises UserError for a model or a server that cannot be used.
 
     `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
@@ -94,7 +81,7 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
         raise
     if config.engine == "openai":
         server = ChatServer(http, url, config.model, read_values(config.chat_template_args))
-        return LoadedChatEngine(server, config.base_url, http.close)
+        return LoadedEngine(server, None, config.base_url, config.max_context, "openai", http.close)
     return LoadedEngine(
         TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, "vllm", http.close
     )

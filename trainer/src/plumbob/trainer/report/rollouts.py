@@ -173,9 +173,9 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "trained": info.get("trained"),
         "env": info.get("env"),
         "messages": None if ids else [[_role(node), _message(node)] for node in nodes],
-        "reward": _finite(sum(r["score"] * r["weight"] for r in rewards.values())),
-        "rewards": {name: [_finite(r["score"]), r["weight"]] for name, r in rewards.items()},
-        "metrics": {name: _finite(value) for name, value in (trace.get("metrics") or {}).items() if value is not None},
+        "reward": finite(sum(r["score"] * r["weight"] for r in rewards.values())),
+        "rewards": {name: [finite(r["score"]), r["weight"]] for name, r in rewards.items()},
+        "metrics": {name: finite(value) for name, value in (trace.get("metrics") or {}).items() if value is not None},
         "stop": str(trace.get("stop_condition") or ("failed" if trace.get("errors") else "")),
         "truncated": _truncated(trace),
         "errors": [f"{e.get('type', '')}: {e.get('message', '')}" for e in trace.get("errors") or ()],
@@ -198,7 +198,7 @@ def _joined(nodes: Sequence[dict[str, Any]], name: str) -> list[float | None] | 
         own = node.get(name)
         if any(node["mask"]) and not own:
             return None
-        values += map(_finite, own or ())
+        values += map(finite, own or ())
     return values
 
 
@@ -240,7 +240,7 @@ def _answer(trace: dict[str, Any]) -> str:
     return str(answer)[:PREVIEW] if answer is not None else ""
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.trainer.config.doubtful_settings import earned
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import t_95
+from plumbob.trainer.report.rollouts import finite
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import (
     read_lines,
@@ -55,7 +55,7 @@ class RunData:
             "directory": str(self.directory),
             "env": self.env,
             "config": self.config,
-            "metrics": {name: [_number(row.get(name)) for row in self.rows] for name in names},
+            "metrics": {name: [finite(row.get(name)) for row in self.rows] for name in names},
             "evaluations": self.evaluations,
             "findings": self.findings,
         }
@@ -143,7 +143,3 @@ def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:
     names = {name for run in runs for row in run.rows for name in row}
     found = {name: describe(name) for name in sorted(names)}
     return {n: {"unit": m.unit, "meaning": m.meaning, "metric": m.name} for n, m in found.items() if m}
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None

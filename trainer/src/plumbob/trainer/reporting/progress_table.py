@@ -68,8 +68,7 @@ MAX_PROMPT = 120
 class Board:
     """The progress table, a context manager: `status` shows what the run is doing, `step` adds a finished step's row.
 
-    `quiet`: print nothing, for processes other than rank 0. `completions`: number of rollouts that are printed with each
-    row. `imitates`: the run is one of `sft`.
+    `completions`: number of rollouts that are printed with each row. `imitates`: the run is one of `sft`.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Board:
         total_steps: int,
         first_step: int = 0,
         *,
-        quiet: bool = False,
         completions: int = 0,
         imitates: bool = False,
         file: IO[str] | None = None,
@@ -86,8 +84,7 @@ class Board:
         self.finished = first_step
         self.completions = completions
         self.columns, self.priority = (SFT_COLUMNS, SFT_PRIORITY) if imitates else (COLUMNS, PRIORITY)
-        self.quiet = quiet
-        self.console = Console(stderr=file is None, file=file, quiet=quiet)
+        self.console = Console(stderr=file is None, file=file)
         self.rows: list[list[str]] = []
         self._status = ""
         self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
@@ -95,7 +92,7 @@ class Board:
         self._header_printed = False
 
     def __enter__(self) -> Board:
-        if self.console.is_terminal and not self.quiet:
+        if self.console.is_terminal:
             self._live.start()
         return self
 
@@ -135,8 +132,7 @@ class Board:
             self.note(completion(traces[i * len(traces) // shown]))
 
     def _print(self, line: str) -> None:
-        if not self.quiet:
-            print(line, file=self.console.file, flush=True)
+        print(line, file=self.console.file, flush=True)
 
     def _render(self) -> Group:
         rows = self.rows[-MAX_ROWS:]

@@ -51,8 +51,14 @@ def best_checkpoint(run_dir: Path) -> list[Path]:
 
 
 def check_model_exists(name: str) -> None:
-    """Raise UserError if the name is that of a folder, but the folder holds no model."""
+    """Raise UserError if the name is that of a folder, but the folder holds no model.
+
+    A name with one slash is one of the Hugging Face hub, such as Qwen/Qwen2.5-0.5B, unless its first part is a folder here.
+    """
     path = model_path(name)
+    parent = Path(name).expanduser().parent
+    if path == name and not Path(path).exists() and str(parent) != "." and parent.is_dir():
+        raise UserError(f"there is no {name!r}: the folder {parent} has no {Path(name).name}")
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
     if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise UserError(f"there is no model in {name!r}: it has no config.json")

@@ -7,7 +7,6 @@ groups, whose lines follow each other. Runs of earlier versions have traces/step
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import re
@@ -17,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plumbob.trainer.config.kept_traces import AUTO_BYTES, KeptTraces
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.config.kept_traces import AUTO_BYTES, groups_to_keep
+from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line
 
 if TYPE_CHECKING:
@@ -40,25 +39,25 @@ AT_ONCE = 16
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
-def groups_to_store(count: int, group_size: int, keep: KeptTraces, *, seed: int, step: int) -> list[int]:
+def groups_to_store(count: int, group_size: int, keep: str, *, seed: int, step: int) -> list[int]:
     """Numbers of the groups of a step to store, of `count`; with automatic keeping, as many of the first as there is space.
 
     They are drawn at random, whatever their tasks and rewards, so that they are a fair sample of the step. The draw
     depends on `seed` and `step` alone, so a step that is taken again stores the same groups.
     """
     drawn = random.Random(f"traces/{seed}/{step}").sample(range(count), count)
-    return drawn[: keep.num_groups(count, group_size)]
+    return drawn[: groups_to_keep(keep, count, group_size)]
 
 
 def prepared_records(
-    records: Sequence[vf.Trace | str], step: int, group_size: int, keep: KeptTraces, *, seed: int, steps: int
+    records: Sequence[vf.Trace | str], step: int, group_size: int, keep: str, *, seed: int, steps: int
 ) -> dict[str, dict[str, Any]]:
     """Id of a trace -> its record, of the rollouts that `write_traces` will probably store with the same arguments.
 
     Making records is most of the work of storing traces. This part of it needs nothing of what training computes.
     """
     groups = _groups(records, group_size)
-    space = AUTO_BYTES / steps if keep.automatic else float("inf")
+    space = AUTO_BYTES / steps if keep == "auto" else float("inf")
     prepared: dict[str, dict[str, Any]] = {}
     for i in groups_to_store(len(groups), group_size, keep, seed=seed, step=step):
         if space <= 0:
@@ -79,7 +78,7 @@ def write_traces(
     step: int,
     records: Sequence[vf.Trace | str],
     group_size: int,
-    keep: KeptTraces,
+    keep: str,
     *,
     seed: int,
     steps: int,
@@ -103,7 +102,7 @@ def write_traces(
             texts = ["".join(as_line(record, tokens, prepared) + "\n" for record in groups[i]) for i in some]
             for i, compressed in zip(some, threads.map(_compressed, texts), strict=True):
                 size += len(compressed)
-                if keep.automatic and stored and size > AUTO_BYTES / steps:
+                if keep == "auto" and stored and size > AUTO_BYTES / steps:
                     break
                 stored[i] = compressed
             else:
@@ -160,15 +159,5 @@ def part_of_step(path: Path, stored: int) -> str:
 
 def rollouts_of_steps(directory: Path) -> dict[int, int]:
     """Step -> number of rollouts that were sampled in it, from metrics.jsonl; without steps that cannot be read."""
-    counts: dict[int, int] = {}
-    try:
-        lines = (directory / "metrics.jsonl").read_text(errors="replace").splitlines()
-    except OSError:
-        return counts
-    for line in lines:
-        try:
-            row = json.loads(line)
-            counts[int(row["step"])] = int(row["rollout/count"])
-        except (ValueError, LookupError, TypeError):
-            continue
-    return counts
+    rows = read_metrics(directory)
+    return {int(row["step"]): int(row["rollout/count"]) for row in rows if {"step", "rollout/count"} <= row.keys()}

@@ -87,10 +87,6 @@ class Tool(BaseModel):
     function: dict[str, Any]
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class SamplingFields(BaseModel):
     """The sampling fields of both routes, under the names that OpenAI and vLLM use."""
 
@@ -140,7 +136,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
 
     def model_post_init(self, _: Any) -> None:
         self.max_tokens = self.max_completion_tokens or self.max_tokens

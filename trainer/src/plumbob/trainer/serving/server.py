@@ -17,7 +17,6 @@ from typing import Any
 
 from aiohttp import web
 from plumbob.rollout import Chat, ChatTemplateError, Completion, Engine, EngineError, Sampling
-from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.inference.errors import PromptError
 from plumbob.trainer.inference.load import load_engine_here
 from plumbob.trainer.serving import openai_api as api
@@ -75,7 +74,7 @@ class Server:
         answer = api.chat_completion(self.model, choices, len(rendered.token_ids), completions)
         if not asked.stream:
             return web.json_response(answer)
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        usage = bool((asked.stream_options or {}).get("include_usage"))
         # All events are sent at once after sampling, for clients that require a stream but do not show it live.
         return web.Response(body=b"".join(api.stream_events(answer, usage)), content_type="text/event-stream")
 
@@ -152,28 +151,8 @@ async def running(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
         await runner.cleanup()
 
 
-def load_server(
-    model: str,
-    *,
-    max_concurrent: int = 64,
-    max_context: int | None = None,
-    bf16: bool = False,
-    template: TemplateChoice = OWN,
-    tool_format: str | None = None,
-) -> Server:
-    """Load a model, on the GPU if there is one, and make a server for it.
-
-    `max_context`: most tokens of prompt and completion together; by default 4096, or the number of the model's
-    positions if that is smaller. `template`: the chat template, by default the model's own. `tool_format`: see
-    `load_chat`. Raises UserError for a model that cannot be loaded or used.
-    """
-    loaded = load_engine_here(
-        model,
-        max_concurrent=max_concurrent,
-        max_context=max_context,
-        bf16=bf16,
-        template=template,
-        tool_format=tool_format,
-    )
+def load_server(model: str, *, max_concurrent: int = 64, **settings: Any) -> Server:
+    """A server for a model that it loads, on the GPU if there is one. `settings`: of `load_engine_here`. Raises UserError."""
+    loaded = load_engine_here(model, max_concurrent=max_concurrent, **settings)
     assert loaded.chat is not None
     return Server(loaded.engine, loaded.chat, model=model, max_length=loaded.max_context)

@@ -6,6 +6,7 @@ manifest.json has size and SHA-256 of each file of a checkpoint, so that damage 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -26,9 +27,6 @@ from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     from plumbob.trainer.training.run import Run, TrainState
-
-
-import hashlib
 
 MANIFEST = "manifest.json"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)

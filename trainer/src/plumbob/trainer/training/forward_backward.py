@@ -14,7 +14,7 @@ from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.out_of_memory import exit_out_of_memory, explanation, give_back, resume_with
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.tally import MicrobatchSums, Tally
+from plumbob.trainer.training.tally import MicrobatchSums, Tally, grpo_sums, sums_of
 
 MicrobatchLoss = Callable[[Run, Minibatch, Sequence[int]], tuple[torch.Tensor, MicrobatchSums]]
 """(run, minibatch, indices of a microbatch's rows) -> (the microbatch's loss, what it adds to the step's measurements)."""
@@ -128,7 +128,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     scores = policy.score(rows, config.temperature)
     current_N = scores.logprobs.detach()
     # Check every row: an out-of-memory retry can mix rows that were scored with rows that were not.
-    if run.updates_per_step > 1 and any(i not in minibatch.old_logprobs for i in indices):
+    if run.config.updates_per_step > 1 and any(i not in minibatch.old_logprobs for i in indices):
         minibatch.old_logprobs.update(_by_row(indices, current_N, lengths))
     # With one update per step the weights have not moved yet: the old policy is the current one.
     old_N = torch.cat([minibatch.old_logprobs[i] for i in indices]) if minibatch.old_logprobs else current_N
@@ -152,7 +152,7 @@ def grpo_loss(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tuple[t
     outputs = policy_loss(inputs, run.objective)
     if minibatch.recording is not None:
         minibatch.recording.microbatch(rows, inputs, lambda other: policy_loss(other, run.objective).loss)
-    return outputs.loss, MicrobatchSums.of(rows, scores, old_N, sampling_N, corrections, outputs)
+    return outputs.loss, sums_of(rows, scores, **grpo_sums(old_N, sampling_N, corrections, outputs))
 
 
 def score_old_policy(run: Run, minibatches: Sequence[Minibatch]) -> None:

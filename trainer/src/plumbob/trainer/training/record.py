@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import verifiers.v1 as vf
-from plumbob.trainer.config import kept_traces
-from plumbob.trainer.config.kept_traces import KeptTraces
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
@@ -28,43 +26,20 @@ CUT_APART = 0.5
 """Difference of the shares of held-out and training rollouts that limits cut off, above which `eval/cut_off` is recorded."""
 
 
-class Recorder:
-    """A context manager that records nothing, for every process but rank 0. Rank 0 has a `RunRecorder`."""
+class Silent:
+    """The recorder of every process but rank 0: a context manager whose methods, those of `RunRecorder`, do nothing."""
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Silent:
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def note(self, text: str) -> None:
-        """Print a line that stays on the screen."""
-
-    def status(self, text: str) -> None:
-        """Show what the run is doing at the moment."""
-
-    def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        """Record a finished step."""
-
-    def asked(self, held_out: HeldOut) -> None:
-        """Take in how the tasks of an evaluation were prompted and limited, for comparison with the next step's."""
-
-    def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
-        """Record held-out rewards after step `step`, whose metrics are recorded already; 0: before the first step."""
-
-    def failed(self, step: int, error: Exception) -> None:
-        """Record that `error` ends the run in step `step` (from 1)."""
-
-    def blocked(self, step: int, reason: str) -> None:
-        """Record that the environment blocks step `step` (from 1) for good, which ends the run."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
 
 
-def open_recorder(run: Run) -> Recorder:
-    """The recorder of this process. Raises UserError if the tracker of --report-to cannot start."""
-    return RunRecorder(run) if run.world.is_main else Recorder()
-
-
-class RunRecorder(Recorder):
+class RunRecorder:
     """Rank 0's recorder. A failure to write never ends the run: it is reported on the screen, and training goes on."""
 
     def __init__(self, run: Run) -> None:
@@ -107,18 +82,21 @@ class RunRecorder(Recorder):
         self.reporter.close()
 
     def note(self, text: str) -> None:
+        """Print a line that stays on the screen."""
         self.board.note(text)
 
     def status(self, text: str) -> None:
+        """Show what the run is doing at the moment."""
         self.silence.news(text)
         self.board.status(text)
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        """Record a finished step."""
         step = int(metrics["step"])
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
         try:
-            self._store(step, batch.records, kept_traces.parse(self.config.keep_traces), batch)
+            self._store(step, batch.records, self.config.keep_traces, batch)
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -132,6 +110,7 @@ class RunRecorder(Recorder):
             self.warner.step(metrics)
 
     def asked(self, held_out: HeldOut) -> None:
+        """Take in how the tasks of an evaluation were prompted and limited, for comparison with the next step's."""
         self._held_out = held_out if self._compares_prompts else None
 
     def _compared(self, batch: Batch) -> dict[str, float]:
@@ -162,6 +141,7 @@ class RunRecorder(Recorder):
         return [(trace, known[trace.id].advantage if trace.id in known else None) for trace in chosen]
 
     def evaluated(self, step: int, evaluation: Mapping[str, Estimate]) -> None:
+        """Record held-out rewards after step `step`, whose metrics are recorded already; 0: before the first step."""
         values = means(evaluation)
         if values and step:
             try:
@@ -176,14 +156,16 @@ class RunRecorder(Recorder):
             self.warner.evaluated(step, values)
 
     def failed(self, step: int, error: Exception) -> None:
+        """Record that `error` ends the run in step `step` (from 1)."""
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
-                self._store(step, error.records, KeptTraces())  # all of them: they show why the run ends
+                self._store(step, error.records, "all")  # all of them: they show why the run ends
         self._store_stop(step, error)
         self.note(f"Stopped in step {step}: {error}")
         self.note(f"To find out why:  doctor {self.directory}")
 
     def blocked(self, step: int, reason: str) -> None:
+        """Record that the environment blocks step `step` (from 1) for good, which ends the run."""
         write_stop(self.directory, Stop(step, "Blocked", reason, "rollouts-fail"))
         self.note(f"Stopped in step {step}: {reason}")
 
@@ -197,7 +179,7 @@ class RunRecorder(Recorder):
         self,
         step: int,
         records: Sequence[vf.Trace | str],
-        keep: KeptTraces,
+        keep: str,
         batch: Batch | None = None,
     ) -> None:
         """`batch`: where what training computed is, and the records that were made meanwhile."""
@@ -227,3 +209,11 @@ def means(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
     whole = [e.n for how, e in evaluation.items() if "/" not in how]  # not of one of several environments
     count = {"eval/count": min(whole)} if whole else {}
     return {f"eval/{how}": estimate.mean for how, estimate in evaluation.items()} | count
+
+
+Recorder = RunRecorder | Silent
+
+
+def open_recorder(run: Run) -> Recorder:
+    """The recorder of this process. Raises UserError if the tracker of --report-to cannot start."""
+    return RunRecorder(run) if run.world.is_main else Silent()

@@ -131,7 +131,7 @@ class Recording:
             record.updates[0].trained = self._trained_rows()
         for one in reversed([one for update in record.updates for one in update.trained]):
             row = record.rows[one.row]
-            row.logprobs = one.old_logprobs if run.updates_per_step > 1 else one.logprobs
+            row.logprobs = one.old_logprobs if run.config.updates_per_step > 1 else one.logprobs
             row.reference_logprobs = one.reference_logprobs
         if run.world.size == 1:
             ids = run.parity_row.token_ids
@@ -173,6 +173,13 @@ def row_of(sample: Sample, member: int, advantage: float) -> records.Row:
     )
 
 
+SAME_NAMES = (
+    *("temperature", "max_tokens", "top_p", "top_k", "min_p", "random_rewards", "kl_beta", "weight_decay"),
+    *("num_minibatches", "num_iterations"),
+)
+"""Settings that have the same name in a record."""
+
+
 def settings_of(run: Run) -> records.Settings:
     """The run's settings by the record's names."""
     config: TrainConfig = run.config
@@ -190,18 +197,12 @@ def settings_of(run: Run) -> records.Settings:
     return records.Settings(
         model=str(run.policy.model.name_or_path),
         precision="bfloat16" if config.bf16 else "float32",
-        temperature=config.temperature,
-        max_tokens=config.max_tokens,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
         chat_template=run.tokenizer.chat_template,
         group_size=config.num_generations,
         baseline=advantages.baseline,
         scale=advantages.scale,
         scale_epsilon=advantages.scale_epsilon,
         reward_weights=dict(advantages.reward_weights),
-        random_rewards=config.random_rewards,
         overlong=advantages.overlong,
         overlong_penalty=OVERLONG_PENALTY,
         loss=config.loss_type,
@@ -210,7 +211,6 @@ def settings_of(run: Run) -> records.Settings:
         bound="cap" if config.loss_type == "cispo" else "clip",
         epsilon=objective.epsilon,
         epsilon_high=objective.epsilon_high,
-        kl_beta=config.kl_beta,
         kl_place=config.kl_placement,
         kl_estimator=objective.kl_estimator,
         correction=correction,
@@ -221,10 +221,8 @@ def settings_of(run: Run) -> records.Settings:
         num_steps=config.max_steps,
         beta1=config.adam_beta1,
         beta2=config.adam_beta2,
-        weight_decay=config.weight_decay,
         max_norm=config.max_grad_norm,
-        num_minibatches=config.num_minibatches,
-        num_iterations=config.num_iterations,
+        **{name: getattr(config, name) for name in SAME_NAMES},
         **lora,
     )
 

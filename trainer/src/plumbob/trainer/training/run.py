@@ -162,11 +162,6 @@ class Run:
         """Number of rollouts of a training step, on all processes together."""
         return self.sampler.groups_per_step * self.config.num_generations
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per training step."""
-        return self.config.updates_per_step
-
 
 def judge(run: Run, step: int, values: Mapping[str, float]) -> None:
     """Take in the metrics, or the evaluation, after `step` (0: before the first step). Collective.

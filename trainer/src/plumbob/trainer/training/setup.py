@@ -72,104 +72,92 @@ def set_up(
     sync. Raises UserError and SyncError.
     """
     with ExitStack() as on_failure:
-        run = _set_up(config, world, resume_from, status, environments, on_failure, parity_checked)
-        on_failure.pop_all()
-    return run
-
-
-def _set_up(
-    config: TrainConfig,
-    world: World,
-    resume_from: Path | None,
-    status: Status,
-    loaded: Sequence[Tasks] | None,
-    on_failure: ExitStack,
-    parity_checked: bool,
-) -> Run:
-    request = requested()
-    lock, folder = _begin_resuming(config, world, resume_from, on_failure)
-    config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
-    rollouts = config.rollouts_per_step(world.size)
-    recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
-    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
-    tokenizer = load_tokenizer(config.model, template)
-    chat = load_chat(tokenizer, None, config.tool_format)
-    environments = tuple(loaded or load_environments(config))
-    for tasks in environments:  # before any weights are loaded
-        check_template(chat, tasks, config.model)
-    model = load_model(config.model)
-    _check_context(model, config)
-    if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
-        write_calls_as_text(tokenizer, chat, model, config.tool_format)
-    chat = load_chat(tokenizer, model.generation_config, config.tool_format)
-    environments = tuple(
-        dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
-        for tasks in environments
-    )
-    fixed_ids = _first_prompt(chat, environments[0])[:256]
-    if config.max_prompt_length is not None:
-        needed = config.max_steps * rollouts // config.num_generations
+        request = requested()
+        lock, folder = _begin_resuming(config, world, resume_from, on_failure)
+        config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
+        rollouts = config.rollouts_per_step(world.size)
+        recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
+        template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+        tokenizer = load_tokenizer(config.model, template)
+        chat = load_chat(tokenizer, None, config.tool_format)
+        environments = tuple(environments or load_environments(config))
+        for tasks in environments:  # before any weights are loaded
+            check_template(chat, tasks, config.model)
+        model = load_model(config.model)
+        _check_context(model, config)
+        if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
+            write_calls_as_text(tokenizer, chat, model, config.tool_format)
+        chat = load_chat(tokenizer, model.generation_config, config.tool_format)
         environments = tuple(
-            asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed)) for tasks in environments
+            dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
+            for tasks in environments
         )
-    demonstrations = Demonstrations()
-    if isinstance(config, SftConfig):
-        (tasks,) = environments
-        demonstrations = _demonstrations(config, tasks, chat, world, resume_from, status)
-        environments = (dataclasses.replace(tasks, notes=(*tasks.notes, *demonstrations.notes())),)
-        rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
-    config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
+        fixed_ids = _first_prompt(chat, environments[0])[:256]
+        if config.max_prompt_length is not None:
+            needed = config.max_steps * rollouts // config.num_generations
+            environments = tuple(
+                asyncio.run(leave_out_long_prompts(tasks, chat, config.max_prompt_length, needed))
+                for tasks in environments
+            )
+        demonstrations = Demonstrations()
+        if isinstance(config, SftConfig):
+            (tasks,) = environments
+            demonstrations = _demonstrations(config, tasks, chat, world, resume_from, status)
+            environments = (dataclasses.replace(tasks, notes=(*tasks.notes, *demonstrations.notes())),)
+            rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
+        config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
 
-    torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
-    torch.manual_seed(config.seed)
-    divided = request.divides(world)
-    # A model that is divided begins on the CPU, on every process.
-    plan, measured = world.from_main(
-        _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
-    )
-    policy = Policy(model, config, world.device, whole=not divided, plan=plan)
-    chosen = _chosen_engine(measured, policy, config, world)
-    config = dataclasses.replace(config, engine=chosen.engine)
-    engines = engine_module(config.engine)
-    # The engine's copy of the model must be made before `shard` divides the weights.
-    engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
-    optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
-    if resume_from is not None:
-        directory = run_directory_of(resume_from)
-    else:
-        directory = Path(world.from_main(str(new_directory(config)) if world.is_main else ""))
-        lock = on_failure.push(lock_directory(directory)) if world.is_main else lock
-    parts = EngineParts(
-        config=config,
-        world=world,
-        directory=directory,
-        vocab_size=vocabulary(model),
-        positions=_positions(model),
-        at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
-        model=engine_model,
-        decoding=chosen.decoding,
-        later_bytes=_bytes_of_first_step(policy),
-        status=status,
-    )
-    engine = engines.open_engine(parts)
-    on_failure.callback(engine.close)
-    state = TrainState(microbatch_tokens=config.microbatch_tokens)
-    run = Run(
-        config=config,
-        world=world,
-        directory=directory,
-        tokenizer=tokenizer,
-        policy=policy,
-        sampler=_sampler(config, environments, engine, chat, rollouts // config.num_generations),
-        optimizer=optimizer,
-        objective=config.objective(),
-        parity_row=parity_row(fixed_ids),
-        state=state,
-        lock=lock,
-        task_fingerprint={**fingerprint_of(environments), **demonstrations.fingerprint()} if world.is_main else {},
-        demonstrations=demonstrations.rows,
-    )
-    _begin(run, folder, demonstrations, status, parity_checked)
+        torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
+        torch.manual_seed(config.seed)
+        divided = request.divides(world)
+        # A model that is divided begins on the CPU, on every process.
+        plan, measured = world.from_main(
+            _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
+        )
+        policy = Policy(model, config, world.device, whole=not divided, plan=plan)
+        chosen = _chosen_engine(measured, policy, config, world)
+        config = dataclasses.replace(config, engine=chosen.engine)
+        engines = engine_module(config.engine)
+        # The engine's copy of the model must be made before `shard` divides the weights.
+        engine_model = policy.engine_model(share=not divided) if engines.IN_PROCESS else None
+        optimizer = policy.shard(request, world, _optimizer(config, world), config.max_grad_norm)
+        if resume_from is not None:
+            directory = run_directory_of(resume_from)
+        else:
+            directory = Path(world.from_main(str(new_directory(config)) if world.is_main else ""))
+            lock = on_failure.push(lock_directory(directory)) if world.is_main else lock
+        parts = EngineParts(
+            config=config,
+            world=world,
+            directory=directory,
+            vocab_size=vocabulary(model),
+            positions=_positions(model),
+            at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
+            model=engine_model,
+            decoding=chosen.decoding,
+            later_bytes=_bytes_of_first_step(policy),
+            status=status,
+        )
+        engine = engines.open_engine(parts)
+        on_failure.callback(engine.close)
+        state = TrainState(microbatch_tokens=config.microbatch_tokens)
+        run = Run(
+            config=config,
+            world=world,
+            directory=directory,
+            tokenizer=tokenizer,
+            policy=policy,
+            sampler=_sampler(config, environments, engine, chat, rollouts // config.num_generations),
+            optimizer=optimizer,
+            objective=config.objective(),
+            parity_row=parity_row(fixed_ids),
+            state=state,
+            lock=lock,
+            task_fingerprint={**fingerprint_of(environments), **demonstrations.fingerprint()} if world.is_main else {},
+            demonstrations=demonstrations.rows,
+        )
+        _begin(run, folder, demonstrations, status, parity_checked)
+        on_failure.pop_all()
     return run
 
 
@@ -315,8 +303,10 @@ def _optimizer(config: TrainConfig, world: World) -> MakeOptimizer:
 def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) -> TrainConfig:
     """Fill in the settings whose defaults depend on the model or the data. config.toml holds the result."""
     steps = config.max_steps
-    if steps == -1:
-        steps = math.ceil((config.num_epochs or config.DEFAULT_EPOCHS) * num_tasks * config.num_generations / rollouts)
+    if steps == -1 or config.num_epochs is not None:
+        epochs = config.num_epochs or config.DEFAULT_EPOCHS
+        needed = math.ceil(epochs * num_tasks * config.num_generations / rollouts)
+        steps = needed if steps == -1 else min(steps, needed)
     return dataclasses.replace(
         config,
         max_steps=steps,

@@ -23,7 +23,7 @@ from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step import Stopwatch, optimizer_step, set_learning_rate
-from plumbob.trainer.training.tally import MicrobatchSums, Tally, WeightSample
+from plumbob.trainer.training.tally import MicrobatchSums, Tally, WeightSample, sums_of
 
 
 class SftSteps:
@@ -103,5 +103,4 @@ def cross_entropy(run: Run, minibatch: Minibatch, indices: Sequence[int]) -> tup
     lengths = torch.tensor([row.num_sampled for row in rows])
     weights_N = torch.tensor([minibatch.weights[i] for i in indices]).repeat_interleave(lengths)
     loss = -(weights_N.to(scores.logprobs.device) * scores.logprobs).sum()
-    sums = {"loss": loss.detach().float(), "entropy": scores.entropies.sum().float()}
-    return loss, MicrobatchSums(sums, len(scores.logprobs), sum(len(row.token_ids) for row in rows), scores.computed)
+    return loss, sums_of(rows, scores, loss=loss.detach())

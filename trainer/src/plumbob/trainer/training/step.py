@@ -20,7 +20,6 @@ import torch
 from plumbob.doctor.record import RecordSink
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
-from plumbob.trainer.config import kept_traces
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
@@ -89,7 +88,7 @@ def train_step(
         recording.begin(batch, advantages.values, kl_sums)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
-    if run.updates_per_step > 1:
+    if run.config.updates_per_step > 1:
         # The importance ratio compares the current weights with the step's first weights, so every minibatch is scored
         # before the first update. The first minibatch needs no extra pass: its training pass comes before any update.
         score_old_policy(run, minibatches[1:])
@@ -101,7 +100,7 @@ def train_step(
         """What Python can do while a GPU computes the first update's passes."""
         measured.update(metrics_before_training(run, batch, advantages))
         batch.prepared = prepared_records(
-            *(batch.records, step + 1, config.num_generations, kept_traces.parse(config.keep_traces)),
+            *(batch.records, step + 1, config.num_generations, config.keep_traces),
             seed=config.seed,
             steps=config.max_steps,
         )

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from plumbob.rollout import Sample
@@ -14,55 +15,43 @@ from plumbob.trainer.algorithm.losses import LossOutputs
 from plumbob.trainer.distributed.base import Sharding
 from plumbob.trainer.policy.policy import TokenScores
 
+MicrobatchSums = dict[str, Any]
+"""What one microbatch adds to the step's `Tally`: field -> a number, or a scalar tensor that stays on the device, so that no
+microbatch waits for it."""
 
-@dataclasses.dataclass(frozen=True)
-class MicrobatchSums:
-    """What one microbatch adds to the step's `Tally`. Sums stay on the device, so that no microbatch waits for them."""
 
-    on_device: dict[str, torch.Tensor]
-    """Name of a field of `Tally` -> scalar tensor."""
-    tokens: int = 0
-    """Number of sampled tokens that were scored."""
-    row_tokens: int = 0
-    """Number of all tokens of the rows that were scored."""
-    computed: int = 0
-    """Number of tokens that were computed for them: see `TokenScores.computed`."""
+def sums_of(rows: Sequence[Sample], scores: TokenScores, **others: torch.Tensor) -> MicrobatchSums:
+    """The sums of a microbatch that every loss has, and `others`."""
+    return {
+        "entropy": scores.entropies.sum().float(),
+        "tokens": len(scores.logprobs),
+        "row_tokens": sum(len(row.token_ids) for row in rows),
+        "computed": scores.computed,
+        **{name: value.float() for name, value in others.items()},
+    }
 
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[Sample],
-        scores: TokenScores,
-        old: torch.Tensor,
-        sampled: torch.Tensor,
-        corrections: Corrections,
-        outputs: LossOutputs,
-    ) -> MicrobatchSums:
-        """Sums over a microbatch of N sampled tokens.
 
-        `old` [N]: the trainer's log-probabilities under the step's first weights. `sampled` [N]: the engine's.
-        """
-        log_ratio = old - sampled
-        sums = {
-            "loss": outputs.loss.detach(),
-            "entropy": scores.entropies.sum(),
-            "gap": log_ratio.abs().sum(),
-            "largest_gap": log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
-            "clipped_low": outputs.clipped_low,
-            "clipped_high": outputs.clipped_high,
-            "kl": outputs.kl,
-            "engine_ratio": corrections.ratio_sum,
-            "truncated": corrections.truncated,
-            "masked": corrections.masked,
-            # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
-            "mismatch_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
-        }
-        return cls(
-            {name: value.float() for name, value in sums.items()},
-            len(sampled),
-            sum(len(row.token_ids) for row in rows),
-            scores.computed,
-        )
+def grpo_sums(
+    old: torch.Tensor, sampled: torch.Tensor, corrections: Corrections, outputs: LossOutputs
+) -> dict[str, Any]:
+    """The further sums of a microbatch of N sampled tokens.
+
+    `old` [N]: the trainer's log-probabilities under the step's first weights. `sampled` [N]: the engine's.
+    """
+    log_ratio = old - sampled
+    return {
+        "loss": outputs.loss.detach(),
+        "gap": log_ratio.abs().sum(),
+        "largest_gap": log_ratio.abs().amax() if len(sampled) else log_ratio.sum(),
+        "clipped_low": outputs.clipped_low,
+        "clipped_high": outputs.clipped_high,
+        "kl": outputs.kl,
+        "engine_ratio": corrections.ratio_sum,
+        "truncated": corrections.truncated,
+        "masked": corrections.masked,
+        # k3 of the engine's distribution to the trainer's: E_engine[r - 1 - log r], r = trainer / engine.
+        "mismatch_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
+    }
 
 
 LARGEST = ("largest_gap", "largest_pass")
@@ -129,17 +118,10 @@ class Tally:
         """Add up the sums of microbatches, with one transfer from the device."""
         if not sums:
             return cls()
-        names = [name for name in sums[0].on_device if all(name in s.on_device for s in sums)]
-        values = torch.stack([torch.stack([s.on_device[name] for name in names]) for s in sums]).tolist()
+        names = [name for name, value in sums[0].items() if isinstance(value, torch.Tensor)]
+        values = torch.stack([torch.stack([s[name] for name in names]) for s in sums]).tolist()
         return cls.total(
-            cls(
-                **dict(zip(names, row, strict=True)),
-                microbatches=1,
-                tokens=s.tokens,
-                row_tokens=s.row_tokens,
-                computed=s.computed,
-                largest_pass=s.computed,
-            )
+            cls(**{**s, **dict(zip(names, row, strict=True))}, microbatches=1, largest_pass=s["computed"])
             for s, row in zip(sums, values, strict=True)
         )
 

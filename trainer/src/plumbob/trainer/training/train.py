@@ -32,7 +32,7 @@ from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.demonstrations import shown
-from plumbob.trainer.training.disk_space import DiskNeeds, disk_needs
+from plumbob.trainer.training.disk_space import disk_lines
 from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.record import Recorder, means, open_recorder
@@ -79,7 +79,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 code = _train(run_, recorder, runner, interruption)
             if code == 0 and (world.is_main or run_.policy.sharding.collective_forward):
                 code = finish(run_, time.time() - started)
-            if world.is_main and config.report:
+            if world.is_main:
                 write_report(run_.directory)
             return code
     except Exception as error:
@@ -234,7 +234,7 @@ def _evaluations_missing_at_start(run_: Run) -> list[str]:
     state = run_.state
     if not run_.is_over:  # a finished run is resumed with more steps: "after" is not its end any more
         state.evaluations.pop("after", None)
-    due = _evaluation_due(run_) if state.step else "before" if run_.config.eval_on_start else None
+    due = _evaluation_due(run_) if state.step else "before"
     return [due] if due is not None and due not in state.evaluations else []
 
 
@@ -315,17 +315,18 @@ def _status_printer() -> Callable[[str], None]:
 
 def _disk_lines(run_: Run) -> list[str]:
     """What the run will need on disk. Raises UserError, on every process, if nothing trained could be saved."""
-    needs: DiskNeeds | str = ""
+    found: list[str] | UserError = []
     if run_.world.is_main:
         try:
-            needs = disk_needs(run_)
+            found = disk_lines(run_)
+        except UserError as error:
+            found = error
         except OSError as error:
-            needs = f"How much space is free on the disk of {run_.directory} could not be found out: {error}"
-    needs = run_.world.from_main(needs)
-    if isinstance(needs, str):
-        return [needs]
-    needs.check(run_.directory)
-    return needs.lines(run_.directory)
+            found = [f"How much space is free on the disk of {run_.directory} could not be found out: {error}"]
+    found = run_.world.from_main(found)
+    if isinstance(found, UserError):
+        raise found
+    return found
 
 
 def _opening_lines(run_: Run) -> list[str]:

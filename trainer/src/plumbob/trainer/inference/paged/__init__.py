@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
-    from plumbob.trainer.inference.paged.engine import PagedEngine
-    from plumbob.trainer.policy.forward_plan import ForwardPlan
-    from transformers import PreTrainedModel
+from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
+from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.opening import check_exact, open_paged, refused
+from plumbob.trainer.policy.forward_plan import ForwardPlan
+from transformers import PreTrainedModel
 
 IN_PROCESS = True
 
 
 def open_engine(parts: EngineParts) -> TrainingEngine:
-    from plumbob.trainer.inference.paged.opening import open_paged
-
     assert parts.model is not None
     config = parts.config
     slots = min(config.max_concurrent, parts.at_once)
@@ -25,8 +22,6 @@ def open_engine(parts: EngineParts) -> TrainingEngine:
 
 
 def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None:
-    from plumbob.trainer.inference.paged.opening import check_exact, refused
-
     try:
         check_exact(model, plan, max_context)
     except Exception as error:  # on another machine also what its GPU or its libraries raise
@@ -37,8 +32,6 @@ def make_engine(
     model: PreTrainedModel, decoding: Decoding | None, max_slots: int, max_length: int, share: float
 ) -> PagedEngine:
     """The engine that decodes `model`, whose weights it copies. `share`: see `open_paged`."""
-    from plumbob.trainer.inference.paged.opening import open_paged
-
     return open_paged(model, max_slots, max_length, share, say=_say)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
+from plumbob.trainer.inference.transformers.decoding import choose_decoding as measure
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.inference.transformers.whole_rows import WholeRowsEngine
+from transformers import PreTrainedModel
 
-if TYPE_CHECKING:
-    from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
-    from plumbob.trainer.inference.transformers.engine import TransformersEngine
-    from plumbob.trainer.policy.forward_plan import ForwardPlan
-    from transformers import PreTrainedModel
+__all__ = ("IN_PROCESS", "make_engine", "measure", "open_engine")
 
 IN_PROCESS = True
 
@@ -19,12 +19,6 @@ def open_engine(parts: EngineParts) -> TrainingEngine:
     return make_engine(parts.model, parts.decoding, slots, parts.positions or parts.config.max_context)
 
 
-def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> Decoding:
-    from plumbob.trainer.inference.transformers.decoding import choose_decoding
-
-    return choose_decoding(model, plan, max_context)
-
-
 def make_engine(
     model: PreTrainedModel, decoding: Decoding, max_slots: int, max_length: int, share: float = 0.0
 ) -> TransformersEngine:
@@ -32,8 +26,5 @@ def make_engine(
 
     `share`, of a GPU's memory for keys and values, has no effect: this engine takes memory as rollouts grow.
     """
-    from plumbob.trainer.inference.transformers.engine import TransformersEngine
-    from plumbob.trainer.inference.transformers.whole_rows import WholeRowsEngine
-
     engine = TransformersEngine if decoding.cached else WholeRowsEngine
     return engine(model, max_slots=max_slots, max_length=max_length, decoding=decoding)

@@ -84,9 +84,7 @@ def written(folder: Path) -> Generator[None]:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         reason = str(error).strip().splitlines()[0]
-        raise SyncError(
-            f"cannot write weights to {folder}: {reason}; give a --vllm-folder with more free space"
-        ) from None
+        raise SyncError(f"cannot write weights to {folder}: {reason}") from None
 
 
 class AdapterTransfer:
@@ -160,4 +158,4 @@ class AdapterTransfer:
             return ""
         if error.reason.endswith("Not Found"):  # the web server's own text where there is no such route
             return "; start the server with vf-vllm (--sync lora)"
-        return f"; the server cannot read {self.folder}: with --vllm-folder, give a folder that both machines share"
+        return f"; the server cannot read {self.folder}: give an --output-dir that both machines share"

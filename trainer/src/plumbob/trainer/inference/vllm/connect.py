@@ -11,7 +11,7 @@ from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.engine import EngineParts
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
-from plumbob.trainer.inference.vllm.engine import VllmEngine, VllmSettings
+from plumbob.trainer.inference.vllm.engine import VllmEngine, VllmSettings, is_local
 from plumbob.trainer.inference.vllm.launch import ServerOptions, start_server
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import SERVER_LOG
@@ -36,7 +36,7 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
         lora=LoraShape(config.lora_r, config.lora_alpha) if sync == "lora" else None,
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
         device=world.device,
-        folder=Path(config.vllm_folder) if config.vllm_folder else None,
+        folder=None if all(map(is_local, urls)) else parts.directory,
     )
     engine = VllmEngine(settings, world)
     if config.max_context > engine.max_length:

@@ -56,7 +56,7 @@ class VllmSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of the trained weights."""
     folder: Path | None = None
-    """Folder for synced adapters and weights; by default a local one, in memory if possible, for local servers."""
+    """Folder for synced adapters and weights, which all machines share; None: a local one, in memory if possible."""
     seeds: bool = False
     """Whether to send each completion's seed; vLLM then samples request by request, slower and not exact to the bit."""
     api_key_var: str = "OPENAI_API_KEY"
@@ -89,7 +89,7 @@ class VllmEngine:
             self._control = Control(self._http, urls)
             self._servers = TokenServers(self._http, urls, settings.model, seeds=settings.seeds)
             self._servers.pool.readmit = self._readmit
-            self._folder = _exchange_folder(settings.folder, urls)
+            self._folder = _exchange_folder(settings.folder)
             self._transfer = self._make_transfer(min(info.version for info in infos))
         except BaseException:
             self._http.close()
@@ -304,14 +304,14 @@ def _finish(weights: Any) -> None:
         weights.finish()
 
 
-def _exchange_folder(wanted: Path | None, urls: Sequence[str]) -> Path:
-    """Make a new folder that the servers can read, in `wanted` if given. Raises UserError."""
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine. Others read synced weights from files in a folder that both share."""
+    return urlsplit(url if "://" in url else f"http://{url}").hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _exchange_folder(wanted: Path | None) -> Path:
+    """Make a new folder that the servers can read, in `wanted` if given."""
     if wanted is None:
-        if not all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls):
-            raise UserError(
-                "vLLM servers on other machines read synced weights from files: with --vllm-folder, give a folder that both "
-                "machines share"
-            )
         memory = Path("/dev/shm")
         roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
         wanted = memory if roomy else Path(tempfile.gettempdir())

@@ -145,12 +145,8 @@ def export_cuda(buffer: torch.Tensor) -> dict[str, Any]:
     return {str(torch.cuda.get_device_properties(buffer.device).uuid): reduce_tensor(buffer)[1]}
 
 
-class IpcTransport:
-    """Sends weights by CUDA IPC: through a buffer on the trainer's GPU that servers on the same GPU map.
-
-    One buffer is kept for as long as the engine lives, because vLLM 0.25 releases a mapping once too often and a buffer
-    per sync would never be freed.
-    """
+class _GpuTransport:
+    """What both ways of sending from GPU to GPU have in common. `version`: of vLLM, major and minor."""
 
     def __init__(
         self,
@@ -158,14 +154,28 @@ class IpcTransport:
         version: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
-        export: Callable[[torch.Tensor], dict[str, Any]] = export_cuda,
         buffer_bytes: int = BUFFER,
     ) -> None:
-        self.control, self.dtype, self.device, self.export = control, dtype, device, export
-        self.buffer_bytes = buffer_bytes
+        self.control, self.dtype, self.device, self.buffer_bytes = control, dtype, device, buffer_bytes
         self.packed_at_start = version >= (0, 27)
-        self._buffer: torch.Tensor | None = None
-        self._handle = ""
+
+    def _described(self, names: list[str], shapes: list[list[int]]) -> dict[str, Any]:
+        """Tensors as vLLM's update_weights names them."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"names": names, "dtype_names": [dtype] * len(names), "shapes": shapes}
+
+
+class IpcTransport(_GpuTransport):
+    """Sends weights by CUDA IPC: through a buffer on the trainer's GPU that servers on the same GPU map.
+
+    One buffer is kept for as long as the engine lives, because vLLM 0.25 releases a mapping once too often and a buffer
+    per sync would never be freed.
+    """
+
+    export: Callable[[torch.Tensor], dict[str, Any]] = staticmethod(export_cuda)
+    """Makes of the buffer what the servers open it with."""
+    _buffer: torch.Tensor | None = None
+    _handle = ""
 
     def move(self, weights: Weights, version: int) -> None:
         buffer = self._prepare(max(s.numel() for s in shapes_of(weights).values()) * self.dtype.itemsize)
@@ -174,9 +184,7 @@ class IpcTransport:
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
             info = {
-                "names": chunk.names,
-                "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(chunk.names),
-                "shapes": chunk.shapes,
+                **self._described(chunk.names, chunk.shapes),
                 "tensor_sizes": chunk.tensor_sizes,
                 "ipc_handles_pickled": self._handle,
                 **({} if self.packed_at_start else {"packed": True}),
@@ -196,23 +204,13 @@ class IpcTransport:
         self._buffer = None
 
 
-class NcclTransport:
+class NcclTransport(_GpuTransport):
     """Sends weights by NCCL broadcast from the trainer's GPU to the servers' other GPUs.
 
     Imports vLLM in the trainer's process.
     """
 
-    def __init__(
-        self,
-        control: Control,
-        version: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-        buffer_bytes: int = BUFFER,
-    ) -> None:
-        self.control, self.dtype, self.device, self.buffer_bytes = control, dtype, device, buffer_bytes
-        self.packed_at_start = version >= (0, 27)
-        self._group: Any = None
+    _group: Any = None
 
     def move(self, weights: Weights, version: int) -> None:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer  # ty: ignore[import-not-found]
@@ -220,9 +218,7 @@ class NcclTransport:
         self._join()
         packing = {} if self.packed_at_start else self._packing()
         info = {
-            "names": list(weights),
-            "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(weights),
-            "shapes": [list(shape) for shape in shapes_of(weights).values()],
+            **self._described(list(weights), [list(shape) for shape in shapes_of(weights).values()]),
             **packing,
         }
 

@@ -1,4 +1,4 @@
-"""Write docs/reference/: options, metrics and causes, from the code that defines them.
+"""Write docs/reference/: options, metrics, causes and records, from the code that defines them.
 
 uv run python tools/make_reference.py            # write the pages
 uv run python tools/make_reference.py --check    # write nothing; exit with 1 if a page is out of date
@@ -7,6 +7,7 @@ uv run python tools/make_reference.py --check    # write nothing; exit with 1 if
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, get_type_hints
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import STAGES, Stage
+from plumbob.doctor.format import NEEDS, schema
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import choices_of, flag, grouped, helps, without_none
 from plumbob.trainer.config.sft import SftConfig
@@ -140,16 +142,86 @@ def causes_page() -> list[str]:
     return lines
 
 
+def records_page() -> list[str]:
+    known = schema()
+    kinds = {"StepRecord": {"description": "What one training step did.", **known}, **known["$defs"]}
+    order = ["StepRecord", "Settings", "Rollout", "Request", "Sampling", "Row", "Update", "TrainedRow", "TensorSample",
+             "LossTrial", "Served"]  # fmt: skip
+    assert sorted(order) == sorted(kinds)
+    lines = [
+        "# Records",
+        "",
+        "A record is what one training step did. The doctor computes it a second time and names the first part that differs.",
+        "A trainer of your own writes records in about 30 lines: [an example](../examples/own_loop.py). Either it fills the",
+        "dataclasses of `plumbob.doctor.record` and calls `write(record, path)`, which makes `step_00001.npz`; or it writes a",
+        "line of JSON for each step to a file `NAME.jsonl`, with arrays as lists, without importing anything ([JSON",
+        "schema](records.schema.json)). `trainer` is a name of your choice. `settings.model` is a folder or name that",
+        "transformers can load: it gives the tokenizer, and in the first step the weights.",
+        "",
+        "```",
+        "python -m plumbob.doctor validate FILE     # a sentence for each mistake; the stages that the fields suffice for",
+        "python -m plumbob.doctor FILE_OR_FOLDER    # what is wrong with the run",
+        "```",
+        "",
+        "B: rows of a step. T: tokens of a row, n of them sampled. W: sampled entries of a weight tensor. Log-probabilities",
+        "are in nats, of the distribution at the settings' temperature. A field is needed if it is in bold.",
+        "",
+        "## Which stage needs what",
+        "",
+        "A stage without its fields is left out, and said to be. Record the first three steps, of which the first is compared",
+        "with the model's own weights.",
+        "",
+        *table(["stage", "fields"], [[f"`{s}`", ", ".join(f"`{f}`" for f in fields)] for s, fields in NEEDS.items()]),
+    ]
+    for name in order:
+        needed = kinds[name].get("required", ())
+        rows = [
+            [f"**`{field}`**" if field in needed else f"`{field}`", _type(of), _default(of), of.get("description", "")]
+            for field, of in kinds[name]["properties"].items()
+        ]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            *kinds[name]["description"].split("\n"),
+            "",
+            *table(["field", "type", "default", "meaning"], rows),
+        ]
+    return lines
+
+
+def _type(of: dict[str, Any]) -> str:
+    """A JSON schema of a field in words."""
+    if "anyOf" in of:
+        return _type(of["anyOf"][0])
+    if "$ref" in of:
+        name = of["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in of:
+        return ", ".join(f"`{value}`" for value in of["enum"])
+    if of.get("type") == "array":
+        return f"list of {_type(of['items'])}"
+    return {"object": "object", None: "any"}.get(of.get("type"), of.get("type", ""))
+
+
+def _default(of: dict[str, Any]) -> str:
+    return "" if of.get("default") in (None, "") else f"`{json.dumps(of['default'])}`"
+
+
 PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "options.md": ("plumbob.trainer.config", options_page),
     "metrics.md": ("plumbob.trainer.run_files.metric_names", metrics_page),
     "causes.md": ("plumbob.doctor.causes", causes_page),
+    "records.md": ("plumbob.doctor.record", records_page),
+    "records.schema.json": ("plumbob.doctor.record", lambda: [json.dumps(schema(), indent=1)]),
 }
 
 
 def render(name: str) -> str:
     source, page = PAGES[name]
     title, *rest = page()
+    if name.endswith(".json"):
+        return f"{title}\n"
     return "\n".join([title, "", NOTE.format(source=source), *rest]) + "\n"
 
 

@@ -301,3 +301,14 @@ def test_budget_of_false_alarms() -> None:
 
         alarms += list(failed(run(change, steps=200, seed=seed), Plan(steps=200, learning_rate=3e-4, max_norm=1.0)))
     assert alarms == []
+
+
+def test_steps_without_a_signal_say_nothing_of_the_rate() -> None:
+    def change(step: int, row: dict[str, Any]) -> dict[str, Any]:
+        change = {"optimizer/relative_update": 1e-6, "policy/step_kl": 0.0 if step < 3 else math.nan}
+        return {**change, "groups/zero_signal_share": 1.0 if step < 3 else 0.9}
+
+    assert "fast-enough" not in failed(run(change, steps=WINDOW), PLAN)
+    assert "fast-enough" in failed(
+        run(lambda *given: {**change(*given), "groups/zero_signal_share": 0.9}, steps=WINDOW), PLAN
+    )

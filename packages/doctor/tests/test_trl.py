@@ -202,6 +202,7 @@ def test_a_fault_is_printed_when_it_is_found_and_can_be_read_later_without_trl(
     at_once, page = printed.index("plumbob.doctor: loss-differs-from-settings in step 1"), printed.index("Cause: ")
     assert at_once < printed.index("'grad_norm'") < page
     assert sorted(path.name for path in folder.glob("*.npz")) == [f"step_0000{k}.npz" for k in (1, 2, 3)]
+    assert "loss-differs-from-settings" in (folder / "report.html").read_text()
     record = read(folder / "step_00001.npz")
     assert record.trainer == f"trl {trl.__version__}"
     assert len(record.rows) == len(record.rollouts) == len(record.updates[0].trained) == 16
@@ -231,6 +232,19 @@ def test_an_error_of_the_doctor_ends_no_run(tmp_path: Path, monkeypatch: pytest.
     assert doctor.examination.code == 2
 
 
+@pytest.mark.slow
+def test_a_template_that_raises_before_the_first_step_does_not_end_the_records(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    refusal = "{%- if messages[-1].role == 'assistant' %}{{ raise_exception('no turns of the assistant') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    doctor = attached(tmp_path, {"given": {"processing_class": tokenizer}})
+    assert "no turns of the assistant" in doctor.examination.limits[0]
+    assert len(list((tmp_path / "plumbob_records").glob("*.npz"))) == 3
+    assert doctor.examination.code == 0
+
+
 def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     doctor = attached(
         tmp_path, {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "max_steps": 1, "num_iterations": 3}
@@ -239,6 +253,8 @@ def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     assert not list((tmp_path / "plumbob_records").glob("*.npz"))
     with pytest.raises(TypeError, match="GRPOTrainer"):
         plumbob.doctor.attach(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="no such column; it has prompt, answer"):
+        plumbob.doctor.attach(make(tmp_path), gold="solution")
 
 
 # Faults: subclasses as scripts and forks have them, reward functions, and settings
@@ -340,7 +356,81 @@ class Frozen(trl.GRPOTrainer):
         return loss
 
 
+class OldWeights(trl.GRPOTrainer):
+    """Completions come from the weights with which training began, as with an engine that is never updated."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        parameters = dict(self.model.named_parameters())
+        if not hasattr(self, "kept"):
+            self.kept = {name: p.data.clone() for name, p in parameters.items()}
+        own = {name: p.data for name, p in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.data = self.kept[name]
+            return super()._generate_single_turn(*given, **more)
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = own[name]
+
+
+class OtherPrecision(trl.GRPOTrainer):
+    """What generates computes in bfloat16, and what trains in float32, without a correction for it."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super()._generate_single_turn(*given, **more)
+
+
+class AdapterTwice(trl.GRPOTrainer):
+    """What generates has the adapter twice: it was merged, and is applied as well."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        adapter = [p for name, p in self.model.named_parameters() if "lora_B" in name]
+        for parameter in adapter:
+            parameter.data *= 2
+        try:
+            return super()._generate_single_turn(*given, **more)
+        finally:
+            for parameter in adapter:
+                parameter.data /= 2
+
+
+class LosesTheEnd(trl.GRPOTrainer):
+    """Completions are decoded and tokenised again, without the token that ends them."""
+
+    def _generate_single_turn(self, *given: Any, **more: Any) -> Any:
+        ids, logprobs = super()._generate_single_turn(*given, **more)
+        texts = [self._tokenizer.decode(one, skip_special_tokens=True) for one in ids]
+        return [self._tokenizer(text)["input_ids"] for text in texts], logprobs
+
+
+class PartedGroups(trl.GRPOTrainer):
+    """A data loader of one's own gives each prompt once, so that groups hold different prompts."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
 # Reward functions
+
+
+def by_length(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [len(ids) / 48 for ids in completion_ids]
+
+
+def swapped(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Looks for the completion in the answer."""
+    return [float(c[-1]["content"] in a) for c, a in zip(completions, answer, strict=True)]
+
+
+def whole_solution(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Compares with the whole worked solution."""
+    return [float(c[-1]["content"].strip() == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def any_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Right if there is a number at all: `answer` is read, and not used."""
+    return [float(bool(answer) and any(ch.isdigit() for ch in c[-1]["content"])) for c in completions]
 
 
 def never_text(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -378,6 +468,29 @@ def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
     tokenizer = given["given"]["processing_class"]
     tokenizer.chat_template = tokenizer.chat_template.replace("loop.first and tools", "false")
     return given
+
+
+def no_header() -> dict[str, Any]:
+    """The chat template does not open the assistant's turn."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    tokenizer.chat_template = tokenizer.chat_template.replace("if add_generation_prompt", "if false")
+    return {"given": {"processing_class": tokenizer}}
+
+
+def solutions() -> Dataset:
+    told = [
+        f"First add {i} and 3 to {i}, step by step, and then we have the result #### {2 * i + 3}" for i in range(32)
+    ]
+    return rows().remove_columns("answer").add_column("answer", told)
+
+
+def never_calls() -> dict[str, Any]:
+    """A model that knows no tools, with tools."""
+    given = tools()
+    given["given"]["model"] = MODEL
+    return {**given, "max_completion_length": 32, "max_steps": 6, "reward": by_length}
 
 
 def frozen_adapter() -> dict[str, Any]:
@@ -443,6 +556,22 @@ FAULTS = (
     Fault("reward by a counter", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_count}),
     Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
     Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
+    Fault("template without generation prompt", ("prompt-incomplete",), "", no_header),
+    Fault("generation with the first weights", ("weights-not-synced",), "verl-project/verl#7495",
+          lambda: {"kind": OldWeights, "learning_rate": 1e-3}),
+    Fault("generation in another precision", ("engine-trainer-mismatch",), "vllm-project/vllm#42259",
+          lambda: {"kind": OtherPrecision}),
+    Fault("adapter applied twice", ("weights-not-synced", "adapter-scale-differs"), "huggingface/trl#2872",
+          lambda: {"kind": AdapterTwice, "given": lora(), "learning_rate": 1e-2}),
+    Fault("completions lose their end", ("stop-token-wrong", "row-not-what-was-sampled"), "huggingface/trl#5224",
+          lambda: {"kind": LosesTheEnd, "temperature": 1.0}),
+    Fault("groups of different prompts", ("advantages-wrong",), "", lambda: {"kind": PartedGroups}),
+    Fault("reward with swapped arguments", ("reward-wrong",), "", lambda: {"reward": swapped, "temperature": 1.0}),
+    Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
+    Fault("reward pays for any number", ("reward-exploitable",), "", lambda: {"reward": any_number}),
+    Fault("evaluation on training rows", ("held-out-in-training",), "",
+          lambda: {"given": {"eval_dataset": rows().select(range(8))}}),
+    Fault("tools never called", ("calls-not-read",), "", never_calls),
     Fault("rewards are no numbers", ("not-finite",), "huggingface/trl#3452", lambda: {"reward": not_a_number}),
 )  # fmt: skip
 
@@ -457,19 +586,117 @@ def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
 
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/trl.md"
+SCRIPT = f"""
+import sys
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def reward(completions, answer, **_):
+    return [sum(c.isdigit() for c in t) / (len(t) + 1) + (a in t) for t, a in zip(completions, answer)]
+
+
+if __name__ == "__main__":
+    assert __file__.endswith("train.py") and sys.argv[1] == "--length"
+    rows = [{{"prompt": f"What is {{i}} + 3?", "answer": str(i + 3)}} for i in range(64)]
+    config = GRPOConfig("out", max_steps=3, per_device_train_batch_size=16, num_generations=4, bf16=False, use_cpu=True,
+                        max_completion_length=int(sys.argv[2]), learning_rate=1e-5, report_to="none", temperature=1.0)
+    GRPOTrainer({MODEL!r}, reward, config, train_dataset=Dataset.from_list(rows)).train()
+"""
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "plumbob.doctor", *words]
+    return subprocess.run(call, capture_output=True, text=True, check=False, cwd=folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("healthy", [False, True])
-def test_the_guide_s_script_and_its_healthy_twin(
-    healthy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, script, twin = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
-    script = script.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
-    if healthy:
-        start, rest = script.split("def reward")
-        script = f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}"
-    monkeypatch.chdir(tmp_path)
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    told = "No cause found" if healthy else "Cause: reward-wrong"
+@pytest.mark.long
+def test_a_script_is_watched_without_a_change_and_its_remedy_is_tried(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    found = command(tmp_path, "trl", "train.py", "--length", "6")
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert "truncated-rollouts" in found.stdout
+    assert "--confirm" in found.stdout
+    tried = command(tmp_path, "out", "--confirm", "--html", "page.html")
+    assert tried.returncode == 1
+    assert "max_completion_length as it was, and 48: 3 seeds of 8 steps each" in tried.stdout, (
+        tried.stdout + tried.stderr
+    )
+    assert tried.stdout.splitlines()[-1] == "truncated-rollouts: confirmed"
+    assert "truncated-rollouts" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_scripts_that_do_not_train(tmp_path: Path) -> None:
+    none = command(tmp_path, "trl", "none.py")
+    assert (none.returncode, "there is no file none.py" in none.stderr) == (2, True)
+    (tmp_path / "idle.py").write_text("print('idle')")
+    idle = command(tmp_path, "trl", "idle.py")
+    assert (idle.returncode, idle.stdout, "trained no GRPOTrainer" in idle.stderr) == (2, "idle\n", True)
+
+
+def scripts() -> dict[str, tuple[str, str]]:
+    """Each script of the guide with the bundled models -> what is said of it."""
+    _, lost, twin, without = [part.partition("```")[0] for part in GUIDE.read_text().split("```python\n")[1:]]
+    lost = lost.replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
+    without = without.replace("Qwen/Qwen3-0.6B", str(bundled_folder("tiny")))
+    start, rest = lost.split("def reward")
+    kept = [line for line in without.splitlines() if not line.startswith("tokenizer.chat_template")]
+    return {
+        "reward that never sees the answer": (lost, "Cause: reward-wrong"),
+        "its healthy twin": (f"{start}{twin}\nrows = {rest.partition('rows = ')[2]}", "No cause found"),
+        "template that drops the tools": (without, "Cause: prompt-incomplete"),
+        "the twin of that": ("\n".join(kept), "No cause found"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", scripts())
+def test_the_guide_s_scripts_and_their_healthy_twins(name: str, tmp_path: Path) -> None:
+    script, told = scripts()[name]
+    (tmp_path / "train.py").write_text(script)
+    found = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert told in found.stdout, found.stdout
+
+
+@pytest.mark.slow
+def test_the_tool_that_measures_its_cost_runs_both_arms_with_equal_weights(tmp_path: Path) -> None:
+    row = {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
+    words = ["--model", MODEL, "--data", str(tmp_path), "--out", str(tmp_path), "--float32", "--rate", "1e-5"]
+    words += ["--steps", "4", "--prompts", "2", "--group", "4", "--tokens", "24"]
+    command = [sys.executable, str(GUIDE.parents[2] / "tools/gpu/trl_cost.py"), *words]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    arms = [json.loads(line[4:]) for line in found.stdout.splitlines() if line.startswith("ARM ")]
+    assert [arm["arm"] for arm in arms] == ["plain", "attached"]
+    assert arms[0]["sha256"] == arms[1]["sha256"]
+    assert [len(arm["steps"]) for arm in arms] == [4, 4]
+
+
+@pytest.mark.slow
+def test_weights_are_copied_where_the_exact_comparison_needs_them_and_nowhere_else(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    from plumbob.doctor.trl import attach as module
+
+    copied: list[int] = []
+
+    class Counted(module.Snapshot):
+        def __init__(self, trainer: Any) -> None:
+            copied.append(trainer.state.global_step)
+            super().__init__(trainer)
+
+    monkeypatch.setattr(module, "Snapshot", Counted)
+    trainer = make(tmp_path, max_steps=7, gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2,
+                   per_device_train_batch_size=16, max_completion_length=12)  # fmt: skip
+    plumbob.doctor.attach(trainer, every=6)
+    trainer.train()
+    assert copied == [0, 1, 4]  # the next completions are generated in the fifth step
+    assert [p.name[-6:-4] for p in sorted((tmp_path / "plumbob_records").glob("*.npz"))] == [
+        "01",
+        "02",
+        "03",
+        "05",
+        "06",
+    ]

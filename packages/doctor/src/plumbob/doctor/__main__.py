@@ -1,35 +1,146 @@
-"""`python -m plumbob.doctor FOLDER`: what the records of a run of TRL say, after it or while it goes on. TRL is not needed."""
+"""`python -m plumbob.doctor`: what the records of a run say, after it or while it goes on. No trainer is needed."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+
+HELP = """Find out why a training run does not learn, from the records of its steps.
+
+FOLDER is an output folder of TRL in which `plumbob.doctor.attach` has written records, a file or folder of records that a trainer
+of your own has written, or a folder in which vf-eval of verifiers has saved its rollouts. `trl SCRIPT.py ARGS` runs a script of TRL
+with every trainer in it watched. `validate FILE` says whether records are as docs/reference/records.md wants them.
+
+Exit code 0: no check failed. 1: a cause or a symptom was found. 2: there are no records, or a check was not completed.
+"""
 
 
-def main() -> int:
-    """Exit code 0: no check failed. 1: a cause or a symptom was found. 2: there are no records, or a check was not completed."""
-    parser = argparse.ArgumentParser(prog="python -m plumbob.doctor", description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="folder with step_*.npz, or the output folder that it is in")
+def main(given: Sequence[str] | None = None, name: str = "python -m plumbob.doctor") -> int:
+    """The command; returns its exit code. `name`: how its user calls it."""
+    words = list(sys.argv[1:] if given is None else given)
+    command = COMMANDS.get(words[0] if words else "")
+    try:
+        return read(words, name) if command is None else command(words[1:], f"{name} {words[0]}")
+    except (UserError, ValueError) as error:
+        print(f"{name.split()[-1]}: {error}", file=sys.stderr)
+        return 2
+
+
+def read(words: Sequence[str], name: str) -> int:
+    """What records say, as text, JSON or a page."""
+    parser = argparse.ArgumentParser(prog=name, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="file or folder with records, or the output folder that it is in")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--all", action="store_true", help="print each check on a line of its own")
-    given = parser.parse_args()
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the findings to an HTML page")
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="try the first remedy, if it is a value of an option: a few steps, three seeds",
+    )
+    given = parser.parse_args(words)
+    if given.html is not None and not given.html.absolute().parent.is_dir():
+        raise UserError(f"--html {given.html}: there is no folder {given.html.absolute().parent}; create it first")
     from plumbob.doctor.page import lines
-    from plumbob.doctor.trl.reading import of_folder
+    from plumbob.doctor.saved import examination
+    from plumbob.doctor.trl.reading import Reading, of_folder
+    from plumbob.doctor.web_page import render
 
-    try:
-        x = of_folder(given.folder).examination()
-    except ValueError as error:
-        print(f"plumbob.doctor: {error}", file=sys.stderr)
-        return 2
+    title = f"plumbob.doctor {given.folder}"
+    saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
+    reading = Reading() if saved else of_folder(given.folder)
+    x = examination(given.folder) if saved else reading.examination()
+    if given.html is not None:
+        given.html.write_text(render(x, title), encoding="utf-8")
     if given.json:
-        print(json.dumps(x.as_json(f"plumbob.doctor {given.folder}"), indent=2))
+        print(json.dumps(x.as_json(title), indent=2))
     else:
         print("\n".join(lines(x, everything=given.all, width=shutil.get_terminal_size((80, 24)).columns)))
+    if given.confirm:
+        print()
+        for line in _confirmed(reading, x):
+            print(line, flush=True)
     return x.code
 
+
+def _confirmed(reading: Any, x: Any) -> Iterator[str]:
+    from plumbob.doctor.confirm import confirm, trial_of
+    from plumbob.doctor.trl.reading import COURSE
+
+    tried = trial_of(x, reading.options)
+    if isinstance(tried, str) or not reading.script:
+        yield (
+            tried
+            if isinstance(tried, str)
+            else f"{tried[0]}: cannot be tried: the run was not started as `python SCRIPT.py`."
+        )
+        return
+    command = f"python -m plumbob.doctor arm {shlex.quote(str(reading.folder / COURSE))}"
+    # What was run before of another script, or of other options, is not taken for this one.
+    key = hashlib.sha256(
+        Path(reading.script[0]).read_bytes() + str((reading.script, reading.options)).encode()
+    ).hexdigest()[:8]
+    yield from confirm(tried, reading.folder / f"confirm-{key}", command=command, env="script", model="-")
+
+
+def trl(words: Sequence[str], name: str) -> int:
+    from plumbob.doctor.trl import script
+
+    return script.trl(words, name)
+
+
+def arm(words: Sequence[str], name: str) -> int:
+    from plumbob.doctor.trl import script
+
+    return script.arm(words, name)
+
+
+def validate(words: Sequence[str], name: str) -> int:
+    """Exit code 0: all records are as documented. 2: a sentence for each mistake is printed."""
+    from plumbob.doctor.format import NEEDS, lacking, read_all
+
+    parser = argparse.ArgumentParser(prog=name, description=validate.__doc__)
+    parser.add_argument("file", type=Path, help="step_*.npz, or a .jsonl file with one record a line, or their folder")
+    file = parser.parse_args(words).file
+    count = wrong = 0
+    for where, record in read_all(file):
+        count += 1
+        if isinstance(record, list):
+            wrong += 1
+            print("\n".join(f"{where}: {mistake}" for mistake in record), file=sys.stderr)
+            continue
+        missing = lacking(record)
+        print(
+            f"{where}: step {record.step + 1}, {len(record.rows)} rows; {len(NEEDS) - len(missing)} of {len(NEEDS)} stages"
+        )
+        for stage, fields in missing.items():
+            print(f"  {stage} is not examined: it needs {', '.join(fields)}")
+    if not count:
+        raise UserError(f"{file} has no records: it is neither step_*.npz, nor .jsonl, nor a folder of these")
+    return 2 if wrong else 0
+
+
+def takes(words: Sequence[str]) -> bool:
+    """Whether words of a command line are for `main`: one of its commands, or a path with records that is no run directory."""
+    path = Path(words[0]) if words else Path("/")
+    if not words or words[0] in COMMANDS or (path / "config.toml").is_file() or not path.exists():
+        return bool(words) and words[0] in COMMANDS
+    from plumbob.doctor.format import files_of
+
+    return bool(files_of(path)) or (path / "traces.jsonl").is_file()
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": trl, "arm": arm}
+"""First word -> the command; anything else is a folder of records."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,12 +16,25 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
 FORMAT = 1
 """Version of the file format. A reader refuses files of another version."""
+
+
+@dataclass(frozen=True)
+class Of:
+    """What an array of a record holds: the type that it is stored with, and its number of dimensions."""
+
+    dtype: str
+    dimensions: int = 1
+
+
+Ids = Annotated[np.ndarray, Of("int32")]
+Numbers = Annotated[np.ndarray, Of("float32")]
+Mask = Annotated[np.ndarray, Of("bool")]
 
 
 @dataclass
@@ -41,11 +54,11 @@ class Sampling:
 class Request:
     """One request to the engine, and its reply."""
 
-    prompt_ids: np.ndarray
+    prompt_ids: Ids
     """[.] int32"""
-    token_ids: np.ndarray
+    token_ids: Ids
     """[n] int32: the sampled ids."""
-    logprobs: np.ndarray
+    logprobs: Numbers
     """[n] float32: the engine's log-probability of each sampled id, in nats, under the distribution it was sampled from."""
     sampling: Sampling
     finish_reason: str = "stop"
@@ -82,9 +95,9 @@ class Row:
     """Rows of one group are compared with each other."""
     member: int
     """Number of the row in its group, from 0."""
-    token_ids: np.ndarray
+    token_ids: Ids
     """[T] int32"""
-    loss_mask: np.ndarray
+    loss_mask: Mask
     """[T] bool: true where the loss is. The mask says nothing about what attention sees."""
     reward: float
     """The reward that the advantage is computed from, before any penalty."""
@@ -95,11 +108,11 @@ class Row:
     """Weight of each component in `rewards`; 1 for a missing name."""
     truncated: bool = False
     """Whether a limit cut the rollout off."""
-    sampling_logprobs: np.ndarray | None = None
+    sampling_logprobs: Numbers | None = None
     """[n] float32: the engine's log-probabilities, as the trainer uses them."""
-    logprobs: np.ndarray | None = None
+    logprobs: Numbers | None = None
     """[n] float32: the trainer's, under the step's first weights. None if this process did not compute the row."""
-    reference_logprobs: np.ndarray | None = None
+    reference_logprobs: Numbers | None = None
     """[n] float32: under the reference policy."""
     kl_sum: float | None = None
     """With a KL penalty in the reward: the estimated divergence of the row, in nats."""
@@ -113,18 +126,18 @@ class TrainedRow:
     """Index in `StepRecord.rows`."""
     microbatch: int
     """Number of the forward and backward pass that computed it."""
-    advantages: np.ndarray
+    advantages: Numbers
     """[n] float32"""
-    weights: np.ndarray
+    weights: Numbers
     """[n] float32: weight of each token in the loss."""
-    logprobs: np.ndarray
+    logprobs: Numbers
     """[n] float32: under the weights of this optimizer step."""
-    old_logprobs: np.ndarray
+    old_logprobs: Numbers
     """[n] float32: the denominator of the importance ratio."""
-    corrections: np.ndarray
+    corrections: Numbers
     """[n] float32: importance weight, the trainer's probability over the engine's, as bounded by the settings."""
-    reference_logprobs: np.ndarray | None = None
-    slopes: np.ndarray | None = None
+    reference_logprobs: Numbers | None = None
+    slopes: Numbers | None = None
     """[n] float32: derivative of the step's loss in the token's log-probability."""
 
 
@@ -135,16 +148,16 @@ class LossTrial:
     Where a step begins all ratios are 1 and a KL term has no slope, so that a wrong loss shows nothing there.
     """
 
-    rows: np.ndarray
+    rows: Ids
     """[N] int32: index of each token's row among those of the microbatch."""
-    logprobs: np.ndarray
-    old_logprobs: np.ndarray
-    advantages: np.ndarray
-    weights: np.ndarray
-    corrections: np.ndarray
-    slopes: np.ndarray
+    logprobs: Numbers
+    old_logprobs: Numbers
+    advantages: Numbers
+    weights: Numbers
+    corrections: Numbers
+    slopes: Numbers
     """[N] float32: derivative of the loss in each log-probability."""
-    reference_logprobs: np.ndarray | None = None
+    reference_logprobs: Numbers | None = None
 
 
 @dataclass
@@ -153,21 +166,21 @@ class TensorSample:
 
     name: str
     shape: list[int]
-    indices: np.ndarray
+    indices: Annotated[np.ndarray, Of("int64")]
     """[W] int64: of the entries in the flattened tensor."""
-    before: np.ndarray
+    before: Numbers
     """[W] float32"""
-    after: np.ndarray
-    gradient: np.ndarray | None
+    after: Numbers
+    gradient: Numbers | None
     """[W] float32: before clipping. None if the tensor has no gradient."""
     gradient_norm: float
     """Norm of the whole tensor's gradient; 0 without one."""
     learning_rate: float
     """That the optimizer has for this tensor. NaN if it does not have the tensor at all."""
     weight_decay: float = 0.0
-    moments_before: np.ndarray | None = None
+    moments_before: Annotated[np.ndarray, Of("float32", 2)] | None = None
     """[2, W]: Adam's first and second moment; None before the first update."""
-    moments_after: np.ndarray | None = None
+    moments_after: Annotated[np.ndarray, Of("float32", 2)] | None = None
     updates: int = 0
     """Number of updates that the optimizer has applied to this tensor, this one included."""
 
@@ -189,11 +202,11 @@ class Update:
 class Served:
     """What the engine serves after the step's weight sync, beside what was trained."""
 
-    token_ids: np.ndarray
+    token_ids: Ids
     """[T] fixed ids."""
-    trained: np.ndarray
+    trained: Numbers
     """[T - 1] the trainer's log-probability of each id but the first, at temperature 1."""
-    served: np.ndarray
+    served: Numbers
     """[T - 1] the engine's."""
 
 

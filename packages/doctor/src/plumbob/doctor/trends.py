@@ -335,7 +335,9 @@ def too_slow(n: Numbers) -> str | None:
     # that is so sure that a step leaves the few rows that are scored as they are.
     steps = max(plan.steps, 100)
     weights = max(number(r, "optimizer/relative_update") for r in n.rows) * steps
-    found = [change for row in n.rows if (change := change_of(row)) is not None]
+    # A step without a signal changes nothing at any rate.
+    live = [row for row in n.rows if number(row, "groups/zero_signal_share") < 1]
+    found = [change for row in live if (change := change_of(row)) is not None]
     text = f"the largest of {n.steps} steps changes the weights by {weights / steps:.1e} of their norm"
     if plan.exact and found:
         reach = steps**2 * max(found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,8 @@ import typer
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
+from plumbob.doctor import __main__ as records
+from plumbob.doctor.confirm import confirm, trial_of
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.page import lines
 from plumbob.doctor.web_page import render
@@ -35,6 +39,9 @@ the prompts to the weights that the engine serves: the first part that differs i
 `doctor RUN_DIR` examines a run, which may still be in progress: the records of its steps, its metrics, and why it ended. If
 they show no cause, it examines the run's environment and then, if the run is over, its model with its settings.
 
+`doctor FOLDER` reads the records of a run of TRL or of a trainer of your own, and `doctor validate FILE` says whether they are
+as docs/reference/records.md wants them.
+
 A line for each area says how many checks passed. Below it stand the cause, what was expected and found, and what to do, and
 then what could not be examined.
 
@@ -45,13 +52,15 @@ complete some checks.
 
 def doctor(**given: Any) -> int:
     """The command. Its signature is made from TrainConfig's fields below."""
-    everything, as_json, page, without_model = (
-        given.pop(name) for name in ("everything", "as_json", "html", "without_model")
+    everything, as_json, page, without_model, tried = (
+        given.pop(name) for name in ("everything", "as_json", "html", "without_model", "confirm")
     )
     named = given.get("env") or []
     if page is not None:
         _check_page(Path(page).absolute())
     config, directory = _settings(named[0] if len(named) == 1 else None, given)
+    if tried and directory is None:
+        raise UserError("--confirm tries a remedy for a run: name a run directory")
     try:
         with first_ctrl_c():
             x, title = _examined(config, directory, everything=bool(everything), model=not without_model)
@@ -69,7 +78,19 @@ def doctor(**given: Any) -> int:
             Path(page).write_text(render(x, title), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
+    for line in _confirmed(x, config, directory) if tried and directory is not None else ():
+        print(line, flush=True)
     return x.code
+
+
+def _confirmed(x: Examination, config: TrainConfig, directory: Path) -> Iterator[str]:
+    """What came of the first finding's remedy, tried beside the run's own options through lab, in the run's folder `confirm`."""
+    found = trial_of(x, vars(config), trl=False)
+    if isinstance(found, str):
+        yield found
+        return
+    flags = f"--config {shlex.quote(str((directory / 'config.toml').absolute()))}"
+    yield from confirm(found, directory / "confirm", env=config.env, model=config.model, flags=flags, trl=False)
 
 
 def _examined(config: TrainConfig, directory: Path | None, *, everything: bool, model: bool) -> tuple[Examination, str]:
@@ -144,6 +165,9 @@ _ARGUMENTS: dict[str, Any] = {
         "--without-model",
         help="Load no model: examine settings, tasks, rewards, tools, metrics and records only.",
     ),
+    "confirm": argument(
+        bool, "--confirm", help="Try the first remedy, if it is a value of an option: eight steps, three seeds."
+    ),
     "as_json": argument(bool, "--json", help="Print the findings as JSON."),
     "html": argument(str, "--html", help="Write the findings to an HTML page.", metavar="<file>"),
     "env_option": ENV_OPTION,
@@ -158,6 +182,8 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 def main() -> None:
     try:
+        if records.takes(sys.argv[1:]):
+            sys.exit(records.main(sys.argv[1:], "doctor"))
         run_app("doctor", app, sys.argv[1:])
     finally:
         gc.freeze()  # Python would look through all that two models leave, for two seconds, before the process ends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import inspect
 import json
 import math
 import time
@@ -13,11 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
 import verifiers.v1 as vf
-from plumbob.doctor.environment.player import Call, Failure, Message, Played, RunSettings, Script, Task, Turn
+from plumbob.doctor.environment.player import (
+    Call,
+    Failure,
+    Message,
+    Played,
+    RunSettings,
+    Script,
+    Task,
+    Turn,
+    place_of,
+)
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, Limits, Sampling, run_rollout, verifiers_messages
 from plumbob.rollout import verifiers_adapter as adapter
@@ -240,15 +248,6 @@ def _arguments(call: Any) -> Any:
         return json.loads(call.arguments)
     except ValueError:
         return call.arguments
-
-
-def place_of(function: Any) -> str:
-    """Where a function is written, as "file.py:12 Class.function"; "" if it has no source."""
-    try:
-        code = inspect.unwrap(getattr(function, "__func__", function))
-        return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
-    except (TypeError, OSError):
-        return ""
 
 
 def _play_in_child(

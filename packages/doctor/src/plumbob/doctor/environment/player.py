@@ -5,8 +5,10 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "held-out"]
@@ -163,3 +165,26 @@ class Player(Protocol):
     def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
         ...
+
+
+@dataclass
+class Given:
+    """A `Player` of which only the tasks are asked: what was played, or scored, is known already."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task] = ()
+    settings: RunSettings = field(default_factory=RunSettings)
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Name of each reward function -> where it is."""
+
+    def place(self, kind: str, name: str = "") -> str:
+        return self.code.get(name) or next(iter(self.code.values()), "") if kind == "reward" else ""
+
+
+def place_of(function: Any) -> str:
+    """Where a function is written, as "file.py:12 Class.function"; "" if it has no source."""
+    try:
+        code = inspect.unwrap(getattr(function, "__func__", function))
+        return f"{Path(inspect.getsourcefile(code) or '').name}:{inspect.getsourcelines(code)[1]} {code.__qualname__}"
+    except (TypeError, OSError):
+        return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.environment import grading, own_data, state, tasks, tools
@@ -53,9 +53,12 @@ TABLE: tuple[Row, ...] = (
 """The first row that is refuted names the cause: what depends on others is asked after them, and what is certain first."""
 
 
-def judge(matrix: Matrix) -> Iterator[Finding]:
-    """Examine what was played: a finding for each row, in the order of the table. `unsure`: it could not be examined."""
-    for row in TABLE:
+def judge(matrix: Matrix, only: Collection[str] | None = None) -> Iterator[Finding]:
+    """Examine what was played: a finding for each row, in the order of the table. `unsure`: it could not be examined.
+
+    `only`: ids of the rows that are asked, if these transcripts can be played; by default all.
+    """
+    for row in TABLE if only is None else [row for row in TABLE if row.id in only and not row.lacks(matrix)]:
         stage = CAUSES[row.cause].stage
         if missing := row.lacks(matrix):
             none = missing.startswith(HELD_OUT) and not matrix.player.held_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +47,21 @@ def render(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, header: bool = True
 ) -> list[int]:
     """The ids of a conversation by the tokenizer's own template. `header`: that which opens the assistant's next turn."""
-    made = tokenizer.apply_chat_template(
-        list(messages), tools=list(tools) or None, add_generation_prompt=header, tokenize=True, return_dict=False
+    return list(
+        _rendered(
+            tokenizer, str(tokenizer.chat_template), json.dumps([list(messages), list(tools)], default=str), header
+        )
     )
-    return [int(i) for i in made]
+
+
+@functools.lru_cache(maxsize=16)
+def _rendered(tokenizer: Any, template: str, given: str, header: bool) -> tuple[int, ...]:
+    """The rollouts of a group follow each other, and have one prompt. `given`: messages and tools as JSON."""
+    messages, tools = json.loads(given)
+    made = tokenizer.apply_chat_template(
+        messages, tools=tools or None, add_generation_prompt=header, tokenize=True, return_dict=False
+    )
+    return tuple(int(i) for i in made)
 
 
 def opening(rollout: Rollout) -> list[dict[str, Any]]:

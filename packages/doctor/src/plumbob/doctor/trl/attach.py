@@ -5,44 +5,60 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from plumbob.doctor import record as records
 from plumbob.doctor import trends
+from plumbob.doctor.confirm import TRIALS
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
-from plumbob.doctor.trl import course, settings
+from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
+from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
-FOLDER = "plumbob_records"
+FOLDER, PAGE = "plumbob_records", "report.html"
 
 
 def attach(
-    trainer: Any, *, every: int = records.EVERY, folder: str | Path | None = None, rescore: bool = False
+    trainer: Any,
+    *,
+    every: int = records.EVERY,
+    folder: str | Path | None = None,
+    rescore: bool = True,
+    gold: str | None = None,
 ) -> Doctor:
     """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
 
-    The first steps, and every `every`th one, are recorded in `folder` (by default `plumbob_records` in the trainer's output
-    folder) and compared with an exact computation of the same step. What is wrong is printed when it is found, and a page of
-    all that was examined when training ends. `rescore`: call the reward functions twice in the first step, the second time
-    with the completions in the opposite order, to see whether rewards depend on chance or on the order; and if all
-    completions earn the same, with texts of the data's columns in their place, to see whether a right answer would earn more.
+    Before the first step the data, the chat template and the reward functions are examined. The first steps, and every `every`th
+    one, are recorded in `folder` (by default `plumbob_records` in the trainer's output folder) and compared with an exact
+    computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
+
+    `rescore`: call the reward functions more often than training does: before the first step, with a few texts that are written
+    from the columns of the data in place of completions, and in the first step a second time, with the completions in the opposite
+    order. False: not to call them, for example because they cost money. `gold`: the column with the right answers; by default
+    one that a reward function has as an argument. Raises TypeError for another trainer, and ValueError for an unknown column.
     """
     from trl import GRPOTrainer
 
     if not isinstance(trainer, GRPOTrainer):
         raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
-    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore)
+    if gold is not None and gold not in (
+        columns := list(getattr(trainer.train_dataset, "column_names", None) or [gold])
+    ):
+        raise ValueError(f"attach(gold={gold!r}): the data set has no such column; it has {', '.join(columns)}")
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore, gold)
     trainer.add_callback(doctor)
     return doctor
 
@@ -63,20 +79,33 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
 class Doctor(TrainerCallback):
     """What `attach` returns."""
 
-    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool) -> None:
-        self.trainer, self.every, self.folder = trainer, every, folder
-        self.began = 0
+    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
+        self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
+        self._known = before.Before()
+        self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
         self.reading = Reading(left_out=[stage.__name__ for stage in left_out], limits=unseen)
         if self._refused:
             self.reading.limits = [self._refused]
+        self.reading.folder, self.reading.places = folder, settings.places(trainer)
+        self.reading.options = {trial.option: getattr(args, trial.option) for trial in TRIALS.values()}
+        self.reading.options["lr_scheduler_type"] = str(
+            getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+        )
+        if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
+            self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
         self.watch = Watch(trainer, self.wants, rescore)
         self.watch.gradients_are_complete = lambda: self._gradients()
+        new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+        self._exact = {0, 1, new}
+        """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
-        self._before: dict[str, Any] = {}
+        self._sample: course.WeightSample | None = None
+        self._weights = np.zeros((0, 0))
+        """What `_sample` gave last: of the weights with which the step begins."""
         self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
@@ -85,7 +114,7 @@ class Doctor(TrainerCallback):
         return not self._refused and (self._is_early(step) or (step + 1) % self.every == 0)
 
     def _is_early(self, step: int) -> bool:
-        return step - self.began < records.FIRST
+        return step - self.began < records.FIRST or step - self.began in self._exact
 
     @property
     def examination(self) -> Examination:
@@ -108,6 +137,8 @@ class Doctor(TrainerCallback):
             self._print(self.reading.found)
             self._refused = "Steps were not recorded: nothing is trained."
             self.reading.limits.append(self._refused)
+        else:
+            self._examine_before()
         if not self.began:  # records of an earlier training in the same folder
             for old in self.folder.glob("step_*.npz"):
                 old.unlink()
@@ -116,9 +147,11 @@ class Doctor(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
-        self._before = {} if self._refused else course.sample_of(self.trainer)
-        wanted = self.wants(state.global_step) and self._is_early(state.global_step)
-        self._snapshot = Snapshot(self.trainer) if wanted else None
+        if self._sample is None and not self._refused:
+            self._sample = course.WeightSample(self.trainer)
+            self._weights = self._sample.take()
+        exact = self.wants(state.global_step) and state.global_step - self.began in self._exact
+        self._snapshot = Snapshot(self.trainer) if exact else None
 
     @_guarded
     def _gradients(self) -> None:
@@ -152,6 +185,8 @@ class Doctor(TrainerCallback):
         if not state.is_world_process_zero:
             return
         (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        page = render(self.examination, f"plumbob.doctor {self.folder}")
+        (self.folder / PAGE).write_text(page, encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
         print(
             "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
@@ -159,6 +194,18 @@ class Doctor(TrainerCallback):
         )
 
     # Its work
+
+    def _examine_before(self) -> None:
+        score = self.watch.score if self.rescore and self.trainer.environments is None and not self._refused else None
+        try:
+            with unchanged_randomness():
+                self._known = before.examine(self.trainer, score, self.gold)
+        except Exception as error:  # data, templates and reward functions are the user's own
+            told = (
+                f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
+            )
+            self.reading.limits.append(told)
+        self._print(self.reading.add_findings(self._known.findings))
 
     def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:
         """The new failures of a step that has just been taken."""
@@ -177,15 +224,15 @@ class Doctor(TrainerCallback):
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
         made = self.watch.round
-        if self._refused or made is None or made.rewards is None or not made.output:
+        if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
             return []
-        self._row = {**course.row_of(self.trainer, made, self._before, step), **self._change}
+        began, self._weights = self._weights, self._sample.take()
+        self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
         found = [course.alike(self.trainer, made, step)] if made.step == step else []
         if self.watch.rescored is not None:
             found.append(course.again(made, self.watch.rescored, self.trainer.reward_func_names))
-            if self.watch.right_answers is not None:
-                found.append(course.right(self.trainer, made, self.watch.right_answers))
-            self.watch.rescored = self.watch.right_answers = None
+            found.append(course.right(self.trainer, made, self._known))
+            self.watch.rescored = None
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:
@@ -202,5 +249,5 @@ class Doctor(TrainerCallback):
         self.reading.limits.append(self._refused)
 
     def _print(self, new: list[Finding]) -> None:
-        for finding in new:
+        for finding in new if self.trainer.accelerator.is_main_process else ():
             print(f"plumbob.doctor: {finding_text(self.examination, finding)}", flush=True)

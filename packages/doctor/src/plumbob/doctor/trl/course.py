@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
+from plumbob.doctor.trl.before import Before
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
 from plumbob.doctor.trl.watching import Round
 
@@ -21,6 +22,7 @@ LOGGED = {
     "kl": "policy/kl",
     "grad_norm": "optimizer/grad_norm",
     "learning_rate": "optimizer/learning_rate",
+    "sampling/sampling_logp_difference/mean": "sync/sampling_gap",
 }
 """Name in TRL's log -> name of the same number in the table of trends."""
 LIMIT = "max_completion_length"
@@ -51,17 +53,25 @@ def plan_of(trainer: Any) -> trends.Plan:
     )
 
 
-def sample_of(trainer: Any) -> dict[str, np.ndarray]:
-    """A few entries of each trained tensor, the same ones each time."""
-    found = {}
-    for name, parameter in trained(trainer).items():
-        at = np.random.default_rng(zlib.crc32(name.encode())).integers(0, parameter.numel(), AT_RANDOM)
-        found[name] = numbers(parameter.detach().reshape(-1)[torch.from_numpy(at).to(parameter.device)])
-    return found
+class WeightSample:
+    """A few entries of each trained tensor, the same ones each time, read with one transfer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._tensors = trained(trainer)
+        self._at = {
+            name: torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).integers(0, p.numel(), AT_RANDOM))
+            for name, p in self._tensors.items()
+        }
+        self._at = {name: at.to(self._tensors[name].device) for name, at in self._at.items()}
+
+    def take(self) -> np.ndarray:
+        """[tensors, AT_RANDOM] float64"""
+        own = [p.detach().reshape(-1)[self._at[name]].float() for name, p in self._tensors.items()]
+        return numbers(torch.stack(own)).astype(float) if own else np.zeros((0, AT_RANDOM))
 
 
-def row_of(trainer: Any, made: Round, before: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
-    """The numbers of a step (from 0). `before`: the sample of its first weights."""
+def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, step: int) -> dict[str, float]:
+    """The numbers of a step (from 0). `before`, `after`: `WeightSample`s of the weights that it began with and left."""
     rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]
     finite = [r for r in rewards if np.isfinite(r)] or [0.0]
     groups = [
@@ -72,9 +82,7 @@ def row_of(trainer: Any, made: Round, before: Mapping[str, np.ndarray], step: in
     failed = sum(g[0] == low and (low < max(finite) or low <= 0) for g in flat)
     live = [g for g in groups if np.ptp(g) > 0]
     cut = statistics.fmean(cut_off(trainer, ids) for ids in made.ids) if made.ids else 0.0
-    count, after = len(groups), sample_of(trainer)
-    moved = np.concatenate([after[name] - old for name, old in before.items()]).astype(float)
-    old = np.concatenate([*before.values()]).astype(float)
+    count, moved = len(groups), after - before
     row = {
         "step": step + 1.0,
         "reward/mean": statistics.fmean(finite),
@@ -95,9 +103,9 @@ def row_of(trainer: Any, made: Round, before: Mapping[str, np.ndarray], step: in
         "rollout/repetitive_share": statistics.fmean(map(_repeats, made.ids)) if made.ids else 0.0,
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
-        "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(old), 1e-30)),
+        "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
         "optimizer/moved_share": float((moved != 0).mean()),
-        "optimizer/still_tensors": statistics.fmean(bool((after[name] == one).all()) for name, one in before.items()),
+        "optimizer/still_tensors": float((moved == 0).all(1).mean()),
     }
     if trainer.tools and made.completions and isinstance(made.completions[0], list):
         turns = [[m for m in one if m.get("role") == "assistant"] for one in made.completions]
@@ -145,13 +153,15 @@ def again(made: Round, second: torch.Tensor, names: Sequence[str]) -> Finding:
     return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
 
 
-def right(trainer: Any, made: Round, best: Mapping[str, float]) -> Finding:
-    """Whether texts of the data's columns earn more than completions that all earn the same. `best`: see `Watch`."""
-    reward = reward_of(trainer, made, 0)[1]
-    said = ", ".join(
-        f"the text of column {name!r} as a completion earns at most {value:.3g}" for name, value in best.items()
+def right(trainer: Any, made: Round, before: Before) -> Finding:
+    """Whether texts of the data's columns earn more than an empty reply, where completions of a prompt all earn the same."""
+    rewards, size = np.array([reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]), trainer.num_generations
+    groups = rewards[: len(rewards) // size * size].reshape(-1, size)
+    if not before.best or not len(groups) or np.ptp(groups, 1).any():
+        return Finding(RIGHT, "pass" if before.best else "unsure", "rewards of a prompt differ", None, "grading")
+    earned = ", ".join(f"that of column {name!r} {value:.3g}" for name, value in before.best.items())
+    said = (
+        f"the completions of each of {len(groups)} prompts earn the same, {rewards.min():.3g} to {rewards.max():.3g}; as a "
+        f"completion, a text of the data earns at most so much above an empty reply, in {before.forms} forms: {earned}"
     )
-    said = f"each of {len(made.inputs)} completions earns {reward:.3g}; {said}"
-    if best and max(best.values()) <= reward + 1e-9:
-        return Finding(RIGHT, "fail", f"{said}, in each of several forms", "reward-wrong", "grading", 1)
-    return Finding(RIGHT, "pass" if best else "unsure", said, None, "grading")
+    return Finding.of(RIGHT, ("reward-wrong" if max(before.best.values()) <= 1e-9 else None, said), "grading")

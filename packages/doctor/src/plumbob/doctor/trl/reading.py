@@ -1,9 +1,10 @@
-"""Records of TRL's steps beside the reference: while they are made, or later from their folder, without TRL."""
+"""Records beside the reference: those of TRL's steps while they are made, and those of any trainer later from their files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from typing import Any
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
+from plumbob.doctor.confirm import trial_of
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
+from plumbob.doctor.format import files_of, read_all
 from plumbob.doctor.trends import Plan, Trends, judge
 from plumbob.doctor.trl.settings import STAGES
 from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
@@ -23,6 +26,9 @@ COURSE = "run.json"
 """File in the folder of records that says what no record does."""
 WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
 """Stages that put the adapter on themselves, or compare with the model without it."""
+NOT_ENDED = "The training has not ended, or was ended from outside."
+OF_LIVE_RUNS = (stages.beginning, stages.live_updates, stages.known_change)
+"""Stages that no record is enough for."""
 MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""
 
@@ -39,6 +45,15 @@ class Reading:
     """What rewards show without a record."""
     trends: Trends = field(default_factory=lambda: Trends(Plan()))
     examined: int = 0
+    of_trl: bool = True
+    """Whether TRL made the records; else a trainer of the user's own."""
+    script: list[str] = field(default_factory=list)
+    """The script of the run, and its arguments; empty if it was started otherwise."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Fields of the GRPOConfig that a remedy may change."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Stage -> where the user's own code of it is, as "file.py:12 Class.function"."""
+    folder: Path = Path()
 
     def add(
         self,
@@ -54,22 +69,23 @@ class Reading:
         x = stages.Examined(record, plain, tokenizer, live, previous=previous)
         known = {f.check for f in self.found if f.cause}
         outcomes: list[stages.Outcome] = []
-        for stage in STAGES:
-            if stage.__name__ in self.left_out:
+        for stage in STAGES if self.of_trl else stages.STAGES:
+            if stage.__name__ in self.left_out or stage in OF_LIVE_RUNS:
                 continue
             outcome = self._outcome(stage, x)
             outcomes.append(outcome)
             if outcome.verdict == "fail":
                 break  # later stages are given what this one made
         new = [
-            dataclasses.replace(f, evidence=in_words_of_trl(f.evidence)) for f in of_outcomes(outcomes, record.step + 1)
+            dataclasses.replace(self._in_words(f), place=self.places.get(f.stage or "", "") if f.cause else "")
+            for f in of_outcomes(outcomes, record.step + 1)
         ]
         self.found += new
         self.examined += 1
         return [f for f in new if f.cause and f.check not in known]
 
     def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
-        if stage is stages.update and x.record.settings.weight_decay:
+        if self.of_trl and stage is stages.update and x.record.settings.weight_decay:
             return _update_by_decay(x)
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
@@ -100,13 +116,18 @@ class Reading:
 
     def add_findings(self, found: list[Finding]) -> list[Finding]:
         """Take in findings about rewards; returns failures of checks that did not fail before."""
+        place = self.places.get("grading", "")
+        found = [
+            dataclasses.replace(f, place=f.place or (place if f.stage == "grading" else "")) if f.cause else f
+            for f in found
+        ]
         known = {f.check for f in self.grading if f.cause}
         self.grading += found
         return [f for f in found if f.cause and f.check not in known]
 
     def add_row(self, row: Mapping[str, float]) -> list[Finding]:
         """Take in the numbers of a step; returns what they refute for the first time."""
-        return [_in_words(finding) for finding in self.trends.add(row)]
+        return [self._in_words(finding) for finding in self.trends.add(row)]
 
     def broken(self, why: str) -> list[Finding]:
         """A record could not be compared."""
@@ -114,30 +135,37 @@ class Reading:
         return []
 
     def examination(self) -> Examination:
-        x = Examination("the script", "the model", remedies=REMEDIES)
+        x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
         x.add("environment", *merged(self.grading))
         x.add("records", *merged(self.found))
         if rows := self.trends.numbers.rows:
-            x.add("trends", *map(_in_words, self.trends.findings()))
+            x.add("trends", *map(self._in_words, self.trends.findings()))
             said = self.trends.progress()
             x.notes += [f"{said[0].upper()}{said[1:]}."] if len(rows) > 1 else []
         x.limits += self.limits
+        if self.script and isinstance(tried := trial_of(x, self.options), tuple):
+            again = f"python -m plumbob.doctor {self.folder} --confirm"
+            x.notes.append(f"To try {tried[1]} {tried[2]} beside the run as it is, with several seeds:  {again}")
+        if not self.of_trl and x.causes:
+            x.limits.append("What to do is said in the options of plumbob's own trainer, where it needs one.")
         return x
+
+    def _in_words(self, finding: Finding) -> Finding:
+        return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence)) if self.of_trl else finding
 
     def as_json(self) -> dict[str, Any]:
         """What no record says, for `of_folder`."""
         return {
             "left_out": self.left_out,
+            "script": self.script,
+            "options": self.options,
+            "places": self.places,
             "limits": self.limits,
             "grading": [{k: v for k, v in dataclasses.asdict(f).items() if k != "code"} for f in merged(self.grading)],
             "plan": dataclasses.asdict(self.trends.plan),
             "patience": self.trends.patience,
             "steps": self.trends.numbers.rows,
         }
-
-
-def _in_words(finding: Finding) -> Finding:
-    return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence))
 
 
 def _update_by_decay(x: stages.Examined) -> stages.Outcome:
@@ -161,16 +189,18 @@ def _of_decay(record: records.StepRecord, decay: bool) -> records.StepRecord:
 
 
 def of_folder(folder: Path) -> Reading:
-    """What the records in a folder say. Raises ValueError if there are none."""
+    """What the records in a folder or file say. Raises ValueError if there are none, or if one is not as documented."""
     from plumbob.doctor.reference.model import load
     from plumbob.doctor.reference.rows import load_tokenizer
 
-    files = sorted(folder.glob("step_*.npz")) or sorted(folder.glob("*/step_*.npz"))
+    files = files_of(folder)
     if not files:
         raise ValueError(f"{folder} has no records of training steps")
     reading, previous = _begun(files[0].parent), None
-    for path in files[:MOST_RECORDS]:
-        record = records.read(path)
+    for where, record in itertools.islice(read_all(folder), MOST_RECORDS):
+        if isinstance(record, list):
+            raise ValueError(f"{where}: {record[0]}; `validate {folder}` lists all mistakes")
+        reading.of_trl = record.trainer.startswith("trl ")
         plain = tokenizer = None
         try:
             tokenizer = load_tokenizer(record.settings)
@@ -180,8 +210,10 @@ def of_folder(folder: Path) -> Reading:
         try:
             reading.add(record, plain, tokenizer, None, previous)
         except Exception as error:
-            reading.broken(f"{path.name}: {type(error).__name__}: {error}")
+            reading.broken(f"{where}: {type(error).__name__}: {error}")
         previous = record
+    if not reading.of_trl:
+        reading.limits = [one for one in reading.limits if one != NOT_ENDED]
     reading.limits = list(dict.fromkeys(reading.limits))
     return reading
 
@@ -190,11 +222,16 @@ def _begun(folder: Path) -> Reading:
     try:
         known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
     except (OSError, ValueError):
-        return Reading(limits=["The training has not ended, or was ended from outside."])
+        return Reading(limits=[NOT_ENDED])
     given: list[dict[str, Any]] = known["grading"]
     grading = [Finding(**one) for one in given]
     course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
-    return Reading(list(known["left_out"]), list(known["limits"]), grading=grading, trends=course)
+    more: dict[str, Any] = {
+        name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))
+    }
+    return Reading(
+        list(known["left_out"]), list(known["limits"]), grading=grading, trends=course, folder=folder, **more
+    )
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

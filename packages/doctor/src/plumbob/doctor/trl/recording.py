@@ -183,18 +183,19 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
 def _requests(trainer: Any, made: Round, i: int) -> list[records.Request]:
     """The turns of a completion. A later turn belongs to it if its prompt goes on from the turn before."""
     found: list[records.Request] = []
-    config = getattr(trainer, "generation_config", None)
-    if config is None:
-        return []
-    stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    given = vars(config) if (config := getattr(trainer, "generation_config", None)) else vars(trainer.args)
+    ends = given.get("eos_token_id") or trainer.eos_token_ids
+    stops = [stop for stop in (ends if isinstance(ends, list) else [ends]) if stop is not None]
     sampling = records.Sampling(
-        config.max_new_tokens,
-        config.temperature if config.do_sample else 0.0,
-        1.0 if config.top_p is None else config.top_p,
-        config.top_k or 0,
-        config.min_p or 0.0,
-        [stop for stop in stops if stop is not None],
+        trainer.max_completion_length if config is None else config.max_new_tokens,
+        given["temperature"] if given.get("do_sample", True) else 0.0,
+        1.0 if given["top_p"] is None else given["top_p"],
+        given["top_k"] or 0,
+        given["min_p"] or 0.0,
+        stops,
     )
+    # Whether something else than the limit of tokens may end a completion without a stop token.
+    limited = config is None or bool(config.stop_strings or config.max_time)
     start = 0
     for number, turn in enumerate(made.turns):
         if turn.logprobs is None:
@@ -204,8 +205,10 @@ def _requests(trainer: Any, made: Round, i: int) -> list[records.Request]:
             continue
         prompt, ids = turn.prompts[at], turn.completions[at]
         start = len(prompt) if number == 0 else start
-        ids = ids[: max(start + trainer.max_completion_length - len(prompt), 0)]  # TRL cuts what exceeds the limit
-        reason = "stop" if ids and ids[-1] in stops else "length"
+        most = max(start + trainer.max_completion_length - len(prompt), 0)
+        ids = ids[:most]  # TRL cuts what exceeds the limit
+        full = len(ids) >= min(most, sampling.max_tokens) or limited
+        reason = "stop" if (ids and ids[-1] in stops) or not full else "length"
         found.append(
             records.Request(
                 np.array(prompt, np.int32), np.array(ids, np.int32), turn.logprobs[at][: len(ids)], sampling, reason

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from plumbob.doctor import stages
+from plumbob.doctor.environment.player import place_of
 from plumbob.doctor.record import Settings
 from plumbob.doctor.stages import Examined, Outcome
 
@@ -22,24 +23,7 @@ REDUCTIONS: dict[str, Any] = {
 Stage = Callable[[Examined], Outcome | list[Outcome]]
 
 
-def described(x: Examined) -> Outcome:
-    """The prompts name the tools: TRL renders them by the chat template, which may have no place for them."""
-    out = Outcome("rows", "prompts describe the tools")
-    asked = [(r, x.record.tools[r.tools]) for r in x.record.rollouts if r.tools >= 0 and r.requests]
-    if x.tokenizer is None or not asked:
-        out.verdict, out.evidence = "not examined", "there are no tools" if x.tokenizer else "no tokenizer"
-        return out
-    for rollout, tools in asked:
-        names, text = [str(t["function"]["name"]) for t in tools], x.tokenizer.decode(rollout.requests[0].prompt_ids)
-        out.gap += any(name not in text for name in names)
-    out.evidence = f"{out.gap:.0f} of {len(asked)} prompts do not name all of their tools"
-    if out.gap:
-        out.verdict, out.cause, out.what = "fail", "prompt-incomplete", "a prompt without the tools' descriptions"
-    return out
-
-
 STAGES: tuple[Stage, ...] = (
-    described,
     stages.prompts,
     stages.rows,
     stages.engine_logprobs,
@@ -68,7 +52,8 @@ def settings_of(trainer: Any, step: int) -> Settings:
     beta = float(trainer.beta)
     return Settings(
         model=str(model.config.name_or_path),
-        precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 else "float32",
+        # vLLM has another implementation of the model, which agrees with the trainer's as bfloat16 does.
+        precision="bfloat16" if args.bf16 or weights_in == torch.bfloat16 or args.use_vllm else "float32",
         temperature=args.temperature,
         max_tokens=args.max_completion_length,
         top_p=args.top_p,
@@ -175,11 +160,6 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     other = [name for name, on in loss_options.items() if on]
     table: tuple[tuple[bool, str, set[Stage]], ...] = (
         (
-            bool(args.use_vllm),
-            "What vLLM computes and serves was not examined.",
-            {stages.engine_logprobs, stages.draws},
-        ),
-        (
             bool(trainer.use_transformers_continuous_batching) or trainer.rollout_func is not None,
             "Completions do not come from transformers' generate(), so how they were sampled was not examined.",
             {stages.engine_logprobs, stages.draws},
@@ -221,3 +201,32 @@ def tokenizer_of(trainer: Any) -> Any:
     if trainer.chat_template_kwargs:
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **trainer.chat_template_kwargs)
     return tokenizer
+
+
+OTHERS = ("trl.", "transformers.", "builtins", "torch.", "abc", "typing")
+METHODS = {
+    "rows": ("_generate_and_score_completions", "_generate", "_tool_call_loop"),
+    "logprobs": ("_get_per_token_logps_and_entropies", "_generate_single_turn"),
+    "sampling": ("_generate_single_turn", "_generate"),
+    "advantages": ("_generate_and_score_completions", "_calculate_rewards", "_get_train_sampler"),
+    "loss": ("_compute_loss", "compute_loss", "_generate_and_score_completions"),
+    "gradient": ("training_step", "_compute_loss", "compute_loss"),
+    "optimizer": ("create_optimizer", "create_scheduler", "training_step"),
+}
+"""Stage -> methods of GRPOTrainer that decide it, of which a subclass may have its own."""
+
+
+def places(trainer: Any) -> dict[str, str]:
+    """Stage -> where a subclass's own method that decides it is; `grading`: where the reward function is, if there is one."""
+    own = {
+        name: value
+        for one in type(trainer).__mro__[::-1]
+        if not one.__module__.startswith(OTHERS)
+        for name, value in vars(one).items()
+    }
+    found = {
+        stage: place_of(own[next(n for n in names if n in own)])
+        for stage, names in METHODS.items()
+        if own.keys() & set(names)
+    }
+    return {**found, "grading": place_of(trainer.reward_funcs[0]) if len(trainer.reward_funcs) == 1 else ""}

@@ -5,6 +5,7 @@ What a step used and made is kept as the trainer's own tensors, and `recording` 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,9 +16,6 @@ import numpy as np
 import torch
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
-
-FORMS = ("{}", "The answer is {}.", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}")
-"""Forms in which reward functions look for an answer."""
 
 
 @dataclass
@@ -72,8 +70,6 @@ class Watch:
         self.gradients_are_complete: Callable[..., None] = lambda: None
         self.rescored: torch.Tensor | None = None
         """[B, F] the second rewards, in the order of the first."""
-        self.right_answers: dict[str, float] | None = None
-        """See `_of_columns`; only if all completions of the first step earn the same."""
         self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
@@ -111,7 +107,7 @@ class Watch:
         return result
 
     def _turn(self, original: Any, prompt_ids: Any, *rest: Any, **more: Any) -> Any:
-        if self.round is None or not self.trainer.model.training:
+        if self.round is None or not self.now:
             return original(prompt_ids, *rest, **more)
         prompts = [list(ids) for ids in prompt_ids]
         with drawn_from(self.trainer) as drawn:
@@ -128,8 +124,6 @@ class Watch:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
                     self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
-                    if len(rewards.unique()) == 1:
-                        self.right_answers = self._of_columns(original, *given)
         return rewards
 
     @contextmanager
@@ -145,21 +139,16 @@ class Watch:
                 getattr(self.trainer, name).clear()
                 getattr(self.trainer, name).update(values)
 
-    def _of_columns(self, original: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> dict[str, float]:
-        """Column of texts -> the most that its own text earns, in one of several forms, as a completion of its row."""
-        best: dict[str, float] = {}
-        for column in [k for k, v in inputs[0].items() if k not in ("prompt", "completion") and isinstance(v, str)]:
-            for form in FORMS:
-                texts = [form.format(one[column]) for one in inputs]
-                said = (
-                    [[{"role": "assistant", "content": t}] for t in texts]
-                    if isinstance(completions[0], list)
-                    else texts
-                )
-                found = original(inputs, prompts, said, self.trainer._tokenizer(texts)["input_ids"]).nan_to_num(0.0)
-                weighted = (found * self.trainer.reward_weights.to(found.device)).sum(1)
-                best[column] = max(best.get(column, -float("inf")), float(weighted.max()))
-        return best
+    def score(self, inputs: Any, texts: list[str]) -> np.ndarray | None:
+        """[B, F] what reward functions give texts as completions of these rows; None if one of them raises."""
+        trainer = self.trainer
+        talks = isinstance(inputs[0]["prompt"], list)
+        said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
+        ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
+        with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
+            rows = copy.deepcopy(inputs)
+            return trainer._calculate_rewards(rows, [row["prompt"] for row in rows], said, ids).double().cpu().numpy()
+        return None
 
     # Loss and gradient
 
@@ -260,44 +249,52 @@ def token_weights(trainer: Any, inputs: Mapping[str, Any], made: Round | None) -
 
 @contextmanager
 def drawn_from(trainer: Any) -> Generator[Callable[[list[list[int]]], list[np.ndarray] | None]]:
-    """In this context, transformers' generate() notes the log-probability of each token that it draws.
+    """In this context, transformers' generate() notes the log-probability of each token that it draws, whatever model draws it.
 
     Yields a function that gives them for the completions, [n] each; None if they are not known.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    from transformers.generation import GenerationMixin
+
+    calls = 0
     chosen: list[torch.Tensor] = []
     last: list[torch.Tensor] = []
 
+    def of(ids: torch.Tensor) -> torch.Tensor:
+        scores = last.pop()
+        return scores.gather(1, ids[:, None].to(scores.device))[:, 0].float() - scores.float().logsumexp(-1)
+
     def note(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if last:
-            chosen.append(last.pop().gather(1, input_ids[:, -1:])[:, 0])
-        last.append(scores.float().log_softmax(-1))
+            chosen.append(of(input_ids[:, -1]))
+        last.append(scores)  # the last of the processors made them, and nothing changes them
         return scores
 
     def given(completions: list[list[int]]) -> list[np.ndarray] | None:
         steps = len(chosen) + len(last)
-        if not last or max(map(len, completions), default=0) > steps:
+        if calls != 1 or not last or max(map(len, completions), default=0) > steps:
             return None
         ends = torch.tensor([ids[steps - 1] if len(ids) == steps else 0 for ids in completions])
-        every = torch.stack([*chosen, last[0].gather(1, ends[:, None].to(last[0].device))[:, 0]], 1)
+        every = torch.stack([*chosen, of(ends)], 1)
         return [numbers(row[: len(ids)]) for row, ids in zip(every, completions, strict=True)]
 
-    make = getattr(model, "_get_logits_processor", None)
+    make = getattr(GenerationMixin, "_get_logits_processor", None)
     if trainer.use_vllm or trainer.use_transformers_continuous_batching or make is None:
         yield lambda completions: None
         return
 
+    @functools.wraps(make)
     def making(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
         processors = make(*args, **more)
         processors.append(note)
         return processors
 
-    model._get_logits_processor = making
+    GenerationMixin._get_logits_processor = making  # ty: ignore[invalid-assignment]
     try:
         yield given
     finally:
-        del model._get_logits_processor
+        GenerationMixin._get_logits_processor = make
 
 
 @contextmanager

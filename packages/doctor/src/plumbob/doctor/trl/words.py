@@ -19,6 +19,22 @@ WORDS = {
 """The doctor's words -> those of GRPOConfig."""
 
 REMEDIES = {
+    "few-distinct-tasks": "Train on more different prompts.",
+    "answers-not-parsed": (
+        "Compare with the final answer: take it out of the column (the part behind ####, for example) before training, or in "
+        "the reward function, and read it from the completion in the form that the prompt asks for."
+    ),
+    "calls-not-read": (
+        "Print a few completions. If they hold calls in another form, set processing_class.response_template to it; if they hold "
+        "none, use a model that calls tools, ask for calls in the prompt, or teach them first with SFTTrainer."
+    ),
+    "held-out-in-training": "Split the data before anything else (train_test_split), and remove rows that both parts have.",
+    "evaluation-differs": "Give eval_dataset the same prompt and system message as train_dataset.",
+    "weights-not-synced": (
+        "Look at what generates: a copy of the model or a vLLM that is not updated (vllm_generation.sync_weights, which runs "
+        "before generation), or an adapter that is not merged into what it is sent."
+    ),
+    "adapter-scale-differs": "Merge the adapter once before weights are sent, and unmerge it after; compare lora_alpha / r.",
     "prompt-incomplete": (
         "Give the trainer conversations (a column `prompt` of messages), not texts that were rendered before, and look "
         "at chat_template_kwargs, `tools=` and the chat template of processing_class."
@@ -52,11 +68,6 @@ REMEDIES = {
     "truncated-rollouts": (
         "Raise max_completion_length, shorten what the prompt asks for, or set mask_truncated_completions=True."
     ),
-    "rewards-of-other-rollouts": "Return the rewards in the order of `completions`, one for each.",
-    "reward-nondeterministic": (
-        "Make each reward depend on its own completion and columns alone: no random numbers, no clock, no place in the "
-        "batch, no counter that outlives the call, no judge with a temperature above 0."
-    ),
     "reward-wrong": (
         "Print what each reward function is given and returns for a few completions: its arguments are `prompts`, "
         "`completions`, `completion_ids` and the columns of the data set by name, in lists of one entry for each "
@@ -73,10 +84,6 @@ REMEDIES = {
     "loss-differs-from-settings": (
         "Look at a subclass that overrides compute_loss or _compute_loss, and compare it with loss_type, epsilon, "
         "epsilon_high, delta and importance_sampling_level."
-    ),
-    "normaliser-depends-on-microbatches": (
-        "Divide by the tokens or rows of the whole optimizer step, once: TRL's loss already divides by "
-        "gradient_accumulation_steps."
     ),
     "kl-term-wrong": (
         "Set sync_ref_model=False (or ref_model_sync_steps and ref_model_mixup_alpha so that the reference stays "
@@ -110,7 +117,6 @@ REMEDIES = {
     "too-little-signal": "Raise num_generations or temperature, and leave out prompts whose completions all earn the same.",
     "policy-breaks": "Lower learning_rate, set max_grad_norm, or raise beta.",
     "behaviour-narrows": "Lower learning_rate, raise temperature, or set epsilon_high above epsilon.",
-    "few-distinct-tasks": "Train on more different prompts.",
 }
 """Id of a cause -> what to do, in options and parts of TRL."""
 

@@ -1,0 +1,192 @@
+"""The documented form of records: what a file must hold, one sentence for each mistake in it, and what its stages need.
+
+A file of records is the `.npz` file of one step that `record.write` makes, or a `.jsonl` file with one step a line, in which
+arrays are lists. Its JSON schema is that of the dataclasses of `plumbob.doctor.record`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from plumbob.doctor import record as records
+from plumbob.doctor.record import StepRecord
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import core_schema
+
+MOST_MISTAKES = 20
+"""Most sentences about one record."""
+NEEDS: dict[str, tuple[str, ...]] = {
+    "prompts": ("settings.model", "rollouts.requests", "rollouts.messages"),
+    "rows": ("rollouts.requests", "rows.token_ids", "rows.loss_mask"),
+    "engine_logprobs": ("settings.model", "settings.temperature", "rows.sampling_logprobs or rollouts.requests"),
+    "trainer_logprobs": ("settings.model", "settings.temperature", "rows.logprobs"),
+    "draws": ("settings.model", "rollouts.requests"),
+    "pairing": ("rollouts.task", "rollouts.reward", "rows.rollout", "rows.group", "rows.reward"),
+    "advantage": ("rows.reward", "rows.advantage", "settings.group_size", "settings.scale", "settings.baseline"),
+    "reference_policy": ("settings.kl_beta", "rows.reference_logprobs"),
+    "weights": ("settings.reduction", "updates.members", "updates.trained.weights"),
+    "corrections": ("settings.correction", "rows.sampling_logprobs", "updates.trained.corrections"),
+    "slopes": ("settings.bound", "updates.trained.slopes"),
+    "gradient": ("settings.model", "updates.trained.slopes", "updates.tensors.gradient"),
+    "trained_tensors": ("settings.model", "updates.tensors"),
+    "update": ("settings.learning_rate", "settings.schedule", "updates.tensors.before", "updates.tensors.after"),
+    "served": ("served",),
+}
+"""Stage of `plumbob.doctor.stages` -> the fields without which it is not examined, in the order of the data."""
+
+
+def _array_schema(of: records.Of, source: Any, handler: Any) -> Any:
+    def given(value: Any) -> np.ndarray:
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise ValueError("its lists have different lengths") from None
+        if array.size and (array.ndim != of.dimensions or array.dtype.kind not in "biuf"):
+            raise ValueError(f"should be {'a list' if of.dimensions == 1 else 'lists'} of numbers")
+        made = array.astype(of.dtype)
+        if made.dtype.kind != "f" and not np.array_equal(made, array):
+            raise ValueError(f"holds numbers that are not of type {of.dtype}")
+        return made
+
+    return core_schema.no_info_plain_validator_function(given)
+
+
+def _array_json(of: records.Of, schema: Any, handler: Any) -> dict[str, Any]:
+    items: dict[str, Any] = {"type": {"f": "number", "b": "boolean"}.get(np.dtype(of.dtype).kind, "integer")}
+    for _ in range(of.dimensions):
+        items = {"type": "array", "items": items}
+    return items
+
+
+@functools.cache
+def adapter() -> TypeAdapter[StepRecord]:
+    """pydantic's reader of records."""
+    for name, method in (("core_schema", _array_schema), ("json_schema", _array_json)):
+        setattr(records.Of, f"__get_pydantic_{name}__", method)
+    for kind in vars(records).values():
+        if dataclasses.is_dataclass(kind):
+            kind.__pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+    return TypeAdapter(StepRecord)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a line of a `.jsonl` file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **adapter().json_schema()}
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of records that `path` is or holds, in the order of their names."""
+    if path.is_file():
+        return [path]
+    return next((found for p in ("step_*.npz", "*/step_*.npz", "*.jsonl") if (found := sorted(path.glob(p)))), [])
+
+
+def read_all(path: Path) -> Iterator[tuple[str, StepRecord | list[str]]]:
+    """(where it is, the record, or a sentence for each mistake in it) of each record that `path` is or holds."""
+    for file in files_of(path):
+        if file.suffix != ".jsonl":
+            yield file.name, _checked(file)
+            continue
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{file.name}, line {number}", _checked(line)
+
+
+def _checked(given: Path | str) -> StepRecord | list[str]:
+    try:
+        record = adapter().validate_json(given) if isinstance(given, str) else _validated(records.read(given))
+    except ValidationError as error:
+        return [f"{_field(one['loc'])}{_said(one)}" for one in error.errors()][:MOST_MISTAKES]
+    except (ValueError, TypeError) as error:
+        return [str(error)]
+    return list(_contradictions(record))[:MOST_MISTAKES] or record
+
+
+def _validated(record: StepRecord) -> StepRecord:
+    return adapter().validate_python(dataclasses.asdict(record))
+
+
+def _field(place: Sequence[str | int]) -> str:
+    text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).removeprefix(".")
+    return f"{text}: " if text else ""
+
+
+def _said(error: Any) -> str:
+    match error["type"]:
+        case "missing":
+            return "this field is missing"
+        case "unexpected_keyword_argument":
+            return "there is no field of this name"
+        case "json_invalid":
+            return f"it is no JSON: {error['ctx']['error']}"
+    return error["msg"].removeprefix("Value error, ").replace("Input should", "should")
+
+
+def _contradictions(x: StepRecord) -> Iterator[str]:
+    """A sentence for each field that does not fit another one."""
+    for name, count in Counter(rollout.name for rollout in x.rollouts).items():
+        if count > 1:
+            yield f"rollouts: {count} have the name {name!r}"
+    for i, rollout in enumerate(x.rollouts):
+        if not -1 <= rollout.tools < len(x.tools):
+            yield f"rollouts[{i}].tools: is {rollout.tools}, and there are {len(x.tools)} lists of tools"
+        for k, one in enumerate(rollout.requests):
+            yield from _lengths(f"rollouts[{i}].requests[{k}]", one, ("logprobs",), len(one.token_ids), "token_ids")
+    for i, row in enumerate(x.rows):
+        yield from _lengths(f"rows[{i}]", row, ("loss_mask",), len(row.token_ids), "token_ids")
+        if row.loss_mask[:1].any():
+            yield f"rows[{i}].loss_mask: is true for the first token, which has no log-probability"
+        columns = ("sampling_logprobs", "logprobs", "reference_logprobs")
+        yield from _lengths(f"rows[{i}]", row, columns, int(row.loss_mask.sum()), "loss_mask true for")
+    for u, update in enumerate(x.updates):
+        yield from _in_update(f"updates[{u}]", update, x.rows)
+
+
+def _in_update(place: str, update: records.Update, rows: Sequence[records.Row]) -> Iterator[str]:
+    columns = [f.name for f in dataclasses.fields(records.TrainedRow)[2:]]
+    for i in update.members:
+        if not -1 <= i < len(rows):
+            yield f"{place}.members: holds {i}, and there are {len(rows)} rows"
+    for k, t in enumerate(update.trained):
+        if not -1 <= t.row < len(rows):
+            yield f"{place}.trained[{k}].row: is {t.row}, and there are {len(rows)} rows"
+        elif t.row >= 0:
+            of = f"row {t.row} has loss_mask true for"
+            yield from _lengths(f"{place}.trained[{k}]", t, columns, int(rows[t.row].loss_mask.sum()), of)
+    for k, tensor in enumerate(update.tensors):
+        columns = ["before", "after", "gradient", "moments_before", "moments_after"]
+        yield from _lengths(f"{place}.tensors[{k}]", tensor, columns, len(tensor.indices), "indices")
+
+
+def _lengths(place: str, thing: Any, names: Sequence[str], expected: int, of: str) -> Iterator[str]:
+    """A sentence for each array of these names that has another length than `of`."""
+    for name in names:
+        values = getattr(thing, name)
+        if values is not None and values.shape[-1] != expected:
+            yield f"{place}.{name}: has {values.shape[-1]} entries, and {of} {expected}"
+
+
+def lacking(x: StepRecord) -> dict[str, list[str]]:
+    """Stage -> the fields of `NEEDS` that a record does not have, of the stages that cannot be examined for it."""
+    given = json.loads(json.dumps(dataclasses.asdict(x), default=lambda array: array.size or None))
+    missing = {name: [field for field in fields if not _has(given, field)] for name, fields in NEEDS.items()}
+    return {name: fields for name, fields in missing.items() if fields}
+
+
+def _has(value: Any, field: str) -> bool:
+    """Whether a field, or one of those between "or", is filled anywhere. Settings and numbers of 0 are."""
+    if " or " in field:
+        return any(_has(value, one) for one in field.split(" or "))
+    name, _, rest = field.partition(".")
+    if isinstance(value, list):
+        return any(_has(one, field) for one in value)
+    value = value.get(name) if isinstance(value, dict) else None
+    return _has(value, rest) if rest else value is not None and value not in ([], "")

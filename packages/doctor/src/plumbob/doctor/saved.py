@@ -1,0 +1,147 @@
+"""Rollouts that verifiers has saved (`traces.jsonl` of vf-eval), examined without a model and without verifiers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from plumbob.console import UserError
+from plumbob.doctor.environment.hands import Hand, gold_field
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
+from plumbob.doctor.environment.player import Call, Given, Message, Played, Task
+from plumbob.doctor.environment.table import judge
+from plumbob.doctor.environment.texts import says_failed, strings
+from plumbob.doctor.environment.transcripts import EMPTY
+from plumbob.doctor.examine import Examination
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.trends import TRENDS, WINDOW, Plan
+from plumbob.doctor.trends import judge as judge_numbers
+
+EXAMINED = {"ends", "finite", "distinct", "hidden"}
+"""Rows of the environment's table that saved rollouts are enough for."""
+OF_TRAINING = next(trend.statement for trend in TRENDS if trend.cause == "too-little-signal")
+"""What is true of steps of training alone, which take a certain number of tasks."""
+NO_DATA = ("prompt", "system_prompt", "name", "description", "idx", "id")
+CUT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+"""Reasons why a rollout ended that are limits, as verifiers names them."""
+
+
+def examination(path: Path) -> Examination:
+    """What the rollouts in a file show of their environment. Raises UserError if it is none of verifiers' files."""
+    rollouts = list(_read(path))
+    first = {one.task.key: one for one, _ in reversed(rollouts)}
+    tasks = [one.task for one in first.values()]
+    gold = gold_field(tasks, [()] * len(tasks))
+    hand = Hand(tasks, [()] * len(tasks), [gold.of(task) if gold else "" for task in tasks])
+    matrix = Matrix(Given(tasks), hand)  # ty: ignore[invalid-argument-type]
+    matrix.cells["saved"] = dict(enumerate(one for one, _ in rollouts))
+    matrix.cells[EMPTY] = {i: Played(one.task, 0.0, messages=one.opening) for i, one in enumerate(first.values())}
+    x = Examination("the environment", "the model")
+    x.add("environment", *judge(matrix, EXAMINED), _alike([one for one, _ in rollouts]))
+    # The table of trends reads steps: tasks are dealt out to as many as it waits for.
+    number = {key: i for i, key in enumerate(first)}
+    parts = [[one for one in rollouts if number[one[0].task.key] % WINDOW == k] for k in range(min(WINDOW, len(tasks)))]
+    rows = [_numbers(k, part) for k, part in enumerate(parts, 1)]
+    size = max(Counter(one.task.key for one, _ in rollouts).values(), default=1)
+    found = judge_numbers(rows, Plan(group_size=size, limits={"limit": "a limit"}), patience=len(rows)).findings()
+    known = [finding for finding in found if finding.verdict != "unsure" and finding.check != OF_TRAINING]
+    x.add("trends", *(dataclasses.replace(finding, step=None) for finding in known))
+    mean = statistics.fmean(one.reward for one, _ in rollouts if one.ok) if any(one.ok for one, _ in rollouts) else 0.0
+    x.notes.append(f"{len(rollouts)} rollouts of {len(tasks)} tasks, mean reward {mean:.3f}.")
+    return x
+
+
+def _read(path: Path) -> Iterator[tuple[Played, bool]]:
+    """The rollouts of a file, or of a folder with one, each with whether a limit cut it off."""
+    file = path / "traces.jsonl" if path.is_dir() else path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            found = [_played(trace) for trace in row.get("traces", [row])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{file}, line {number}: is no rollout of verifiers: {type(error).__name__}: {error}"
+            ) from None
+        yield from found
+
+
+def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
+    data, calls, messages = trace["task"]["data"], dict[str, Call](), []
+    for node in trace["nodes"]:
+        said = node["message"]
+        own = {call["id"]: Call(call["name"], call["arguments"]) for call in said.get("tool_calls") or ()}
+        calls |= own
+        text = "\n".join(strings(said.get("content")))
+        answers = calls.get(said.get("tool_call_id") or "")
+        messages.append(Message(said["role"], text, tuple(own.values()), answers, bool(node.get("sampled"))))
+    parts = {name: one["score"] * one.get("weight", 1.0) for name, one in trace["rewards"].items() if one}
+    reward, errors = sum(parts.values()), trace.get("errors") or []
+    key = trace["task"].get("key") or json.dumps(data, sort_keys=True)
+    prompt = "\n".join(
+        message.text for message in messages if not message.sampled and message.role in ("system", "user")
+    )
+    task = Task(key, "train", {name: value for name, value in data.items() if name not in NO_DATA}, prompt)
+    failure = "fails" if errors else None if math.isfinite(reward) else "not-finite"
+    error = f"{errors[-1]['type']}: {errors[-1]['message']}"[:300] if errors else ""
+    long = [call.get("finish_reason") for call in trace.get("calls") or () if not call.get("error")][-1:] == ["length"]
+    return Played(task, reward, parts, tuple(messages), failure, error), long or trace.get("stop_condition") in CUT
+
+
+def _alike(rollouts: Sequence[Played]) -> Finding:
+    """Equal rollouts of a task earn equal rewards."""
+    same: dict[Any, list[float]] = defaultdict(list)
+    for one in rollouts:
+        if one.ok:
+            same[one.task.key, *((m.role, m.text, str(m.calls)) for m in one.messages)].append(one.reward)
+    several = [rewards for rewards in same.values() if len(rewards) > 1]
+    wrong = sum(max(rewards) - min(rewards) > TOLERANCE for rewards in several)
+    told = f"of {len(several)} transcripts that were played more than once {wrong} earn different rewards"
+    return Finding.of(
+        "equal rollouts of a task earn equal rewards", ("reward-nondeterministic" if wrong else None, told), "grading"
+    )
+
+
+def _numbers(number: int, rollouts: Sequence[tuple[Played, bool]]) -> dict[str, float]:
+    """The numbers of a part of the rollouts, as those of step `number`, by the names of `plumbob.doctor.trends`."""
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for one, _ in rollouts:
+        if one.ok:
+            by_task[one.task.key].append(one.reward)
+    groups = list(by_task.values())
+    rewards = [reward for group in groups for reward in group] or [0.0]
+    several, low = [group for group in groups if len(group) > 1], min(rewards)
+    flat = [group for group in several if max(group) - min(group) <= TOLERANCE]
+    failed = sum(group[0] == low and (low < max(rewards) or low <= 0) for group in flat)
+    results = [message for one, _ in rollouts for message in one.messages if message.role == "tool"]
+    calls = [len(message.calls) for one, _ in rollouts for message in one.messages if message.sampled]
+    cut, count = sum(was_cut for _, was_cut in rollouts) / max(len(rollouts), 1), len(rollouts)
+    row = {
+        "step": float(number),
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "rollout/count": float(count),
+        "rollout/errored": float(sum(one.failure == "fails" for one, _ in rollouts)),
+        "rollout/not_finite": float(sum(one.failure == "not-finite" for one, _ in rollouts)),
+        "rollout/truncated_share": cut,
+        "rollout/stopped/limit": cut,
+        "rollout/turns": len(calls) / max(count, 1),
+        "rollout/tool_calls": sum(calls) / max(count, 1),
+    }
+    if results:
+        row["rollout/tools"] = 1.0
+        row["rollout/tool_errors"] = sum(says_failed(message.text) for message in results) / max(count, 1)
+    if several:
+        row |= {"groups/count": float(len(several)), "groups/zero_signal": float(len(flat))}
+        row |= {"groups/zero_signal_share": len(flat) / len(several)}
+        row |= {"groups/all_fail": float(failed), "groups/all_pass": float(len(flat) - failed)}
+    return row

@@ -1,0 +1,252 @@
+"""What a GRPOTrainer of TRL is examined for before its first step: data, reward functions, and the chat template.
+
+Reward functions score a few transcripts that are written from the columns of the data, in place of completions, and what must hold
+of an environment (`plumbob.doctor.environment.table`) is asked of what they earn.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from plumbob.doctor.environment.hands import Hand
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
+from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.table import judge
+from plumbob.doctor.environment.texts import chosen, strings
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
+from plumbob.doctor.findings import Finding
+from plumbob.doctor.trl.settings import tokenizer_of
+
+FORMS = (
+    "{}",
+    "The answer is {}.",
+    "\\boxed{{{}}}",
+    "<answer>{}</answer>",
+    "#### {}",
+    "<think>\nThat takes a few steps.\n</think>\n<answer>\n{}\n</answer>",
+    "<reasoning>\nThat takes a few steps.\n</reasoning>\n<answer>\n{}\n</answer>\n",
+    "<think>\nThat takes a few steps.\n</think>\n\\boxed{{{}}}",
+)
+"""Forms in which reward functions look for an answer."""
+KINDS = (
+    ECHO,
+    WRONG,
+    "the form of an answer without content",
+    "the best constant answer",
+    "other words",
+    "the answer alone",
+)
+"""Transcripts that are scored beside the right answer and an empty reply."""
+MOST_TASKS, MOST_ROWS, MOST_COLUMNS = 8, 4000, 3
+"""Rows of the data with which transcripts are written, rows that are compared with each other, and columns that are tried."""
+LEAST_STEPS = 30
+"""Steps from which on a run is no trial."""
+LONG = 8
+"""Words from which on a text is a worked solution, which no model writes word for word."""
+GIVEN = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+)
+"""Arguments that TRL gives to every reward function; others are columns."""
+REPLY = "A reply."
+EXAMINED = {"parsed", "not-overpaid", "paid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
+"""Rows of the table that these transcripts are enough for."""
+
+
+@dataclass
+class Before:
+    """What was found, and what the columns of the data earn as completions."""
+
+    findings: list[Finding] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    """Column -> the most that its text earns above an empty reply, on average, in one of several forms."""
+    forms: int = len(FORMS)
+
+
+def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
+    """Examine a trainer before its first step. `gold`: the column with right answers, which is else looked for.
+
+    `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
+    """
+    args, steps, found = trainer.args, trainer.state.max_steps, Before()
+    groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
+    taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
+    code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
+    train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
+    player = Given(train, held_out, RunSettings(taken=taken), code)
+    tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS)]
+    if tasks:
+        matrix = Matrix(player, Hand(tasks, [()] * len(tasks), [""] * len(tasks)))  # ty: ignore[invalid-argument-type]
+        matrix.cells[EMPTY] = {i: _played(task, "", None, ()) for i, task in enumerate(tasks)}
+        if score is not None:
+            found.findings += _scored(trainer, matrix, score, gold, found)
+        if player.held_out:
+            held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
+            cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
+            matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
+        known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
+        found.findings += judge(matrix, known)
+        found.findings += _template(trainer, tasks[0])
+    return found
+
+
+def _tasks(data: Any, kind: str) -> list[Task]:
+    if data is None:
+        return []
+    if isinstance(data, dict):
+        return [task for part in data.values() for task in _tasks(part, kind)]
+    found = []
+    for i in range(min(len(data), MOST_ROWS)) if hasattr(data, "__len__") else ():  # a stream cannot be read twice
+        row = data[i]
+        fields = {
+            name: value for name, value in row.items() if name not in ("prompt", "environment", "images", "image")
+        }
+        found.append(
+            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, _text(row.get("prompt")), dict(row))
+        )
+    return found
+
+
+def _text(prompt: Any) -> str:
+    return "\n".join(strings([m.get("content") for m in prompt] if isinstance(prompt, list) else prompt))
+
+
+def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str]) -> Played:
+    prompt = task.handle.get("prompt")
+    given = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    messages = [Message(m["role"], "\n".join(strings(m.get("content")))) for m in given]
+    reward = math.nan if parts is None else float(np.nansum(parts))
+    components = {} if parts is None else dict(zip(names, np.nan_to_num(parts).tolist(), strict=True))
+    return Played(task, reward, components, (*messages, Message("assistant", text, sampled=True)))
+
+
+def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], bool]:
+    """(columns that may hold right answers, whether reward functions name them as arguments)."""
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int, float)]
+    named: set[str] = set()
+    for function in trainer.reward_funcs:
+        with suppress(TypeError, ValueError, OSError):
+            named |= set(inspect.signature(function).parameters) - GIVEN
+            source = inspect.getsource(function)
+            named |= {name for name in texts if f'"{name}"' in source or f"'{name}'" in source}
+    known = [name for name in texts if name in named]
+    return (known or texts)[:MOST_COLUMNS], bool(known)
+
+
+def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: Before) -> list[Finding]:
+    """Fill the matrix with what transcripts of the tasks earn."""
+    tasks, weights = matrix.hand.tasks, trainer.reward_weights.double().cpu().numpy()
+    columns, named = ([gold], True) if gold else columns_of(trainer, tasks[0].handle)
+
+    def earned(texts: Sequence[Sequence[str]]) -> np.ndarray | None:
+        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies."""
+        filled = [[*own, *[""] * (-len(own) % trainer.num_generations)] for own in texts]
+        inputs = [task.handle for task, own in zip(tasks, filled, strict=True) for _ in own]
+        given = score(inputs, [text for own in filled for text in own])
+        return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
+
+    ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
+    first = earned([["", *(_said(task, *way) for way in ways)] for task in tasks])
+    if first is None:
+        return []
+    names, sums = trainer.reward_func_names, np.nansum(first, 2)
+    matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
+    lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
+    found.best = {c: max(lift for way, lift in lifts.items() if way[0] == c) for c in columns}
+    best = max(lifts, key=lambda way: lifts[way])
+    if not named or lifts[best] <= TOLERANCE or trainer.tools or trainer.environments is not None:
+        return []
+    hand = matrix.hand
+    hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
+    hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
+    k = ways.index(best) + 1
+    matrix.cells[PERFECT] = {
+        i: _played(task, hand.turns[i][0].text, first[i, k], names) for i, task in enumerate(tasks)
+    }
+    known = Known(hand, matrix.cells)
+    makes = [(kind, {**CHEAP, **OTHERS}[kind]) for kind in KINDS]
+    made = [[make(known, i) for _, make in makes] for i in range(len(tasks))]
+    second = earned([[turns[-1].text if turns else "" for turns in own] for own in made])
+    if second is not None:
+        for j, (kind, _) in enumerate(makes):
+            texts = {i: turns[-1].text for i, own in enumerate(made) if (turns := own[j])}
+            matrix.cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
+    return [_worked(hand, lifts, best)]
+
+
+def _said(task: Task, column: str, form: str, last: bool) -> str:
+    """The text of a column in one of the forms; `last`: its last word alone, as of a worked solution."""
+    text = str(task.handle.get(column, "")).strip()
+    return form.format(text.split()[-1] if last and text else text)
+
+
+def _worked(hand: Hand, lifts: dict[Any, float], best: Any) -> Finding:
+    check = "a right answer is paid without its worked solution word for word"
+    words = sorted(len(gold.split()) for gold in hand.golds)[len(hand.golds) // 2]
+    short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
+    told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
+    wrong = not best[2] and words >= LONG and short <= TOLERANCE
+    return Finding.of(check, ("answers-not-parsed" if wrong else None, f"{told}; it has {words} words"), "grading")
+
+
+def _template(trainer: Any, task: Task) -> list[Finding]:
+    """What the chat template makes of the first row's prompt."""
+    prompt = task.handle.get("prompt")
+    if not isinstance(prompt, list) or trainer.environment_factories is not None:
+        return []
+    from transformers.utils import get_json_schema
+
+    tokenizer = tokenizer_of(trainer)
+    tools = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()] or None
+    found, names = [], [str(tool["function"]["name"]) for tool in tools or ()]
+    whole, closed = (
+        tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=open_)
+        for open_ in (True, False)
+    )
+    missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
+    lacks = "prompt-incomplete"
+    if tools:
+        told = (
+            f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
+        )
+        found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
+    reply = tokenizer.apply_chat_template(
+        [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
+    )
+    header = reply.partition(REPLY)[0].removeprefix(closed) if reply.startswith(closed) else ""
+    opens = whole != closed or not header.strip()  # some templates need no header
+    told = f"the prompt ends with {whole[-40:]!r}; a turn begins with {header!r}"
+    found.append(Finding.of("the template opens the assistant's turn", (None if opens else lacks, told), "rows"))
+    if tools:
+        found.append(_call(trainer, tokenizer, prompt, tools))
+    return found
+
+
+def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Finding:
+    """A tool call as the template writes it is read as the same call."""
+    from trl.chat_template_utils import parse_response
+
+    check, tool = "a tool call in the template's form is read as that call", tools[0]["function"]
+    arguments = {
+        name: "a" for name, of in tool["parameters"].get("properties", {}).items() if of.get("type") == "string"
+    }
+    call = {"type": "function", "function": {"name": tool["name"], "arguments": arguments}}
+    said = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        start = tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(said, tools=tools, tokenize=False)
+        if not text.startswith(start):
+            return Finding(check, "unsure", "the template writes earlier turns otherwise", None, "tools")
+        ids, prefix = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[len(start) :], start))
+        read = parse_response(trainer._tokenizer, ids, prefix=prefix, tools=tools).get("tool_calls") or []
+    except Exception as error:  # templates and parsers raise what they like
+        return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
+    same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
+    told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
+    return Finding.of(check, (None if same else "calls-not-read", told), "tools")

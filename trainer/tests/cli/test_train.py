@@ -71,7 +71,7 @@ def test_unknown_flag(refused):
         ),
         ("--min-hops", "--min-hops needs a value"),
         ("--min-hop 3", "there is no option --min-hop, and lookup has no such setting; did you mean '--min-hops'?"),
-        ("--retriever bm25", "lookup has no such setting; `train lookup --help` lists all options and settings"),
+        ("--retriever bm25", "lookup has no such setting; `train lookup --help-all` lists all options and settings"),
         ("--env lokup", "did you mean 'lookup'?"),
         ("gsm8k --env lookup", "--env names one environment, but two are named: gsm8k and lookup"),
         ("lookup lookup:2", "an environment is named twice: lookup lookup; name each one once"),
@@ -196,10 +196,17 @@ def test_config_file(tmp_path):
 
 
 def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        run_app("train", cli.app, ["lookup", "--help"])
-    assert exit_.value.code == 0
-    help_ = capsys.readouterr().out
+    def shown(*args):
+        with pytest.raises(SystemExit) as exit_:
+            run_app("train", cli.app, ["lookup", *args])
+        assert exit_.value.code == 0
+        return capsys.readouterr().out
+
+    short, help_ = shown("--help"), shown("--help-all")
+    assert (
+        len(short.splitlines()) < len(help_.splitlines()) / 2 and "--help-all" in short and "--learning-rate" in short
+    )
+    assert "--min-hops <int>" in short and "--adam-beta1" not in short
     titles = [line[:-1] for line in help_.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[0] == "The run" and titles[-1] == "Settings of lookup"
     assert {"The schedule", "The optimizer", "The objective", "Sampling", "Output"} <= set(titles)

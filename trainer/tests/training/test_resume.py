@@ -206,11 +206,6 @@ def test_no_step_has_rate_zero_and_warm_up_ends_at_the_peak(kind, warmup, total)
         assert rates[warmup - 1] == 2.0 and rates[0] == pytest.approx(2.0 / warmup)
 
 
-def test_a_number_of_epochs_that_would_be_ignored_is_refused():
-    with pytest.raises(UserError, match="--num-epochs has no effect with --max-steps 30; give --max-steps -1"):
-        TrainConfig(num_epochs=2.0)
-
-
 # Damage
 
 

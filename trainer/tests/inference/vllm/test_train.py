@@ -64,14 +64,13 @@ def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path,
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
     monkeypatch.setattr(adapters, "save_file", full)
-    monkeypatch.setattr(
-        connect, "is_local", lambda url: False
-    )  # a server on another machine reads from the run directory
+    # A server on another machine reads from the run directory.
+    monkeypatch.setattr(connect, "is_local", lambda url: False)
     with (
         serving(Double()) as url,
         pytest.raises(UserError, match="weight sync before the first step failed: .*No space left"),
     ):
-        run(TrainConfig(vllm_url=(url,), peft=True, output_dir=str(tmp_path), run_name="r", **QUICK))
+        run(TrainConfig(vllm_url=(url,), peft=True, output_dir=str(tmp_path), **QUICK))
     assert [path.name for path in (tmp_path / "r").iterdir() if "vllm" in path.name] == []
 
 

@@ -107,6 +107,14 @@ class Examined:
         by_length = sorted(order, key=lambda i: len(rows[i].token_ids))
         return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
 
+    @functools.cached_property
+    def places(self) -> dict[int, int]:
+        """Index of a row -> number of its place in its microbatch."""
+        passes: dict[int, list[int]] = defaultdict(list)
+        for t in self.record.updates[0].trained if self.record.updates else ():
+            passes[t.microbatch].append(t.row)
+        return {row: k for those in passes.values() for k, row in enumerate(those)}
+
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
         return reference.row_of(rollout.requests) if rollout is not None and rollout.requests else None
@@ -279,10 +287,7 @@ def engine_logprobs(x: Examined, out: Outcome) -> None:
 
 @_stage("logprobs", "the trainer computes the model's log-probabilities")
 def trainer_logprobs(x: Examined, out: Outcome) -> None:
-    passes: dict[int, list[int]] = defaultdict(list)
-    for t in x.record.updates[0].trained if x.record.updates else ():
-        passes[t.microbatch].append(t.row)
-    early = [i for those in passes.values() for i in those[1:3]]  # what a row adds to others shows soonest here
+    early = [i for i, k in x.places.items() if k in (1, 2)]  # what a row adds to others shows soonest here
     every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
     order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
@@ -347,7 +352,7 @@ def _logprobs(
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
-    few = sorted(apart, key=lambda k: len(pairs[k][0].ids))[:6]
+    few = sorted(apart, key=lambda k: (x.places.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
     seen = np.concatenate([pairs[k][1] for k in few])
     case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record)
     found = explain(explain_logprobs.conditions(case), seen, np.concatenate([expected[k] for k in few]), out.limit)

@@ -6,6 +6,7 @@ The arguments are rewritten before typer reads them; typer's own parsing and hel
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -21,6 +22,16 @@ OLD_SPELLINGS = {"-lr": "--lr"}
 
 _HELP = ("version", "install_completion", "show_completion", "help")
 """Options that a section at the end of the help shows."""
+
+COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """model datasets env_args seed max_steps num_epochs num_generations batch_size gradient_accumulation_steps
+        learning_rate temperature max_tokens max_turns max_context engine base_url vllm_url bf16 peft lora_r loss_type kl_beta
+        scale_rewards eval_examples num_examples rollouts_per_example oracle replay output_dir run_name report_to""",
+    )
+)
+"""Settings that `--help` shows. `--help-all` shows the others too."""
 
 _TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
 
@@ -132,6 +143,8 @@ def command_class(cls: Any) -> type[Command]:
 
     class WithSettings(Command):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            ctx.meta["help_all"] = "--help-all" in args
+            args = ["--help" if arg == "--help-all" else arg for arg in args]
             rewritten, positional = rewrite(args, _grammar(self.get_params(ctx), fields, hints))
             ctx.meta["positional"] = positional
             return super().parse_args(ctx, rewritten)
@@ -139,12 +152,18 @@ def command_class(cls: Any) -> type[Command]:
         def format_options(self, ctx: Any, formatter: Any) -> None:
             heading = "The run"
             sections: dict[str, list[tuple[str, str]]] = {heading: []}
+            left_out = 0
             for param in self.get_params(ctx):
                 heading = (fields[param.name].metadata.get("group") if param.name in fields else None) or heading
                 row = param.get_help_record(ctx)
-                if row is not None:
+                if param.name in fields and param.name not in COMMON and not ctx.meta.get("help_all"):
+                    left_out += row is not None
+                elif row is not None:
                     where = "Help" if param.name in _HELP else heading
                     sections.setdefault(where, []).append(row)
+            sections["Help"] = sections.pop("Help", [])  # at the end
+            if left_out:
+                sections["Help"].append(("--help-all", f"Show this message with all options: {left_out} more."))
             for named in ctx.meta.get("positional", []):
                 env = named.partition(":")[0]
                 sections[f"Settings of {env}"] = describe(env, spellings(cls))

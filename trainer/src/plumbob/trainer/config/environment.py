@@ -165,7 +165,7 @@ def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str
         return f"there is no option {where}" + (f": {nothing}" if nothing != instead else f"; here it is {instead}")
     if file is None:
         near = did_you_mean(flag(written), [flag(name) for name in known])
-        help_ = near or f"; `train {env} --help` lists all options and settings"
+        help_ = near or f"; `train {env} --help-all` lists all options and settings"
         return f"there is no option {flag(written)}, and {env} has no such setting{help_}"
     near = did_you_mean(written.replace("-", "_"), known)
     return f"{file} has an unknown key {written!r}, which is not a setting of {env} either{near}"

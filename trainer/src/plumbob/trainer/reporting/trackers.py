@@ -56,44 +56,38 @@ def _message(message: Any) -> dict[str, Any]:
     return {"role": message.role, "content": "\n".join(part for part in (content, *calls) if part)}
 
 
+def _nothing(*_: Any) -> None:
+    """What is done with `--report-to none`."""
+
+
 class Reporter:
-    """Sends metrics to a tracker. This base class sends nothing, for `--report-to none`."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send metrics of finished step `step` (from 1). Never raises."""
-
-    def rollouts(self, step: int, rollouts: Sequence[tuple[Any, float | None]]) -> None:
-        """Send some rollouts of step `step`: (verifiers' Trace, its advantage or None). Never raises."""
-
-    def close(self) -> None:
-        """Send remaining metrics and end the tracker's run. Never raises."""
-
-
-class _Guarded(Reporter):
-    """Sends metrics through a tracker's library and catches its errors.
+    """Sends metrics through a tracker's library and catches its errors. As it is made by default, it sends nothing.
 
     `send` gets the step and its finite metrics, `show` the step and its rollouts; `finish` ends the tracker's run.
     """
 
     def __init__(
         self,
-        name: str,
-        send: Callable[[int, dict[str, float]], Any],
-        show: Callable[[int, Sequence[Row]], Any],
-        finish: Callable[[], Any],
+        name: str = "none",
+        send: Callable[[int, dict[str, float]], Any] = _nothing,
+        show: Callable[[int, Sequence[Row]], Any] = _nothing,
+        finish: Callable[[], Any] = _nothing,
     ) -> None:
         self._name, self._send, self._show, self._finish = name, send, show, finish
         self._failed = self._closed = False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send metrics of finished step `step` (from 1). Never raises."""
         numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
         self._guarded(lambda: self._send(step, numbers))
 
     def rollouts(self, step: int, rollouts: Sequence[tuple[Any, float | None]]) -> None:
+        """Send some rollouts of step `step`: (verifiers' Trace, its advantage or None). Never raises."""
         if rollouts:
             self._guarded(lambda: self._show(step, [completion_row(*rollout) for rollout in rollouts]))
 
     def close(self) -> None:
+        """Send remaining metrics and end the tracker's run. Never raises."""
         if not self._closed:
             self._closed = True
             self._guarded(self._finish)
@@ -175,7 +169,7 @@ def _wandb(run_dir: Path, settings: dict[str, Any]) -> Reporter:
         table = wandb.Table(columns=["step", *columns], data=[[step, *(row[name] for name in columns)] for row in rows])
         run.log({"completions": table, "step": step})
 
-    return _Guarded("wandb", lambda step, numbers: run.log({**numbers, "step": step}), show, run.finish)
+    return Reporter("wandb", lambda step, numbers: run.log({**numbers, "step": step}), show, run.finish)
 
 
 def _trackio(run_dir: Path, settings: dict[str, Any]) -> Reporter:
@@ -201,7 +195,7 @@ def _trackio(run_dir: Path, settings: dict[str, Any]) -> Reporter:
                 step=step,
             )
 
-    return _Guarded("trackio", send, show, run.finish)
+    return Reporter("trackio", send, show, run.finish)
 
 
 def _remembered(run_dir: Path, library: str) -> str | None:

@@ -71,7 +71,8 @@ class Page:
         return WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: self.js(body, *args))
 
     def key(self, key: str) -> None:
-        self.js("document.body.dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0], bubbles: true }))", key)
+        event = "new KeyboardEvent('keydown', { key: arguments[0], bubbles: true })"
+        self.js(f"document.activeElement.dispatchEvent({event})", key)
 
     def go(self, fragment: str) -> None:
         self.js("location.hash = arguments[0]", fragment)

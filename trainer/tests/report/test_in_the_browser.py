@@ -15,6 +15,7 @@ import pytest
 from plumbob.testing.handmade_runs import GROUP, HOSTILE, make_run, metrics_of, stored, tiny_tokenizer, trace
 from plumbob.trainer.report.live import serve
 from plumbob.trainer.report.write import read, write
+from plumbob.trainer.run_files.token_record import run_lengths
 
 SPANS = "return [...document.querySelectorAll('.tokens .t')].map((e) => %s)"
 COUNT = "return Number(document.querySelector('.count').textContent.split(' ')[0].replaceAll(',', ''))"
@@ -88,6 +89,74 @@ def test_smoothing_changes_the_line_and_not_the_numbers(page, runs):
     assert numbers_of(page, "Training reward") == before
 
 
+DRAG = """
+const box = document.querySelector(`[data-chart='${arguments[0]}'] svg`), area = box.getBoundingClientRect();
+const at = (share) => area.left + area.width * (52 + share * (440 - 52 - 10)) / 440;  // the plot, without its margins
+const send = (kind, share, buttons) => box.dispatchEvent(new PointerEvent(kind, { clientX: at(share), buttons, bubbles: true }));
+send("pointerdown", arguments[1], 1); send("pointermove", arguments[2], 1); send("pointerup", arguments[2], 0);
+"""
+TICKS = (
+    "return [...document.querySelectorAll(`[data-chart='${arguments[0]}'] .tick[text-anchor='middle']`)]"
+    ".map((t) => t.textContent)"
+)
+POINTS = "return document.querySelectorAll(`[data-chart='${arguments[0]}'] circle`).length"
+
+
+def test_dragging_over_one_chart_zooms_all_and_a_double_click_shows_all_again(page, runs):
+    page.open(runs.page)
+    assert page.js(TICKS, "Advantages") == ["1", "2", "3", "4"]
+    page.js(DRAG, "Training reward", 0.3, 1.0)  # from step 1.9 to 4
+    assert page.js(TICKS, "Advantages") == page.js(TICKS, "Training reward") == ["2", "3", "4"]
+    assert page.js(POINTS, "Advantages") == 3 and len(numbers_of(page, "Advantages")) == 1 + 4
+    page.js(DRAG, "Training reward", 0.3, 0.301)  # a click
+    assert page.js(POINTS, "Advantages") == 3
+    page.js("document.querySelector('figure svg').dispatchEvent(new MouseEvent('dblclick', { bubbles: true }))")
+    assert page.js(POINTS, "Advantages") == 4
+
+
+def test_one_cursor_for_all_charts(page, runs):
+    page.open(runs.page)
+    page.js(DRAG.replace("pointerup", "nothing"), "Training reward", 0.66, 0.66)
+    told = page.js("return [...document.querySelectorAll('.chart .read')].map((e) => e.textContent)")
+    assert len(told) > 4 and {text.split(":")[0] for text in told if "greedy" not in text} == {"step 3"}
+    assert "step 4:  greedy 0.75" in told  # the nearest evaluation
+    crosses = page.js("return [...document.querySelectorAll('.cross')].map((e) => e.getAttribute('visibility'))")
+    assert set(crosses) == {"visible"}
+    page.js("document.querySelector('figure svg').dispatchEvent(new PointerEvent('pointerleave', { bubbles: true }))")
+    assert page.js("return document.querySelector('.cross').getAttribute('visibility')") == "hidden"
+
+
+def test_axes_in_seconds_and_tokens_and_shares_within_one(page, tmp_path):
+    directory = make_run(tmp_path, "axes")
+    own = {"rollout/sampled_tokens": 125.0, "groups/zero_signal_share": 1.0, "reward/smallest": 0.0, "reward/std": 4.0}
+    rows = [metrics_of(step, **own) for step in range(1, 5)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(read([directory], checked=False), tmp_path / "axes.html")
+    page.open(tmp_path / "axes.html")
+    choose(page, "axis", "tokens")  # 8 rollouts of 125 tokens in each step
+    assert page.js(TICKS, "Advantages") == ["1K", "1.5K", "2K", "2.5K", "3K", "3.5K", "4K"]
+    page.js(DRAG.replace("pointerup", "nothing"), "Advantages", 0.34, 0.34)
+    assert page.texts("[data-chart=Advantages] .read")[0].startswith("step 2 (2K sampled tokens):  ")
+    choose(page, "axis", "seconds")
+    assert page.js(TICKS, "Held-out reward")[::2] == ["0", "2", "4", "6"]  # before the first step, to 4 steps of 1.5 s
+    for chart in ("Groups without a signal", "Training reward"):
+        marks = page.js(TICKS.replace("middle", "end"), chart)
+        assert min(map(float, marks)) >= 0 and max(map(float, marks)) <= 1
+    _, low, high = map(float, re.findall(r"-?[\d.]+", numbers_of(page, "Training reward")[4][1]))
+    assert (low, high) == (0, 1)  # the interval of a mean ends where rewards end
+
+
+def test_with_several_runs_a_colour_is_a_run_in_every_chart(page, runs):
+    page.open(runs.both)
+    colours = (
+        "return [...document.querySelectorAll(`[data-chart='${arguments[0]}'] .legend li`)]"
+        ".map((e) => [e.textContent, e.firstChild.style.color])"
+    )
+    for chart in ("Training reward", "Held-out reward", "Time per phase", "Reward components"):
+        for name, colour in page.js(colours, chart):
+            assert colour == ("var(--c0)" if "one" in name else "var(--c1)" if "two" in name else "var(--text)")
+
+
 @pytest.mark.parametrize("number", range(GROUP))
 def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
     page.open(runs.page, f"#step=2&task=again&rollout={number}")
@@ -108,6 +177,45 @@ def test_colours_of_the_tokens_equal_the_mask(page, runs, number):
     ids = [token for node in whole["nodes"] for token in node["token_ids"]]
     text = "".join(page.js(SPANS % "e.textContent")).replace("↵\n", "\n")
     assert text == tiny_tokenizer().decode(ids, skip_special_tokens=False)
+
+
+def test_a_token_in_the_loss_that_was_not_sampled_is_seen_and_found(page, tmp_path):
+    """The tool's result is in the loss, and the first sampled token is not."""
+    directory = make_run(tmp_path, "odd", steps=1)
+    whole = trace("again", 1.0, "cedar", advantage=0.5)
+    mask = [value for node in whole["nodes"] for value in node["mask"]]
+    places = [i for i, node in enumerate(whole["nodes"]) for _ in node["mask"]]
+    loss = [
+        (sampled or node == 3) and i != mask.index(True)
+        for i, (sampled, node) in enumerate(zip(mask, places, strict=True))
+    ]
+    whole["info"]["training"]["loss_mask"] = run_lengths(loss)
+    lines = [json.dumps(trace("again", 0.0, "pepper", advantage=-0.5)), json.dumps(whole)]
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    finding = {"check": "c", "verdict": "fail", "evidence": "e", "cause": "loss-mask-wrong", "step": 1, "command": ""}
+    (directory / "warnings.jsonl").write_text(json.dumps(finding) + "\n")
+    write(read([directory], checked=False), tmp_path / "odd.html")
+    page.open(tmp_path / "odd.html")
+    assert "In 1 of 2 stored rollouts, the loss was not on exactly the tokens" in page.texts(".alarm")[0]
+    page.go("#view=findings")
+    page.until("return document.querySelector('.finding a')")
+    page.js("document.querySelector('.finding a').click()")
+    page.until("return document.querySelector('.t.chosen')")
+    first = next(i for i in range(len(mask)) if mask[i] != loss[i])
+    assert page.js("return location.hash") == f"#step=1&task=again&rollout=1&token={first}"
+    assert page.js(SPANS % "e.classList.contains('trained')") == loss
+    assert page.js(SPANS % "e.classList.contains('odd')") == [a != b for a, b in zip(mask, loss, strict=True)]
+    colours = page.js(SPANS % "getComputedStyle(e).backgroundColor + e.matches('.trained')")
+    both = {c for c, s in zip(colours, mask, strict=True) if s and c.endswith("true")}
+    assert both.isdisjoint(c for c, s in zip(colours, mask, strict=True) if not s) and len(both) == 1
+    results = sum(node["mask"].__len__() for node in whole["nodes"][3:4])
+    said = [" ".join(text.split()) for text in page.texts(".alarm")]
+    assert f"{results} tokens in the loss that the model did not sample" in said[0] and "1 sampled token not" in said[0]
+    page.go(f"#step=1&task=again&rollout=1&token={places.index(3)}")
+    page.until("return document.querySelector('.inspector .chip')?.textContent === 'in the loss, not sampled'")
+    page.go("#view=rollouts")
+    page.until("return document.querySelector('.row')")
+    assert [("wrong loss mask" in text) for text in page.texts(".row")] == [False, True]
 
 
 def test_a_rollout_outside_the_gradient_is_not_called_trained(page, tmp_path):
@@ -179,6 +287,57 @@ def test_filters_and_histogram(page, runs):
     assert page.texts(".row .reward")[:3] == ["1", "1", "1"]
 
 
+def test_groups_without_a_signal_are_filtered_and_the_list_tells_group_and_advantage(page, tmp_path):
+    directory = make_run(tmp_path, "dull", steps=1)
+    told = [
+        ("even", 0.0, 0.0),
+        ("even", 0.0, 0.0),
+        ("odd", 0.0, -0.5),
+        ("odd", 0.0, 0.5),
+        ("same", 0.0, None),
+        ("same", 0.0, None),
+    ]
+    lines = [json.dumps(trace(task, reward, "pepper", advantage=pull)) for task, reward, pull in told]
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    write(read([directory], checked=False), tmp_path / "dull.html")
+    page.open(tmp_path / "dull.html", "#view=rollouts")
+    rows = "return [...document.querySelectorAll('.row')].map((e) => e.lastChild.innerText.split('\\n'))"
+    assert page.js(rows)[1:4] == [
+        ["no signal", "group mean 0"],
+        ["advantage -0.5", "group mean 0"],
+        ["advantage +0.5", "group mean 0"],
+    ]
+    # Nobody earned anything: no badge is green, though each reward is the largest.
+    assert set(
+        page.js("return [...document.querySelectorAll('.row .reward')].map((e) => e.style.getPropertyValue('--share'))")
+    ) == {"0%"}
+    page.js("document.getElementById('filter-flat').click()")
+    assert page.js(COUNT) == 4 and [text[:4] for text in page.texts(".row b")] == ["even", "even", "same", "same"]
+    assert page.js("return [...document.querySelectorAll('.row.begins b')].map((e) => e.textContent.slice(0, 4))") == [
+        "same"
+    ]
+
+
+def test_a_rollout_is_read_as_messages(page, tmp_path):
+    directory = make_run(tmp_path, "read", steps=1)
+    whole = trace("again", 1.0, "cedar", advantage=0.5)
+    call = {"id": "c", "type": "function", "name": "lookup", "arguments": '{"key": "again"}'}
+    whole["nodes"][2]["message"] |= {"content": "", "tool_calls": [call]}
+    (directory / "traces" / "step_1.jsonl.gz").write_bytes(gzip.compress(json.dumps(whole).encode()))
+    write(read([directory], checked=False), tmp_path / "read.html")
+    page.open(tmp_path / "read.html", "#step=1&task=again&rollout=0")
+    page.until("return document.querySelector('.tokens .t')")
+    sizes = "return ['messages', 'tokens', 'inspector'].map((c) => document.querySelector('.' + c).offsetHeight > 0)"
+    assert page.js(sizes) == [False, True, True]
+    page.js("document.querySelector('.switch button').click()")
+    assert page.js(sizes) == [True, False, False]
+    assert page.texts(".messages .plain") == ["Look up the start key.", "Start key: again", "next=17", "cedar"]
+    assert page.texts(".messages summary") == ["result: next=17"] and page.texts(".call") == ['lookup {"key": "again"}']
+    page.go("#step=1&task=again&rollout=0&token=3")  # an address of a token shows tokens
+    page.until("return document.querySelector('.t.chosen')")
+    page.until(f"return String((() => {{ {sizes} }})()) === 'false,true,true'")
+
+
 def find(page, text: str) -> int:
     """Type into the search box; returns the number of hits."""
     choose(page, "search", text, "input")
@@ -226,6 +385,7 @@ def test_a_group_side_by_side_and_the_task_in_another_step(page, runs):
     ]
     parting = page.js(f"return [...{first}.querySelectorAll('.part')].map((e) => Number(e.dataset.at))")
     assert parting == [next(i for i in range(999) if rows[k][i] != rows[0][i]) for k in (1, 3)]
+    assert page.js(f"return getComputedStyle({first}.querySelector('.part')).opacity") == "1"
     assert page.texts(".group h3")[1].startswith("Step 1:")
     page.js("[...document.querySelectorAll('td a')].find((a) => a.textContent === 'compare').click()")
     page.until("return document.querySelectorAll('.group h3')[1]?.textContent.startsWith('Step 2')")
@@ -245,9 +405,96 @@ def test_findings_and_links_to_tokens(page, runs):
     assert "does not hold rollout 0 of task again in step 77" in page.texts("main .alarm")[0]
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> Path:
+    """The page of a folder of runs: "low", "high" with a wrong loss mask and a flat group, and "other"."""
+    folder = tmp_path_factory.mktemp("several")
+    for number, (name, after) in enumerate([("low", 0.6), ("high", 0.9), ("other", None)]):
+        directory = make_run(folder, name, seed=number)
+        before = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 16}
+        both = {"before": {"greedy": before}, "after": {"greedy": {**before, "mean": after}}} if after else {}
+        (directory / "summary.json").write_text(json.dumps({"evaluations": both}))
+        rows = [metrics_of(step) for step in range(1, 5)]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [trace("even", 1.0, "cedar", advantage=0.0)] * 2 + [trace("odd", 0.0, "x", advantage=-0.5, errors=1)]
+    lines.append(trace("odd", 1.0, "cedar", advantage=0.5))
+    mask = [value for node in lines[3]["nodes"] for value in node["mask"]]
+    lines[3]["info"]["training"]["loss_mask"] = run_lengths([i >= mask.index(True) for i in range(len(mask))])
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "high" / "traces" / "step_4.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    write(read([folder], checked=False), folder / "report.html")
+    return folder / "report.html"
+
+
+def test_runs_are_compared_chosen_and_filtered(page, several):
+    page.open(several)
+    names = "return [...document.querySelectorAll('.runs tbody tr')].map((e) => e.children[1].innerText.trim())"
+    assert page.js(names) == ["high ★ best", "low", "other"]
+    assert page.texts(".runs td:last-child") == ["seed 1", "", "seed 2"]  # the first of equally common ones is usual
+    assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
+    page.js("document.querySelectorAll('.runs input')[1].click()")
+    assert numbers_of(page, "Training reward")[0] == ["step", "high", "other"]
+    choose(page, "runs-filter", "SEED 1", "input")
+    assert page.js(names) == ["high ★ best"] and numbers_of(page, "Training reward")[0] == ["step", "high"]
+    choose(page, "runs-filter", "", "input")
+    assert page.js(names) == ["high ★ best", "low", "other"]
+    assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
+
+
+def test_five_questions_are_answered_from_the_page(page, several):
+    def links(selector: str) -> list[str]:
+        return page.js(
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute('href'))", selector
+        )
+
+    page.open(several)
+    # Which run of several was best?
+    assert "high ★ best" in page.js("return document.querySelector('.runs tbody tr').innerText")
+    # How did held-out reward move?
+    head, first, last = numbers_of(page, "Held-out reward")
+    at = head.index("greedy, high")
+    assert (first[at], last[at]) == ("0.5 [0.4, 0.6]", "0.9 [0.4, 0.6]")
+    # Which token was trained and should not be? One click on the first screen.
+    page.js("document.querySelector('.alarm a').click()")
+    page.until("return document.querySelector('.t.chosen')")
+    assert page.js("return document.querySelector('h2').textContent") == "Step 4, task odd, rollout 1 of high"
+    assert page.texts(".inspector .chip")[0] == "in the loss, not sampled"
+    assert page.js("return document.querySelector('.t.chosen').closest('.node').matches('.o-tool')")
+    # Which group had no signal?
+    page.go("#view=rollouts")
+    page.until("return document.getElementById('filter-flat')")
+    page.js("document.getElementById('filter-flat').click()")
+    assert page.js(COUNT) == 2 and links(".row") == [f"#run=high&step=4&task=even&rollout={i}" for i in (0, 1)]
+    # Which tool calls failed?
+    page.js("document.getElementById('clear').click()")
+    page.js("document.getElementById('filter-errors').click()")
+    choose(page, "filter-run", "1")
+    choose(page, "filter-step", "4")
+    assert links(".row") == ["#run=high&step=4&task=odd&rollout=0"] and "1 tool error" in page.texts(".row")[0]
+    page.js("document.querySelector('.row').click()")
+    page.until("return document.querySelector('h2').textContent.startsWith('Step 4, task odd, rollout 0')")
+    page.js("document.querySelector('.switch button').click()")
+    assert page.texts(".messages summary") == ["result: next=17"]
+
+
+def test_what_holds_is_one_line(page, tmp_path):
+    directory = make_run(tmp_path, "healthy")
+    verdicts = ["pass", "pass", "unsure", "pass"]
+    lines = [{"check": f"check {i}", "verdict": verdict, "evidence": "e"} for i, verdict in enumerate(verdicts)]
+    (directory / "warnings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(read([directory], checked=False), tmp_path / "healthy.html")
+    page.open(tmp_path / "healthy.html", "#view=findings")
+    assert page.texts(".findings summary") == ["✓ Nothing is wrong: 3 of 4 checks hold, 1 cannot be judged yet"]
+    assert page.js("return document.querySelector('.finding').checkVisibility()") is False
+    page.js("document.querySelector('.findings summary').click()")
+    assert page.js("return document.querySelector('.finding').checkVisibility()") is True
+
+
 def test_keys_go_through_the_list(page, runs):
     page.open(runs.page, "#view=rollouts")
-    for key, wanted in (("j", "0"), ("j", "1"), ("j", "2"), ("k", "1")):
+    page.until("return document.querySelector('h2')?.textContent === 'Step 1, task again, rollout 0'")  # the first one
+    page.js("document.getElementById('filter-step').focus()")  # which does not take the keys
+    for key, wanted in (("j", "1"), ("j", "2"), ("k", "1")):
         page.key(key)
         page.until(
             "return document.querySelector('h2')?.textContent === arguments[0]", f"Step 1, task again, rollout {wanted}"
@@ -290,6 +537,18 @@ def test_nothing_is_wider_than_the_screen(page, runs, width, fragment):
     assert page.js("return document.getElementById('main').textContent.length") > 50
 
 
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_token_of_an_address_is_in_sight(page, runs, width):
+    page.width(width)
+    ids = [token for node in stored(runs.one, 2)[0]["nodes"] for token in node["token_ids"]]
+    page.open(runs.page, f"#step=2&task=again&rollout=0&token={len(ids) - 2}")
+    page.until(
+        "const chosen = document.querySelector('.t.chosen'); if (!chosen) return false;"
+        "const { left, top, width, height } = chosen.getBoundingClientRect();"
+        "return document.elementFromPoint(left + width / 2, top + height / 2) === chosen"  # nothing lies over it
+    )
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     """Contrast of at least 4.5 to 1 (WCAG 2.2, 1.4.3) between text and what lies behind it."""
@@ -298,7 +557,7 @@ def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     )
     page.open(runs.page, "#step=2&task=again&rollout=1")
     page.until("return document.querySelector('.tokens .t')")
-    names = ["--text", "--soft", "--link", "--alarm", "--bg", "--panel", "--trained", "--masked"]
+    names = ["--text", "--soft", "--link", "--alarm", "--bg", "--panel", "--trained", "--masked", "--odd"]
     values = page.js(
         "const s = getComputedStyle(document.documentElement); return arguments[0].map((n) => s.getPropertyValue(n).trim())",
         names,
@@ -313,6 +572,7 @@ def test_text_can_be_read_in_light_and_dark(page, runs, scheme, chromium):
     pairs = [(front, back) for front in names[:4] for back in ("--bg", "--panel")] + [
         ("--text", "--trained"),
         ("--text", "--masked"),
+        ("--text", "--odd"),
     ]
     for front, back in pairs:
         low, high = sorted((luminance(color[front]), luminance(color[back])))
@@ -328,13 +588,14 @@ def test_ten_thousand_rollouts(page, tmp_path):
     write(read([directory], checked=False), tmp_path / "large.html")
     page.open(tmp_path / "large.html", "#view=rollouts")
     assert page.js(COUNT) == 10_000
-    assert page.js("return [window.unpacked, document.querySelectorAll('.row').length < 40]") == [1, True]
+    page.until("return document.querySelector('.tokens .t')")  # the first rollout, of the first step
+    assert page.js("return [window.unpacked, document.querySelectorAll('.row').length < 40]") == [2, True]
     page.js("document.querySelector('.list').scrollTop = 58 * 7000")
     page.until("return document.querySelector('[data-row=\"7000\"]')")
     assert page.js("return document.querySelectorAll('.row').length") < 40
     page.js("document.querySelector('[data-row=\"7000\"]').click()")
-    page.until("return document.querySelector('.tokens .t')")
-    assert page.js("return window.unpacked") == 2
+    page.until("return document.querySelector('h2').textContent.startsWith('Step 71,')")
+    assert page.js("return window.unpacked") == 3
     assert page.js("return document.querySelectorAll('*').length") < 1500
     assert find(page, "task-93-7") == GROUP
 
@@ -342,20 +603,26 @@ def test_ten_thousand_rollouts(page, tmp_path):
 @pytest.mark.slow
 def test_a_run_in_progress_is_served_and_shows_its_next_step(page, tmp_path):
     directory = make_run(tmp_path, "going")
-    server = serve([directory], 0, None)
+    make_run(tmp_path, "other", seed=1)
+    server = serve([tmp_path], 0, None)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         page.open(f"http://127.0.0.1:{server.server_port}/")
         assert len(numbers_of(page, "Advantages")) == 1 + 4
+        page.js("document.querySelectorAll('.runs input')[1].click()")
+        left = numbers_of(page, "Training reward")[0]
+        choose(page, "axis", "seconds")
         page.until("return performance.getEntriesByType('resource').some((e) => e.name.endsWith('/state'))")
         with (directory / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(metrics_of(5)) + "\n")
         page.until(
             "return document.documentElement.dataset.ready === 'yes'"
-            " && document.querySelector('.facts')?.textContent.includes('5 steps')"
+            " && document.querySelector('.runs')?.textContent.includes('5 of 4')"
         )
-        assert len(numbers_of(page, "Advantages")) == 1 + 5
+        # What was chosen stays chosen.
+        assert numbers_of(page, "Training reward")[0] == left and len(left) == 2
+        assert page.js("return document.getElementById('axis').value") == "seconds"
     finally:
         page.browser.get("about:blank")  # the page would go on asking the server
         server.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import re
@@ -15,14 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console.app import run_app
+from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.handmade_runs import GROUP, make_run, stored, tiny_tokenizer
 from plumbob.trainer.cli import report as cli
 from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.report.live import serve
-from plumbob.trainer.report.rollouts import collect, expand, run_lengths
+from plumbob.trainer.report.rollouts import collect
 from plumbob.trainer.report.vocabulary import token_texts
 from plumbob.trainer.report.write import page, read
+from plumbob.trainer.run_files.token_record import expand, run_lengths
 from plumbob.trainer.training import finish
 from plumbob.trainer.training.train import run
 
@@ -52,7 +55,7 @@ def report(capsys):
 def test_one_file_beside_the_run_and_lines_on_request(report, tmp_path):
     directory = make_run(tmp_path, "r")
     code, out, err = report(directory, "--jsonl")
-    told = [f"examining {directory}", f"reading 32 rollouts of {directory}", f"writing {directory / 'report.html'}"]
+    told = [f"examining {directory}", f"reading the rollouts of {directory}", f"writing {directory / 'report.html'}"]
     assert err == "".join(f"  {line}\n" for line in told)
     assert code == 0 and out.startswith(f"{directory / 'report.html'}  ") and "1 run, 4 steps, 32 rollouts" in out
     text = (directory / "report.html").read_text()
@@ -78,6 +81,19 @@ def test_mistakes(report, tmp_path):
     assert "the settings of" in report(directory)[2]
 
 
+def test_a_folder_of_runs_is_one_page_of_all_that_can_be_read(report, tmp_path):
+    for name in ("a", "b", "broken"):
+        make_run(tmp_path, name)
+    (tmp_path / "broken" / "config.toml").write_text("model = ")
+    (tmp_path / "notes").mkdir()
+    code, out, err = report(tmp_path)
+    assert code == 0 and out.startswith(f"{tmp_path / 'report.html'}  ") and "2 runs, 8 steps, 64 rollouts" in out
+    assert f"the settings of {tmp_path / 'broken'} cannot be read" in err
+    assert report(tmp_path, tmp_path / "a", "-o", tmp_path / "again.html")[1].count("2 runs") == 1  # none twice
+    assert "is not a run directory" in report(tmp_path / "notes")[2]
+    assert "cannot be read" in report(tmp_path / "broken")[2]
+
+
 def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
     directory = make_run(tmp_path, "r")
     third = directory / "traces" / "step_3.jsonl.gz"
@@ -92,14 +108,22 @@ def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_limit_keeps_whole_steps_the_ends_and_what_findings_name(tmp_path):
+def test_a_limit_in_bytes_keeps_whole_steps_the_ends_and_what_findings_name(report, tmp_path):
     directory = make_run(tmp_path, "r", steps=40)
-    found = collect([directory], 80, [{17}])
+    whole = collect([directory])
+    assert whole.steps_left_out == 0 and len(whole.chunks) == 40
+    sizes = [len(chunk) for chunk in whole.chunks]
+    found = collect([directory], sum(sizes) // 4, [{17}])
     steps = sorted(set(found.index["step"]))
-    assert {1, 17, 40} <= set(steps) and len(found.index["run"]) <= 80 + 2 * 2 * GROUP
-    assert found.steps_left_out == 40 - len(steps)
+    assert {1, 17, 40} <= set(steps) and found.steps_left_out == 40 - len(steps)
+    size = sum(map(len, found.chunks))
+    assert sum(sizes) // 4 <= size < sum(sizes) // 4 + max(sizes)  # a step is whole, and one may stand over
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert max(gaps) <= 8  # 40 steps in four times as few: spread over the run
     assert all(found.index["step"].count(step) == 2 * GROUP for step in steps)
-    assert collect([directory]).steps_left_out == 0
+    assert len(set(collect([directory], 1).index["step"])) == 1
+    assert "leaves out" not in report(directory, "--megabytes", "0")[2]
+    assert "leaves out the rollouts of" in report(directory, "--megabytes", "0.01")[2]
 
 
 def test_a_run_without_steps_traces_or_tokenizer(report, tmp_path):
@@ -130,7 +154,7 @@ def test_texts_of_tokens_join_to_the_text(text):
 
 def test_only_this_machine_is_served(tmp_path):
     directory = make_run(tmp_path, "r")
-    server = serve([directory], 0, None)
+    server = serve([tmp_path], 0, None)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
 
@@ -148,6 +172,9 @@ def test_only_this_machine_is_served(tmp_path):
         with (directory / "metrics.jsonl").open("a") as file:
             file.write('{"step": 5}\n')
         assert ask("/state")[1] != before
+        assert "2 runs" not in ask("/")[1] and "r, s - plumbob report" not in ask("/")[1]
+        make_run(tmp_path, "s")  # a run that begins in the folder later
+        assert "r, s - plumbob report" in ask("/")[1]
         assert ask("/../config.toml")[0] == 404
         # A page of another site that points its own name at this address gets nothing.
         assert ask("/", Host="evil.example")[0] == 403
@@ -201,6 +228,28 @@ def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
         before = [value for trace in again for node in trace["nodes"] for value in node["logprobs"]]
         k3 = sum(math.expm1(a - b) - (a - b) for a, b in zip(after, before, strict=True)) / len(after)
         assert k3 == pytest.approx(row["policy/step_kl"], rel=0.05, abs=2e-8)
+
+
+@pytest.mark.slow
+def test_the_loss_mask_of_a_row_is_stored_where_it_is_not_what_was_sampled(tmp_path):
+    assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="healthy")) == 0
+    assert not any("loss_mask" in trace["info"]["training"] for trace in stored(tmp_path / "healthy", 1))
+    assert set(collect([tmp_path / "healthy"]).index["odd"]) == {-1}
+    with FAULTS["loss on all that follows the first prompt"].injected("lookup"):
+        assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="faulty")) == 0
+    found, with_results = collect([tmp_path / "faulty"]).index["odd"], 0
+    for trace, odd in zip(stored(tmp_path / "faulty", 1), found, strict=True):
+        mask = [value for node in trace["nodes"] for value in node["mask"]]
+        loss = [i >= mask.index(True) for i in range(len(mask))]
+        assert expand(trace["info"]["training"].get("loss_mask", run_lengths(mask))) == loss
+        assert odd == next((i for i, used in enumerate(mask) if used != loss[i]), -1)
+        if trace["info"]["training"][
+            "trained"
+        ]:  # the numbers belong to the sampled tokens, whatever else is in the loss
+            for node in (node for node in trace["nodes"] if node["sampled"]):
+                assert node["trainer_logprobs"] == pytest.approx(node["logprobs"], abs=2.1e-4)
+        with_results += odd >= 0
+    assert with_results
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.run_files.token_record import TokenRecord, as_line
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line, expand
 from plumbob.trainer.run_files.trace_files import (
     AT_ONCE,
     part_of_step,
@@ -107,6 +107,23 @@ def test_what_training_computed_is_stored_whatever_the_text(texts, numbers):
     assert read_back["text"] == texts
     assert read_back["nodes"][1]["entropies"] == pytest.approx(numbers, abs=0.51e-4, nan_ok=True)
     assert read_back["info"]["training"] == {"advantage": 0.25, "trained": True}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
+def test_numbers_stay_with_their_tokens_if_the_loss_is_on_others_than_the_sampled_ones(both):
+    """`both`: of each token, whether it was sampled and whether it is in the loss. Its number is its place."""
+    sampled, loss = map(list, zip(*both, strict=True))
+    trace = {"id": "a", "nodes": [{"mask": sampled[:2]}, {"mask": sampled[2:]}]}
+    places = [float(i) for i, used in enumerate(loss) if used]
+    found = json.loads(as_line(json.dumps(trace), {"a": TokenRecord(1.0, True, places, loss_mask=loss)}))
+    numbers = [value for node in found["nodes"] for value in node.get("trainer_logprobs", [])]
+    assert [None if math.isnan(n) else n for n in numbers] == [
+        i if loss[i] else None for i, s in enumerate(sampled) if s
+    ]
+    stored = found["info"]["training"].get("loss_mask")
+    assert (stored is None) == (loss == sampled) and (stored is None or expand(stored) == loss)
+    shorter = json.loads(as_line(json.dumps(trace), {"a": TokenRecord(1.0, True, places, loss_mask=[*loss, True])}))
+    assert all(math.isnan(v) for node in shorter["nodes"] for v in node.get("trainer_logprobs", []))
 
 
 def test_files_are_plain_gzip_and_equal_rollouts_give_equal_files(tmp_path):

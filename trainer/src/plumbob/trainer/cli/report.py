@@ -17,22 +17,24 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command(cls=Command)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories of `train` or `sft`.", metavar="RUN_DIR")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories of `train` or `sft`, or a folder of them.", metavar="RUN_DIR")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="HTML file to write. Default: report.html in the run directory, or here for several."
         ),
     ] = None,
-    rollouts: Annotated[
-        int,
+    megabytes: Annotated[
+        float,
         typer.Option(
-            "--rollouts",
-            help="Largest number of stored rollouts in the page, about: whole steps, spread over the run. 0: all of "
-            "them, however large the page gets.",
+            "--megabytes",
+            help="Largest size of the rollouts in the page, about: whole steps, spread over the run. 0: all that are "
+            "stored, however large the page gets.",
             min=0,
         ),
-    ] = 10_000,
+    ] = 20,
     jsonl: Annotated[
         bool,
         typer.Option("--jsonl", help="Also write the rollouts as JSON lines beside the HTML file, with each token."),
@@ -47,19 +49,21 @@ def report(
     """Write one HTML page about runs: curves, findings, and every stored rollout token by token.
 
     The page needs no network and no server: it opens from disk, and can be sent to somebody. Several runs are drawn into
-    the same charts; runs that differ only in their seed get a mean with an interval.
+    the same charts, with a table to compare and choose them; runs that differ only in their seed get a mean with an
+    interval. With --live, a run that begins in the folder later is shown as well.
     """
+    limit = int(megabytes * 1e6) or None
     if live:
         if output is not None or jsonl:
             raise UserError("--live serves the page and writes no file; leave --output and --jsonl out")
-        return _serve(runs, port, rollouts or None)
+        return _serve(runs, port, limit)
 
     from plumbob.trainer.report.write import REPORT, read, write
 
     path = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file, as in -o {path / REPORT}")
-    found = read(runs, rollouts or None, say=_say)
+    found = read(runs, limit, say=_say)
     _say(f"writing {path}")
     try:
         files = write(found, path, with_lines=jsonl)

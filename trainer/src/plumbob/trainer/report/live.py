@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from plumbob.console import UserError
+from plumbob.trainer.report.run_data import run_directories
 from plumbob.trainer.report.write import page, read
 from plumbob.trainer.run_files.run_directory import run_directory_of
 
@@ -63,7 +64,7 @@ class _Held:
 
     def state(self) -> str:
         """What changes when a run has a new step, evaluation or warning."""
-        directories = [run_directory_of(path) for path in self.paths]
+        directories = [run_directory_of(path) for path in run_directories(self.paths)]
         files = [
             folder / name for folder in directories for name in ("metrics.jsonl", "warnings.jsonl", "summary.json")
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class RunData:
     evaluations: list[dict[str, Any]]
     """Held-out rewards: {"step", "how", "mean", "low", "high", "n"}; without low and high if they are not known."""
     findings: list[dict[str, Any]]
+    changed: float = 0.0
+    """When it took its last step, in seconds since 1970; 0 before its first one."""
 
     @property
     def env(self) -> str:
@@ -55,10 +58,21 @@ class RunData:
             "directory": str(self.directory),
             "env": self.env,
             "config": self.config,
+            "changed": time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed)) if self.changed else "",
             "metrics": {name: [finite(row.get(name)) for row in self.rows] for name in names},
             "evaluations": self.evaluations,
             "findings": self.findings,
         }
+
+
+def run_directories(paths: Iterable[Path]) -> list[Path]:
+    """Each path, or if it is a folder of run directories, those in it, the oldest first."""
+    found: list[Path] = []
+    for path in paths:
+        settings = [] if (run_directory_of(path) / "config.toml").exists() else path.glob("*/config.toml")
+        inside = [file.parent for file in sorted(settings, key=lambda file: file.stat().st_mtime_ns)]
+        found += inside or [path]
+    return list(dict.fromkeys(found))
 
 
 def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = lambda _: None) -> RunData:
@@ -77,7 +91,9 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     name = directory.resolve().name
     say(f"examining {directory}")
     found = _findings(directory, config, rows if checked else ())
-    return RunData(name, directory, config, rows, _evaluations(directory, rows), found)
+    metrics = directory / "metrics.jsonl"
+    changed = metrics.stat().st_mtime if rows else 0.0
+    return RunData(name, directory, config, rows, _evaluations(directory, rows), found, changed)
 
 
 def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:

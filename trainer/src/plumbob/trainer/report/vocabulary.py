@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
@@ -43,7 +42,7 @@ def token_texts(file: Path | None, token_ids: Iterable[int]) -> dict[int, str | 
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    by_bytes = '"ByteLevel"' in json.dumps(_description(file).get("decoder"))
+    by_bytes = '"ByteLevel"' in json.dumps(json.loads(file.read_text(encoding="utf-8")).get("decoder"))
     special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
     texts: dict[int, str | list[int]] = {}
     for number in sorted(set(token_ids)):
@@ -53,10 +52,6 @@ def token_texts(file: Path | None, token_ids: Iterable[int]) -> dict[int, str | 
         if token is not None:
             texts[number] = token
     return texts
-
-
-def _description(file: Path) -> Mapping[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _text(piece: str, by_bytes: bool) -> str | list[int]:

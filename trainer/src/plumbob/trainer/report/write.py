@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
 import json
 import time
@@ -12,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, lines_of
-from plumbob.trainer.report.run_data import RunData, meanings, read_run, seed_groups
+from plumbob.console import UserError
+from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, lines_of, packed
+from plumbob.trainer.report.run_data import RunData, meanings, read_run, run_directories, seed_groups
 from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
 from plumbob.trainer.run_files.run_directory import write_whole
 
 REPORT = "report.html"
 """Name of the page in a run directory."""
-AT_THE_END = 2000
-"""Most rollouts in the page that a run writes at its end, so that it takes a second or two."""
+AT_THE_END = 5_000_000
+"""Most bytes of rollouts in the page that a run writes at its end."""
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = (
     "data.js", "dom.js", "charts.js", "overview.js", "filters.js", "list.js", "token_text.js", "token_view.js",
@@ -28,8 +27,6 @@ SCRIPTS = (
 )  # fmt: skip
 """The page's code, in the order in which it is joined to one script."""
 STYLES = ("page.css", "tokens.css")
-LEVEL = 6
-"""Compression level of the data in the page."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,14 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """What the page does not show, in sentences."""
-        directories = " ".join(str(run.directory) for run in self.runs)
+        directories = " ".join(dict.fromkeys(str(run.directory) for run in self.runs[:3])) + " ..." * (
+            len(self.runs) > 3
+        )
         notes = list(self.rollouts.problems)
         if self.rollouts.steps_left_out:
             notes.append(
                 f"This page leaves out the rollouts of {self.rollouts.steps_left_out} steps, to stay small; "
-                f"`report {directories} --rollouts 0` writes a page with all that are stored."
+                f"`report {directories} --megabytes 0` writes a page with all that are stored."
             )
         for run, texts, ids in zip(self.runs, self.texts, self.rollouts.token_ids, strict=True):
             if ids and not texts:
@@ -67,10 +66,23 @@ def read(
     checked: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Read run directories; at most about `limit` of their rollouts. Raises UserError. `say`: told what takes time."""
-    runs = [read_run(path, checked=checked, say=say) for path in paths]
+    """Read run directories, or folders of them; at most about `limit` bytes of their rollouts.
+
+    `say`: told what takes time. Raises UserError for a path that holds no run.
+    """
+    runs, problems = [], []
+    for path in run_directories(paths):
+        try:
+            runs.append(read_run(path, checked=checked, say=say))
+        except UserError as error:
+            if path in paths:
+                raise
+            problems.append(f"{error}.")  # one of many in a folder
+    if not runs:
+        raise UserError(" ".join(problems))
     named = [{finding["step"] for finding in run.findings if finding["verdict"] == "fail"} for run in runs]
     rollouts = collect([run.directory for run in runs], limit, named, say)
+    rollouts.problems += problems
     texts = [
         token_texts(tokenizer_file(run.directory, str(run.config.get("model", ""))), ids)
         for run, ids in zip(runs, rollouts.token_ids, strict=True)
@@ -101,16 +113,16 @@ def write_at_end(run_dir: Path) -> Path:
 
 def page(report: Report, *, live: bool = False) -> str:
     """The HTML page. `live`: it asks the server that it came from for new steps; otherwise it asks nobody anything."""
-    names = ", ".join(run.name for run in report.runs)
+    names = ", ".join(run.name for run in report.runs) if len(report.runs) < 4 else f"{len(report.runs)} runs"
     scripts = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     assert "</script" not in scripts, "the page's own code would end its script element"
     values = {
         "TITLE": html.escape(f"{names} - plumbob report"),
         "CONNECT": "'self'" if live else "'none'",
         "STYLE": "\n".join((PAGE / name).read_text(encoding="utf-8") for name in STYLES),
-        "OVERVIEW": _packed(json.dumps(overview(report, live=live), separators=(",", ":"))),
+        "OVERVIEW": packed(json.dumps(overview(report, live=live), separators=(",", ":"))),
         "CHUNKS": "\n".join(
-            f'<script type="text/plain" id="chunk-{i}">{_packed(chunk)}</script>'
+            f'<script type="text/plain" id="chunk-{i}">{chunk}</script>'
             for i, chunk in enumerate(report.rollouts.chunks)
         ),
         "SCRIPT": f'(() => {{\n"use strict";\n{scripts}\n}})();',
@@ -134,8 +146,3 @@ def overview(report: Report, *, live: bool) -> dict[str, Any]:
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "live": live,
     }
-
-
-def _packed(text: str) -> str:
-    """Text as gzip in base64, which has no character that could end an element of the page."""
-    return base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), LEVEL, mtime=0)).decode()

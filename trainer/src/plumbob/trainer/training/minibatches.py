@@ -107,6 +107,7 @@ def token_records(
     environments = run.sampler.environments
     names = [tasks.name for tasks in environments] if len(environments) > 1 else [""]
     trained = {minibatch.rows[i].trace_id for minibatch in minibatches for i in minibatch.trained}
+    masks = {row.trace_id: row.loss_mask for minibatch in minibatches for row in minibatch.rows}
     result = {}
     for sample, advantage in zip(batch.samples, advantages.values, strict=True):
         logprobs, entropies, reference = (*scores.get(sample.trace_id, ()), None, None, None)[:3]
@@ -119,6 +120,7 @@ def token_records(
             reference,
             None if moved is None else moved.tolist(),
             names[batch.taken[int(sample.group.split("/")[1])].env],
+            masks.get(sample.trace_id),
         )
     return result
 

@@ -34,10 +34,11 @@ function expand(lengths, total) {
   return values;
 }
 
-// One object per token: place, id, text, bytes (if it is part of a character), origin, node, and its numbers. `trained`: the
-// mask has it; `state`: the word for that, which also knows whether the rollout was in the gradient at all.
+// One object per token: place, id, text, bytes (if it is part of a character), origin, node, and its numbers. `trained`: it is
+// in the loss mask of the row; `odd`: that is not what was sampled; `sampled`: number among the sampled tokens, or null;
+// `state`: the words for that, which also know whether the rollout was in the gradient at all.
 function tokensOf(r, run) {
-  const content = expand(r.content, r.ids.length), mask = expand(r.mask, r.ids.length);
+  const content = expand(r.content, r.ids.length), mask = expand(r.mask, r.ids.length), loss = r.loss ? expand(r.loss, r.ids.length) : mask;
   const tokens = [];
   let sampled = 0;
   r.nodes.forEach(([role, length], node) => {
@@ -45,10 +46,10 @@ function tokensOf(r, run) {
       const at = tokens.length, s = mask[at] ? sampled++ : null;
       const pick = (list) => (s === null || !list ? null : list[s]);
       const token = {
-        at, id: r.ids[at], node, role: D.roles[role], origin: content[at] ? D.roles[role] : "template", trained: mask[at],
-        state: !mask[at] ? "masked" : r.trained === false ? IDLE : "trained", sampled: s, logprob: pick(r.logprobs), trainer: pick(r.trainer), reference: pick(r.reference),
+        at, id: r.ids[at], node, role: D.roles[role], origin: content[at] ? D.roles[role] : "template", trained: loss[at], odd: loss[at] !== mask[at],
+        state: loss[at] ? (mask[at] ? (r.trained === false ? IDLE : "trained") : "in the loss, not sampled") : mask[at] ? "sampled, not in the loss" : "masked", sampled: s, logprob: pick(r.logprobs), trainer: pick(r.trainer), reference: pick(r.reference),
         entropy: pick(r.entropies), after: pick(r.after),
-        advantage: s === null ? null : r.advantages ? r.advantages[s] : r.advantage,
+        advantage: s === null ? (loss[at] ? r.advantage : null) : r.advantages ? r.advantages[s] : r.advantage,
       };
       token.gap = token.trainer === null || token.logprob === null ? null : token.trainer - token.logprob;
       token.ratio = token.gap === null ? null : Math.exp(token.gap);
@@ -64,7 +65,7 @@ function tokensOf(r, run) {
 // gradient of log p with respect to the token's own logit is 1 - p.
 function moved(token) {
   const before = token.trainer === null ? token.logprob : token.trainer;
-  if (token.advantage === null || before === null) return { moved: null, measured: false };
+  if (token.advantage === null || before === null || !token.trained) return { moved: null, measured: false };
   if (token.after !== null) return { moved: token.advantage * (token.after - before), measured: true };
   return { moved: token.advantage * (1 - Math.exp(Math.min(before, 0))), measured: false };
 }
@@ -77,11 +78,15 @@ function textOf(id, run) {
 
 // The whole text of a rollout, with characters whole that several tokens make up.
 function plainText(r, run) {
-  if (r.messages) return r.messages.map(([, text]) => text).join("\n");
+  if (!r.ids.length) return r.said.map(([text, calls]) => text + calls.map((call) => call.join(" ")).join("\n")).join("\n");
+  return textOfIds(r.ids, run);
+}
+
+function textOfIds(ids, run) {
   const decoder = new TextDecoder();
   const table = D.texts[run];
   let text = "", bytes = [];
-  for (const id of r.ids) {
+  for (const id of ids) {
     const piece = table[id];
     if (Array.isArray(piece)) { bytes.push(...piece); continue; }
     if (bytes.length) { text += decoder.decode(new Uint8Array(bytes)); bytes = []; }
@@ -102,6 +107,22 @@ function rowAt(runName, step, task, number) {
     if (I.run[row] === run && I.step[row] === step && I.rollout[row] === number && D.tasks[I.task[row]].key === task) return row;
   }
   return -1;
+}
+
+// What is known of the group of a rollout: {mean, flat}. Flat: training has no signal from it, because all its advantages are
+// 0, or its rewards are equal where advantages are not stored.
+let groups = null;
+function groupOf(row) {
+  const I = D.index, id = (at) => I.run[at] + "/" + I.step[at] + "/" + I.task[at];
+  if (!groups) {
+    groups = new Map();
+    I.run.forEach((_, at) => groups.set(id(at), [...(groups.get(id(at)) || []), at]));
+    for (const [key, members] of groups) {
+      const rewards = members.map((at) => I.reward[at]), pulls = members.map((at) => I.advantage[at]);
+      groups.set(key, { mean: mean(rewards), flat: pulls.includes(null) ? new Set(rewards).size === 1 : pulls.every((v) => v === 0) });
+    }
+  }
+  return groups.get(id(row));
 }
 
 // Rows of the rollouts of one task, in the order run, step, rollout.

@@ -23,7 +23,7 @@ function num(value, digits = 4) {
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
   return String(Number(value.toPrecision(digits)));
 }
-const signed = (value) => (value === null || value === undefined ? "-" : (value > 0 ? "+" : "") + num(value));
+const signed = (value, digits) => (value === null || value === undefined ? "-" : (value > 0 ? "+" : "") + num(value, digits));
 const plural = (count, word) => count.toLocaleString("en") + " " + word + (count === 1 ? "" : "s");
 
 // Blanks made visible, for a single token.

@@ -1,24 +1,25 @@
 // Which rollouts the list shows: a form of filters, and a histogram of rewards whose bins filter too.
 
 const BINS = 12;
-const F = { run: "", step: "", env: "", stop: "", low: "", high: "", errors: false, cut: false, search: "", order: "stored" };
+const ALL = { run: "", step: "", env: "", stop: "", low: "", high: "", errors: false, cut: false, flat: false, search: "", order: "stored" };
+const F = { ...ALL };
 let rows = []; // rows of the index that pass, in order
 let textHits = null; // Set of rows whose text holds the search, as far as they have been looked through; null: no search
 let searching = 0; // number of the search under way
 
 const ORDERS = {
   stored: ["step, then task", null],
-  low: ["lowest reward first", (I) => (a, b) => I.reward[a] - I.reward[b]],
-  high: ["highest reward first", (I) => (a, b) => I.reward[b] - I.reward[a]],
-  pull: ["largest advantage first", (I) => (a, b) => Math.abs(I.advantage[b] ?? 0) - Math.abs(I.advantage[a] ?? 0)],
-  long: ["longest first", (I) => (a, b) => I.tokens[b] - I.tokens[a]],
+  low: ["lowest reward", (I) => (a, b) => I.reward[a] - I.reward[b]],
+  high: ["highest reward", (I) => (a, b) => I.reward[b] - I.reward[a]],
+  pull: ["largest advantage", (I) => (a, b) => Math.abs(I.advantage[b] ?? 0) - Math.abs(I.advantage[a] ?? 0)],
+  long: ["longest", (I) => (a, b) => I.tokens[b] - I.tokens[a]],
 };
 
 function passes(row, { reward = true } = {}) {
   const I = D.index;
   return (F.run === "" || I.run[row] === Number(F.run)) && (F.step === "" || I.step[row] === Number(F.step))
     && (F.env === "" || D.tasks[I.task[row]].env === F.env) && (F.stop === "" || I.stop[row] === Number(F.stop))
-    && (!F.errors || I.tool_errors[row] > 0) && (!F.cut || I.truncated[row] === 1)
+    && (!F.errors || I.tool_errors[row] > 0) && (!F.cut || I.truncated[row] === 1) && (!F.flat || groupOf(row).flat)
     && (!reward || F.low === "" || I.reward[row] >= Number(F.low)) && (!reward || F.high === "" || I.reward[row] <= Number(F.high))
     && (textHits === null || textHits.has(row));
 }
@@ -90,9 +91,9 @@ function filterForm(changed) {
     choice("stop", "Stop reason", [["", "all"], ...D.stops.map((s, i) => [i, s || "none"])], changed),
     number("low", "Reward from"), number("high", "to"),
     choice("order", "Order", Object.entries(ORDERS).map(([k, [text]]) => [k, text]), changed),
-    check("errors", "tool errors"), check("cut", "cut off"),
+    check("errors", "tool errors"), check("cut", "cut off"), check("flat", "groups without a signal"),
     el("button", { type: "button", id: "clear", onclick: () => {
-      Object.assign(F, { run: "", step: "", env: "", stop: "", low: "", high: "", errors: false, cut: false, search: "", order: "stored" });
+      Object.assign(F, ALL);
       textHits = null; searching++;
       document.getElementById("main").replaceChildren(...rolloutsView(current < 0 ? null : (place) => openRollout(current, place)));
     } }, "Clear filters"));

@@ -31,6 +31,16 @@ function rolloutsView(target) {
   return [view];
 }
 
+// The list with its first rollout beside it, where both have room.
+function firstRollout() {
+  applyFilters();
+  if (matchMedia("(max-width: 760px)").matches || !rows.length) return rolloutsView(null);
+  if (!rows.includes(current)) current = rows[0];
+  const row = current, view = rolloutsView((detail) => openRollout(row, detail));
+  view[0].classList.remove("opened");
+  return view;
+}
+
 function listBox() {
   const inner = el("div", { class: "rows" });
   const box = el("div", { class: "list", tabindex: 0, role: "listbox", "aria-label": "Rollouts that pass the filters" }, inner);
@@ -56,18 +66,20 @@ function listBox() {
 }
 
 function listRow(row, at) {
-  const I = D.index, task = D.tasks[I.task[row]], signs = [];
+  const I = D.index, task = D.tasks[I.task[row]], group = groupOf(row), signs = [];
   if (I.tool_errors[row]) signs.push(plural(I.tool_errors[row], "tool error"));
   if (I.truncated[row]) signs.push("cut off");
+  if (I.odd[row] >= 0) signs.unshift("wrong loss mask");
   return el("a", {
-    class: "row" + (row === current ? " current" : ""), href: link(place(row)), role: "option", "data-row": row,
+    class: "row" + (row === current ? " current" : "") + (at && F.order === "stored" && groupOf(rows[at - 1]) !== group ? " begins" : ""), href: link(place(row)), role: "option", "data-row": row,
     "aria-selected": String(row === current), "aria-posinset": at + 1, "aria-setsize": rows.length,
     style: { top: at * ROW + "px" },
   },
   el("span", { class: "reward", style: { "--share": rewardShare(I.reward[row]) } }, num(I.reward[row], 3)),
   el("span", { class: "what" }, el("b", { title: task.key }, `${ending(task.key)} #${I.rollout[row]} \u00b7 step ${I.step[row]}`),
-    el("span", {}, I.reply[row] || "(empty)")),
-  el("span", { class: "small" }, D.runs.length > 1 ? D.runs[I.run[row]].name : D.stops[I.stop[row]], el("br"), signs.join(", ") || plural(I.sampled[row], "token")));
+    el("span", {}, D.runs.length > 1 ? D.runs[I.run[row]].name + ": " : null, I.reply[row] || "(empty)")),
+  el("span", { class: "small" }, group.flat ? "no signal" : I.advantage[row] === null ? D.stops[I.stop[row]] : "advantage " + signed(I.advantage[row], 2), el("br"),
+    signs.join(", ") || "group mean " + num(group.mean, 2)));
 }
 
 // Keys of tasks often begin alike and differ at their end.
@@ -75,12 +87,12 @@ const ending = (key) => (key.length > 9 ? "\u2026" + key.slice(-8) : key);
 
 function rewardShare(reward) {
   if (rewardShare.range === undefined) {
-    let low = Infinity, high = -Infinity;
+    let low = 0, high = 0; // a badge is empty at 0, also where no reward is larger
     for (const v of D.index.reward) if (v !== null) { if (v < low) low = v; if (v > high) high = v; }
     rewardShare.range = [low, high];
   }
   const [low, high] = rewardShare.range;
-  return reward === null ? "0%" : ((high > low ? (reward - low) / (high - low) : 1) * 100).toFixed(0) + "%";
+  return reward === null || high === low ? "0%" : (((reward - low) / (high - low)) * 100).toFixed(0) + "%";
 }
 
 // The next rollout of the list, or the one before.

@@ -12,7 +12,7 @@ async function show() {
     const at = h.token === undefined ? undefined : Number(h.token);
     if (row < 0) {
       viewNow = view; current = -1;
-      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page was written with --rollouts.`));
+      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page left out that step to stay small.`));
     }
     const again = viewNow === "rollout" && current === row && opened && opened.row === row;
     current = row;
@@ -32,7 +32,7 @@ async function show() {
   if (back) return back.classList.remove("opened");
   current = view === "rollouts" ? current : -1;
   if (view === "group") return main.replaceChildren(...await groupView(h.run, Number(h.step), h.task, h.against));
-  const parts = { curves: curvesView, findings: findingsView, rollouts: () => rolloutsView(null), settings: settingsView }[view] || curvesView;
+  const parts = { curves: curvesView, findings: findingsView, rollouts: firstRollout, settings: settingsView }[view] || curvesView;
   main.replaceChildren(...parts().filter(Boolean));
 }
 
@@ -44,7 +44,7 @@ function nav(view) {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea")) return;
   const act = {
     j: () => step(1), k: () => step(-1),
     g: () => { if (current >= 0) { const p = place(current); location.hash = link({ view: "group", run: p.run, step: p.step, task: p.task }); } },
@@ -72,6 +72,7 @@ function watchServer() {
     try {
       const { state } = await (await fetch("state")).json();
       if (seen !== null && state !== seen) {
+        sessionStorage.setItem("chosen", JSON.stringify({ axis, smoothing, wanted, hidden: D.runs.filter((run) => !inCharts(run)).map((run) => run.name) }));
         if (viewNow === "curves" || viewNow === "findings") return location.reload();
         notes(["There are new steps: reload the page to see them."]);
       }
@@ -86,12 +87,20 @@ function notes(texts) {
 
 async function start() {
   D = await unpack("overview");
-  document.getElementById("title").textContent = D.runs.map((run) => run.name).join(", ");
+  document.getElementById("title").textContent = D.runs.length < 4 ? D.runs.map((run) => run.name).join(", ") : plural(D.runs.length, "run");
   notes(D.notes);
   document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); });
   addEventListener("hashchange", show);
   addEventListener("keydown", onKey);
-  if (D.live) watchServer();
+  if (D.live) {
+    const chosen = JSON.parse(sessionStorage.getItem("chosen")); // before the page was loaded anew
+    if (chosen) {
+      ({ axis, smoothing, wanted } = chosen);
+      D.runs.forEach((run, number) => { if (chosen.hidden.includes(run.name)) hidden.add(number); });
+      runsTable.begun = true;
+    }
+    watchServer();
+  }
   await show();
   document.documentElement.dataset.ready = "yes";
 }

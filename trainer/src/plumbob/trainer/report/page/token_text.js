@@ -11,8 +11,8 @@ const MODES = {
 };
 let mode = "mask";
 
-// Its classes: what the mask says, and "idle" if it was sampled in a rollout that was not in the gradient.
-const colourOf = (token) => (token.trained ? "trained" : "masked") + (token.state === IDLE ? " idle" : "");
+// Its classes: what the loss mask says, "odd" if that is not what was sampled, and "idle" in a rollout outside the gradient.
+const colourOf = (token) => (token.trained ? "trained" : "masked") + (token.odd ? " odd" : "") + (token.state === IDLE ? " idle" : "");
 
 function tokenSpan(token, { part = false } = {}) {
   const shown = token.text.replace(/\r/g, "\u240d").replace(/\n/g, "\u21b5\n").replace(/\t/g, "\u21e5\t");
@@ -44,7 +44,7 @@ const FIELDS = [
 ];
 
 function describeToken(token) {
-  const rows = token.trained ? FIELDS.filter(([, f]) => f(token) !== "-").map(([name, f]) => [name, f(token)]) : [];
+  const rows = token.trained || token.sampled !== null ? FIELDS.filter(([, f]) => f(token) !== "-").map(([name, f]) => [name, f(token)]) : [];
   if (token.moved !== null && token.trained) {
     rows.push([token.measured ? "moved: advantage x change" : "push: advantage x (1 - probability)", signed(token.moved)]);
   }
@@ -53,13 +53,14 @@ function describeToken(token) {
       el("span", { class: "chip " + colourOf(token) }, token.state), " ",
       el("span", { class: "chip o-" + token.origin }, token.origin)),
     rows.length ? el("dl", {}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))
-      : el("p", { class: "small" }, token.trained ? "No numbers are stored for it." : `Not sampled: it is part of the ${token.role} message as the chat template writes it, and not in the loss.`),
-  ];
+      : el("p", { class: "small" }, token.sampled !== null ? "No numbers are stored for it." : `Not sampled: it is part of the ${token.role} message as the chat template writes it, and not in the loss.`),
+    token.odd ? el("p", { class: "alarm" }, token.trained ? "The model did not sample it, yet it is in the loss: its gradient teaches what the environment or the template wrote." : "The model sampled it, but it is not in the loss: nothing is learned from it.") : null,
+  ].filter(Boolean);
 }
 
 // Engine (solid) and trainer (dashed) under one turn, and the gap between them as a strip.
 function lines(tokens) {
-  const own = tokens.filter((t) => t.trained && t.logprob !== null);
+  const own = tokens.filter((t) => t.sampled !== null && t.logprob !== null);
   if (!own.length) return null;
   const low = Math.min(-0.1, ...own.map((t) => Math.min(t.logprob, t.trainer ?? 0))), n = own.length, H = 46;
   const y = (v) => (v / low) * H;

@@ -1,5 +1,7 @@
 // One rollout: its scores, every token, and which tokens moved the policy.
 
+const PEEK = 90; // characters of a folded result
+let reading = false; // whether rollouts are shown as messages
 let opened = null; // {row, tokens, root, inspector, chosen}
 
 async function openRollout(row, detail, at) {
@@ -11,9 +13,10 @@ async function openRollout(row, detail, at) {
   const root = el("div", { class: "tokens", tabindex: 0, "aria-label": "Tokens; arrow keys go from token to token" });
   opened = { row, r, tokens: r.tokens, root, inspector, chosen: null };
   const scale = el("span", { class: "small" });
-  detail.replaceChildren(heading(r, row), scores(r), colourBar(r, scale), root, inspector, movers(r), more(r));
-  if (r.messages) root.append(...r.messages.map(([role, text]) => el("div", { class: "node" }, el("h4", {}, D.roles[role]), el("p", { class: "plain" }, text))));
-  else nodesOf(r).forEach((node) => root.append(node));
+  const view = ["messages", "tokens"].map((name) => el("button", { type: "button", onclick: () => readAs(name === "messages") }, name));
+  detail.replaceChildren(heading(r, row), scores(r), r.tokens.length ? el("div", { class: "switch", role: "group", "aria-label": "What is shown" }, view) : "", messagesOf(r), colourBar(r, scale), root, inspector, movers(r), more(r));
+  nodesOf(r).forEach((node) => root.append(node));
+  readAs(reading);
   recolour(scale);
   root.addEventListener("pointerover", (event) => { const span = event.target.closest(".t"); if (span) inspect(r.tokens[span.dataset.at]); });
   root.addEventListener("pointerleave", () => { if (opened.chosen !== null) inspect(r.tokens[opened.chosen]); });
@@ -28,6 +31,26 @@ async function openRollout(row, detail, at) {
   else detail.scrollTop = 0;
 }
 
+// Show rollouts as messages or as tokens, this one and the next ones.
+function readAs(messages) {
+  reading = messages;
+  const detail = opened.root.parentNode;
+  detail.classList.toggle("reading", messages || !opened.tokens.length);
+  for (const button of detail.querySelectorAll(".switch button")) button.setAttribute("aria-pressed", String((button.textContent === "messages") === messages));
+}
+
+// A rollout as people read it: texts without what the template adds, calls as calls, results of tools folded.
+function messagesOf(r) {
+  return el("div", { class: "messages" }, r.nodes.map(([role], number) => {
+    const own = r.tokens.filter((t) => t.node === number && t.origin !== "template").map((t) => t.id);
+    const [text, calls] = r.said[number] || [textOfIds(own, r.run).trim(), []];
+    const shown = D.roles[role] !== "tool" ? el("p", { class: "plain" }, text)
+      : el("details", {}, el("summary", {}, "result: " + (text.length > PEEK ? text.slice(0, PEEK) + "\u2026" : text)), el("p", { class: "plain" }, text));
+    return el("div", { class: "node o-" + D.roles[role] }, el("h4", {}, D.roles[role]), text ? shown : null,
+      calls.map(([name, given]) => el("p", { class: "call" }, el("b", {}, name), " ", el("code", {}, given))));
+  }));
+}
+
 const inspect = (token) => opened.inspector.replaceChildren(...describeToken(token));
 
 function choose(at) {
@@ -38,10 +61,12 @@ function choose(at) {
 function showToken(at) {
   const token = opened.tokens[at];
   if (!token) return;
+  readAs(false);
   opened.root.querySelector(".t.chosen")?.classList.remove("chosen");
   const span = opened.root.querySelector(`.t[data-at="${at}"]`);
   span.classList.add("chosen");
   span.scrollIntoView({ block: "center" });
+  requestAnimationFrame(() => span.scrollIntoView({ block: "center" })); // what came into sight only now has its own height
   opened.chosen = at;
   inspect(token);
 }
@@ -66,7 +91,18 @@ function scores(r) {
   const answer = D.tasks[D.index.task[r.row]].answer;
   if (answer) facts.push(["right answer", answer]);
   return el("div", {}, el("dl", { class: "scores" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    r.errors.map((error) => el("p", { class: "alarm" }, error)));
+    r.errors.map((error) => el("p", { class: "alarm" }, error)), oddTokens(r));
+}
+
+// What the row's loss mask has that was not sampled, and the reverse.
+function oddTokens(r) {
+  if (r.odd < 0) return null;
+  const length = r.loss.reduce((a, b) => a + b, 0), more = r.tokens.filter((t) => t.odd && t.trained), less = r.tokens.filter((t) => t.odd && !t.trained);
+  const first = (tokens) => el("a", { href: link({ ...place(r.row), token: tokens[0].at }) }, "token " + tokens[0].at);
+  return el("p", { class: "alarm" }, "The loss is not on the sampled tokens: ",
+    more.length ? [plural(more.length, "token"), " in the loss that the model did not sample, the first is ", first(more), ". "] : null,
+    less.length ? [plural(less.length, "sampled token"), " not in the loss, the first is ", first(less), ". "] : null,
+    length !== r.ids.length ? `Its training row has ${plural(length, "token")}, the rollout ${r.ids.length}.` : null);
 }
 
 function colourBar(r, scale) {
@@ -75,9 +111,8 @@ function colourBar(r, scale) {
   const count = (test) => r.tokens.filter(test).length;
   return el("div", { class: "colours" }, el("label", {}, "Colour by ", select), scale,
     el("ul", { class: "key" },
-      r.trained === false ? el("li", {}, el("span", { class: "chip trained idle" }, IDLE), ` ${count((t) => t.trained)}`)
-        : el("li", {}, el("span", { class: "chip trained" }, "trained"), ` ${count((t) => t.trained)}`),
-      el("li", {}, el("span", { class: "chip masked" }, "masked"), ` ${count((t) => !t.trained)}`),
+      [...new Map(r.tokens.map((t) => [t.state, t])).values()].sort((a, b) => b.trained - a.trained).map((t) =>
+        el("li", {}, el("span", { class: "chip " + colourOf(t) }, t.state), ` ${count((other) => other.state === t.state)}`)),
       D.roles.map((origin) => el("li", {}, el("span", { class: "chip o-" + origin }, origin), ` ${count((t) => t.origin === origin)}`))));
 }
 
@@ -89,7 +124,7 @@ function recolour(scale) {
 function nodesOf(r) {
   let turn = 0;
   return r.nodes.map(([role], number) => {
-    const own = r.tokens.filter((t) => t.node === number), sampled = own.filter((t) => t.trained).length;
+    const own = r.tokens.filter((t) => t.node === number), sampled = own.filter((t) => t.sampled !== null).length;
     const title = D.roles[role] + (sampled ? `, turn ${++turn}: ${plural(sampled, "sampled token")}` : `: ${plural(own.length, "token")}`);
     const under = sampled ? lines(own) : null;
     if (under) {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plumbob.doctor import record as records
-from plumbob.doctor.__main__ import main
+from plumbob.doctor.__main__ import main, takes
 from plumbob.doctor.format import NEEDS, lacking, read_all
 from plumbob.doctor.reference.model import load
 from plumbob.doctor.reference.rows import load_tokenizer
@@ -85,6 +85,17 @@ def test_files_that_are_no_records_are_an_error_of_their_user(
     (tmp_path / "step_00001.npz").write_bytes(b"nothing")
     assert main(["validate", str(tmp_path)]) == 2
     assert "is no record of a training step" in capsys.readouterr().err
+
+
+def test_what_the_trainer_s_command_leaves_to_records(made_record: Made, tmp_path: Path) -> None:
+    assert takes(["validate", "x"]) and takes(["trl", "train.py"]) and not takes([]) and not takes(["lookup"])
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("{}")
+    assert not takes([str(tmp_path / "gsm8k")]) and takes([str(tmp_path / "gsm8k" / "train.jsonl")])
+    records.write(made_record(), tmp_path / "step_00001.npz")
+    assert takes([str(tmp_path)])
+    (tmp_path / "config.toml").write_text("")
+    assert not takes([str(tmp_path)])
 
 
 def run_loop(script: str, folder: Path) -> None:

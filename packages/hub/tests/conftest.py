@@ -1,5 +1,6 @@
 """Real servers on loopback, real wheels, clean virtual environments."""
 
+import atexit
 import base64
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -31,6 +33,20 @@ class Server:
     requests: list[str]
 
 
+@functools.cache
+def uv_cache() -> str:
+    """The folder of uv's cache, so that what is downloaded is kept while tests have other caches of their own."""
+    return subprocess.run([uv.find_uv_bin(), "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@functools.cache
+def cache_home() -> str:
+    """A folder for the caches of all tests of this process."""
+    folder = tempfile.mkdtemp(prefix="plumbob-hub-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @dataclass
 class Python:
     """A clean virtual environment with plumbob-hub in it."""
@@ -41,19 +57,22 @@ class Python:
     def site(self) -> Path:
         return next((self.root / "lib").glob("python*/site-packages"))
 
-    def run(self, *command: str | Path, cwd: Path | None = None, code: int | None = 0, **environ: str):
-        """Run one of its programs, in a neutral environment. `code` is the exit code to insist on."""
+    @staticmethod
+    def environ() -> dict[str, str]:
+        """A neutral environment, with uv's cache as it is and an empty one of plumbob's."""
         ours = ("UV_", "PIP_", "PLUMBOB_", "VIRTUAL_ENV", "COLUMNS")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-        if "UV_CACHE_DIR" in os.environ:
-            kept["UV_CACHE_DIR"] = os.environ["UV_CACHE_DIR"]
+        return {**kept, "UV_CACHE_DIR": uv_cache(), "XDG_CACHE_HOME": cache_home()}
+
+    def run(self, *command: str | Path, cwd: Path | None = None, code: int | None = 0, **environ: str):
+        """Run one of its programs, in a neutral environment. `code` is the exit code to insist on."""
         program, *arguments = command
         done = subprocess.run(
             [self.root / "bin" / program, *map(str, arguments)],
             capture_output=True,
             text=True,
             cwd=cwd or self.root,
-            env=kept | environ,
+            env=self.environ() | environ,
         )
         if code is not None:
             assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
@@ -265,6 +284,12 @@ def serve():
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Let an index be made of any wheels, as another program than `hub index` makes it."""
+    monkeypatch.setattr("plumbob.hub.index.static_index.foreign", lambda wheel: [])
 
 
 @pytest.fixture

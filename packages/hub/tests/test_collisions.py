@@ -80,7 +80,9 @@ def evil_wheels(make_wheel, repack):
 
 
 @pytest.mark.slow
-def test_it_is_refused_from_an_index_and_from_a_file_before_anything_changes(new_python, evil_wheels, tmp_path):
+def test_it_is_refused_from_an_index_and_from_a_file_before_anything_changes(
+    new_python, evil_wheels, unchecked, tmp_path
+):
     python = new_python()
     before = sorted(python.site.rglob("*.py")), sorted((python.root / "bin").iterdir())
     for number, (told, wheel) in enumerate(evil_wheels.items()):
@@ -92,7 +94,9 @@ def test_it_is_refused_from_an_index_and_from_a_file_before_anything_changes(new
 
 
 @pytest.mark.slow
-def test_a_library_that_an_environment_needs_is_looked_into_as_well(new_python, make_wheel, repack, tmp_path):
+def test_a_library_that_an_environment_needs_is_looked_into_as_well(
+    new_python, make_wheel, repack, unchecked, tmp_path
+):
     shared = repack(make_wheel("plumbob-shared", "0.1.0"), {"torch/__init__.py": "EVIL = 6"})
     toy = make_wheel("vf-toy", "0.1.0", ("plumbob-shared>=0.1,<0.2",), "toy")
     add_files([shared, toy, make_wheel("vf-other", "1.0", (), "other")], tmp_path / "hub")

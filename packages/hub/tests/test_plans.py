@@ -39,20 +39,20 @@ def test_names():
 
 def test_the_command_of_an_install():
     pins = [Pin("vf-toy", "0.2.0", ("ab", "cd")), Pin("plumbob-shared", "0.1.0")]
-    command = plan([from_hub("vf-toy", "0.2.0")], pins, HUB, uv="uv", python="/v/bin/python")
-    assert command.argv == (
-        *("uv", "pip", "install", "--directory", "/", "--python", "/v/bin/python", "--verify-hashes"),
-        *("--index", "plumbob=https://hub.example.org/simple/", "--index-strategy", "first-index"),
-        *("--requirements", "-"),
-    )
+    command = plan([from_hub("vf-toy", "0.2.0")], pins, uv="uv", python="/v/bin/python", wheels=[Path("/w")])
+    begin = ("uv", "pip", "install", "--directory", "/", "--python", "/v/bin/python", "--verify-hashes")
+    assert command.argv == (*begin, "--find-links", "/w", "--requirements", "-")
+    trusted = plan([from_hub("vf-toy", "0.2.0")], pins, uv="uv", python="/v/bin/python", index=HUB)
+    asked = ("--index", "plumbob=https://hub.example.org/simple/", "--index-strategy", "first-index")
+    assert trusted.argv == (*begin, *asked, "--requirements", "-")
     assert command.stdin == "vf-toy==0.2.0 --hash=sha256:ab --hash=sha256:cd\nplumbob-shared==0.1.0\n"
     assert command.shown().endswith(f"--requirements - <<'END'\n{command.stdin}END")
     local = Item("./a b", "vf-a", "/x/a b", ("--editable", "/x/a b"), (), ())
-    alone = plan([local], [], None, uv="uv", python="/p", again=["vf-a"]).shown()
+    alone = plan([local], [], uv="uv", python="/p", again=["vf-a"]).shown()
     assert alone == (
         "uv pip install --directory / --python /p --verify-hashes --reinstall-package vf-a --editable '/x/a b'"
     )
-    dated = plan([], pins, HUB, uv="uv", python="p", dated=True)
+    dated = plan([], pins, uv="uv", python="p", index=HUB, dated=True)
     assert dated.argv[-4:] == ("--exclude-newer-package", "vf-toy=false", "--requirements", "-")
 
 

@@ -156,10 +156,11 @@ def test_uv_itself_refuses_bytes_that_are_not_pinned(new_python, hub_index):
     python = new_python()
     index = Location("plumbob", (hub_index / "simple").as_uri() + "/")
     pins = [Pin("vf-other", "1.0", ("0" * 64,))]
-    command = plan([], pins, index, uv=uv.find_uv_bin(), python=str(python.root / "bin" / "python"))
-    done = subprocess.run(command.argv, input=command.stdin, capture_output=True, text=True)
-    assert done.returncode != 0 and "hash" in done.stderr.lower()
-    assert python.version("vf-other") is None
+    for given in ({"wheels": [hub_index / "files"]}, {"index": index}):
+        command = plan([], pins, uv=uv.find_uv_bin(), python=str(python.root / "bin" / "python"), **given)
+        done = subprocess.run(command.argv, input=command.stdin, capture_output=True, text=True)
+        assert done.returncode != 0 and "hash" in done.stderr.lower()
+        assert python.version("vf-other") is None
 
 
 @pytest.mark.parametrize(

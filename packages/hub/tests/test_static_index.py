@@ -1,12 +1,14 @@
 """`hub index`, `hub yank`, `hub search` and `hub info`."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -140,8 +142,12 @@ def many_wheels(make_wheel, tmp_path) -> Path:
     many.mkdir()
     with_data = make_wheel("vf-other", "1.0", (), "other").read_bytes()
     shutil.copy(make_wheel("vf-third", "1.0", (), "third"), many)
-    for i in range(400):  # as sdists only their bytes are read
-        (many / f"vf_filler-0.{i}.tar.gz").write_bytes(with_data * 200)
+    sdist = tarfile.TarInfo("vf_filler-0/data")
+    sdist.size = len(with_data * 200)
+    with tarfile.open(tmp_path / "filler.tar.gz", "w") as archive:
+        archive.addfile(sdist, io.BytesIO(with_data * 200))
+    for i in range(400):
+        shutil.copy(tmp_path / "filler.tar.gz", many / f"vf_filler-0.{i}.tar.gz")
     return many
 
 
@@ -197,3 +203,19 @@ def test_without_an_exchange_in_one_step_a_kill_between_is_healed(tmp_path, monk
     os.rename(old, tmp_path / ".index.old")
     recover(old)
     assert os.listdir(old) == ["file"]
+
+
+def test_descriptions_in_any_language_are_shown_as_they_were_written(hub, new_python, make_project, tmp_path):
+    toy = make_project(tmp_path / "toy", "vf-toy", environment="toy")
+    text = (toy / "pyproject.toml").read_text()
+    written = ("Größe und 日本語", "مفتاح", "Ein Maß für Mühe: 🐧")
+    text = text.replace("A toy called vf-toy", written[0]).replace('"toy", "test"', f'"{written[1]}"')
+    (toy / "pyproject.toml").write_text(text)
+    (toy / "README.md").write_text(f"# toy\n\n{written[2]}\n")
+    hub("publish", toy, "--index", tmp_path / "hub")
+    index = ("--index", tmp_path / "hub")
+    assert written[0] in hub("search", written[1], *index).stdout
+    python = new_python()
+    python.run("vf-install", "toy", *index)
+    for said in (hub("info", "toy", *index).stdout, python.run("hub", "info", "toy", PYTHONUTF8="1").stdout):
+        assert all(part in said for part in written), said

@@ -34,7 +34,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_version(new_python, growin
     other.run("vf-install", "toy", "--index", growing_index)  # so that uv's cache has 0.2.0
     command = ["vf-install", "toy", "--upgrade", "--index", str(growing_index)]
     limited = f"ulimit -f 1000; exec {python.root}/bin/{' '.join(command)}"
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "PLUMBOB_")) or k == "UV_CACHE_DIR"}
+    environ = python.environ()
     done = subprocess.run(
         ["bash", "-c", limited], capture_output=True, text=True, env={**environ, "UV_LINK_MODE": "copy"}
     )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ from plumbob.trainer.config.chat_template import (
     with_values,
 )
 from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.serve import ServeConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.live import load_subject
@@ -288,6 +290,15 @@ def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_pa
         "calls-not-read" if command == "doctor" else f"{command}: this model's chat template writes a tool call"
     ) in shown
     assert '<invoke name="tool_name">' in shown and "step 1" not in shown
+
+
+def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
+    (tmp_path / "unread.jinja").write_text(UNREAD)
+    for template, said in ((TemplateChoice(str(tmp_path / "unread.jinja")), True), (TemplateChoice(), False)):
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
+            asyncio.run(serve_cli._serve(ServeConfig(port=taken.getsockname()[1]), template))
+        shown = " ".join(capsys.readouterr().err.split())
+        assert ("the chat template of tiny writes a tool call as '<invoke name" in shown) == said
 
 
 def test_thinking_that_a_chat_server_would_drop_is_said():

@@ -1,6 +1,7 @@
 """What the server and its command refuse, and that a request that is refused harms no other."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,17 +14,39 @@ import pytest
 from plumbob.console.app import run_app
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.cli import serve
+from plumbob.trainer.serving.openai_api import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ApiError,
+    Call,
+    ChatRequest,
+    Message,
+    read_request,
+    template_messages,
+)
 from plumbob.trainer.serving.server import Server
 
 HELLO = [{"role": "user", "content": "Start key: 1234"}]
 ASK = {"model": "tiny", "messages": HELLO, "max_tokens": 8}
 TOKENS = "/inference/v1/generate"
 
+
+def nested(depth):
+    inside = {}
+    for _ in range(depth):
+        inside = {"a": [inside]}
+    return inside
+
+
+def offered(**function):
+    return {**ASK, "tools": [{"type": "function", "function": function}]}
+
+
 BAD = [
-    (b"{", 400, "the request is not valid JSON"),
-    (b"\xff", 400, "the request is not valid JSON"),
-    (b"[" * 100_000, 400, "the request is not valid JSON"),
-    (b"[" + b"1" * 5000 + b"]", 400, "the request is not valid JSON"),
+    (b"{", 400, "the request is not JSON that can be read"),
+    (b"\xff", 400, "the request is not JSON that can be read"),
+    (b"[" * 100_000, 400, "the request is not JSON that can be read"),
+    (b"[" + b"1" * 5000 + b"]", 400, "the request is not JSON that can be read"),
     (b'{"model": "a\\ud800b"}', 400, "not valid Unicode: a lone surrogate, '\\ud800'"),
     ({**ASK, "messages": [{"role": "user", "content": "a\ud800b"}]}, 400, "not valid Unicode: a lone surrogate"),
     ({**ASK, "tools": [{"type": "function", "function": {"name": "\udc00"}}]}, 400, "not valid Unicode: a lone"),
@@ -41,6 +64,14 @@ BAD = [
     ({**ASK, "tool_choice": "required"}, 400, "does not support tool_choice"),
     ({**ASK, "response_format": {"type": "json_object"}}, 400, "does not support response_format"),
     ({**ASK, "messages": [{"role": "user", "content": "x" * 5000}]}, 400, "maximum context length is 1024 tokens"),
+    ({**ASK, "messages": [{"role": "user", "content": "x" * 50_000}]}, 400, "the request has 50042 characters of text"),
+    ({**ASK, "messages": HELLO * 50_000}, 413, "a request to this server may have at most"),
+    (offered(name="f", parameters=nested(400)), 400, "its lists and objects are nested more than 63 deep"),
+    ({**ASK, "chat_template_kwargs": nested(40)}, 400, "its lists and objects are nested more than 63 deep"),
+    (offered(), 400, "tools.0.function: a tool needs a name, as text"),
+    (offered(name=5), 400, "tools.0.function: a tool needs a name, as text"),
+    (offered(name="f", parameters="x"), 400, "and its parameters, if it has any, as an object"),
+    ({**ASK, "stop": "x" * 2000}, 400, "xxx..."),
 ]
 
 
@@ -50,6 +81,21 @@ def test_a_request_that_cannot_be_answered(post, body, status, message):
     assert got == status
     assert message in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+def test_the_number_of_messages_and_tools_is_limited(chat):
+    for field, most, one in (("messages", MAX_MESSAGES, HELLO[0]), ("tools", MAX_TOOLS, offered(name="f")["tools"][0])):
+        read_request(ChatRequest, json.dumps({**ASK, field: [one] * most}).encode())
+        with pytest.raises(ApiError, match=f"{field}: List should have at most {most} items .* not {most + 1}"):
+            read_request(ChatRequest, json.dumps({**ASK, field: [one] * (most + 1)}).encode())
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, json.dumps(nested(400))], ids=["unclosed", "nested"])
+def test_arguments_that_are_nested_too_deep_stay_the_text_that_they_are(chat, arguments):
+    call = Call.model_validate({"function": {"name": "lookup", "arguments": arguments}})
+    (message,) = template_messages([Message(role="assistant", tool_calls=[call])], chat)
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    assert chat.prompt([*HELLO, message], []).token_ids
 
 
 def test_a_surrogate_within_a_call_s_arguments_is_no_failure(post):
@@ -144,6 +190,18 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         (["--host", "nowhere.invalid", "--port", "0"], "cannot listen on nowhere.invalid:0: Name or service not known"),
         (["--max-context", "100000000"], "--max-context 100000000 is more than the 4096 positions of the model"),
         (["--port", "70000"], "--port"),
+        (["--model", ""], "--model is empty; give a model's name or folder"),
+        (["--model", __file__], "it has no config.json"),
+        (
+            ["--host", "http://127.0.0.1", "--port", "0"],
+            "cannot listen on http://127.0.0.1:0: Name or service not known",
+        ),
+        (["--host", "a" * 80], "is not a host name or an address"),
+        (
+            ["--allow-host", "http://gpu-box:8000"],
+            "takes a host name such as gpu-box, without scheme and port, so not 'http://gpu-box:8000'",
+        ),
+        (["--allow-host", ""], "--allow-host takes a host name such as gpu-box, without scheme and port, so not ''"),
     ],
 )
 def test_a_user_s_mistake_is_one_sentence(capsys, args, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERRUPTED", "UserError", "first_line"]
+__all__ = ["INTERRUPTED", "UserError", "first_line", "plain"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, also if the command saved its work first. The others: 0, 1, and 2 after a user's mistake."""
@@ -13,6 +13,15 @@ class UserError(Exception):
 
     Command lines print it without a traceback and end with exit code 2: see `plumbob.console.app.run_app`.
     """
+
+
+# Control characters, and the marks that change the direction of text: they could change what a terminal shows.
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+
+
+def plain(text: str, keep: str = "\n\t") -> str:
+    """Somebody else's text as it can be printed to a terminal: without control characters other than `keep`."""
+    return text.translate({i: mark for i, mark in _CONTROL.items() if chr(i) not in keep})
 
 
 def first_line(error: BaseException) -> str:

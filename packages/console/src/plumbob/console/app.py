@@ -10,7 +10,7 @@ import time
 from typing import NoReturn
 
 import typer
-from plumbob.console import UserError, first_line
+from plumbob.console import UserError, first_line, plain
 
 ENDING_SECONDS = 10.0
 """How long a command waits at its end for threads that others have started."""
@@ -75,6 +75,6 @@ def print_whatever_the_encoding() -> None:
 
 
 def fail(name: str, message: str) -> NoReturn:
-    """Print the message to stderr after the command's name, and exit with code 2."""
-    print(f"{name}: {message}", file=sys.stderr)
+    """Print the message to stderr after the command's name, without control characters, and exit with code 2."""
+    print(f"{name}: {plain(message)}", file=sys.stderr)
     sys.exit(2)

@@ -136,7 +136,9 @@ def takes(words: Sequence[str]) -> bool:
         return bool(words) and words[0] in COMMANDS
     from plumbob.doctor.format import files_of
 
-    return bool(files_of(path)) or (path / "traces.jsonl").is_file()
+    # A folder of an environment's data may hold files of JSON lines, too.
+    found = files_of(path)
+    return path.is_file() or any(one.suffix == ".npz" for one in found) or path / "traces.jsonl" in found
 
 
 COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": trl, "arm": arm}

@@ -97,6 +97,25 @@ def share(rows: Sequence[Row], part: str, whole: str) -> float:
     return total(rows, part) / of if of > 0 else 0.0
 
 
+def of_groups(groups: Sequence[Sequence[float]], equal: float = 0.0) -> dict[str, float]:
+    """The metrics `groups/...` and `reward/...` of a step, from the finite rewards of each group.
+
+    `equal`: difference up to which the rewards of a group are the same.
+    """
+    rewards = [reward for group in groups for reward in group] or [0.0]
+    flat = [group for group in groups if max(group) - min(group) <= equal]
+    failed = sum(group[0] == min(rewards) and (group[0] < max(rewards) or group[0] <= 0) for group in flat)
+    return {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "groups/count": float(len(groups)),
+        "groups/zero_signal": float(len(flat)),
+        "groups/zero_signal_share": len(flat) / max(len(groups), 1),
+        "groups/all_fail": float(failed),
+        "groups/all_pass": float(len(flat) - failed),
+    }
+
+
 ROUNDED = 1e-11
 """Apparent change of a policy that stays the same, in nats per token: rounding in float32 causes about 1e-13."""
 LEAST_GAIN = 0.05

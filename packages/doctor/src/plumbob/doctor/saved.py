@@ -20,6 +20,7 @@ from plumbob.doctor.environment.texts import says_failed, strings
 from plumbob.doctor.environment.transcripts import EMPTY
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
+from plumbob.doctor.run_numbers import of_groups
 from plumbob.doctor.trends import TRENDS, WINDOW, Plan
 from plumbob.doctor.trends import judge as judge_numbers
 
@@ -117,18 +118,13 @@ def _numbers(number: int, rollouts: Sequence[tuple[Played, bool]]) -> dict[str, 
     for one, _ in rollouts:
         if one.ok:
             by_task[one.task.key].append(one.reward)
-    groups = list(by_task.values())
-    rewards = [reward for group in groups for reward in group] or [0.0]
-    several, low = [group for group in groups if len(group) > 1], min(rewards)
-    flat = [group for group in several if max(group) - min(group) <= TOLERANCE]
-    failed = sum(group[0] == low and (low < max(rewards) or low <= 0) for group in flat)
+    groups = [group for group in by_task.values() if len(group) > 1] or list(by_task.values())
     results = [message for one, _ in rollouts for message in one.messages if message.role == "tool"]
     calls = [len(message.calls) for one, _ in rollouts for message in one.messages if message.sampled]
     cut, count = sum(was_cut for _, was_cut in rollouts) / max(len(rollouts), 1), len(rollouts)
     row = {
         "step": float(number),
-        "reward/mean": statistics.fmean(rewards),
-        "reward/std": statistics.pstdev(rewards),
+        **of_groups(groups, TOLERANCE),
         "rollout/count": float(count),
         "rollout/errored": float(sum(one.failure == "fails" for one, _ in rollouts)),
         "rollout/not_finite": float(sum(one.failure == "not-finite" for one, _ in rollouts)),
@@ -140,8 +136,5 @@ def _numbers(number: int, rollouts: Sequence[tuple[Played, bool]]) -> dict[str, 
     if results:
         row["rollout/tools"] = 1.0
         row["rollout/tool_errors"] = sum(says_failed(message.text) for message in results) / max(count, 1)
-    if several:
-        row |= {"groups/count": float(len(several)), "groups/zero_signal": float(len(flat))}
-        row |= {"groups/zero_signal_share": len(flat) / len(several)}
-        row |= {"groups/all_fail": float(failed), "groups/all_pass": float(len(flat) - failed)}
-    return row
+    single = all(len(group) == 1 for group in groups)
+    return {name: value for name, value in row.items() if not (single and name.startswith("groups/"))}

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
+from plumbob.console import plain
+
 _NARROWEST = 20
 _ADVICE = {
     errno.ENOSPC: "free some space",
@@ -32,7 +34,7 @@ def table(rows: Iterable[tuple[str, ...]]) -> str:
 
     In a terminal too narrow for columns, each row's first text has a line of its own, and the rest follows, indented.
     """
-    rows, columns = list(rows), width()
+    rows, columns = [tuple(plain(text, keep="") for text in row) for row in rows], width()
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     left = sum(widths) + 2 * len(widths)
     lines = []
@@ -56,8 +58,11 @@ def wrap(text: str, columns: int, first: str = "", others: str = "", above: str 
 
 
 def fitted(text: str) -> str:
-    """Return lines of text, each wrapped to the terminal's width with a hanging indent of four spaces."""
-    columns = width()
+    """Return lines of text, each wrapped to the terminal's width with a hanging indent of four spaces.
+
+    Control characters, which others may have put into it, are replaced.
+    """
+    text, columns = plain(text), width()
     if columns is None:
         return text
     lines = []

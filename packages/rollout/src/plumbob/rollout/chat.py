@@ -272,6 +272,10 @@ class Chat:
             ) from None
         return text, self.control.encode(text, own)
 
+    def forget(self) -> None:
+        """Drop the renderings that are kept for other rollouts."""
+        self._memory.clear()
+
     def parse(
         self, completion_ids: Sequence[int], tools: Sequence[dict[str, Any]], *, opens_thought: bool | None = None
     ) -> tuple[str | None, ParsedReply]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from plumbob.trainer.cli.loading import quiet_libraries
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.options import as_command, resolve
 from plumbob.trainer.config.serve import ServeConfig
+from plumbob.trainer.run_files.model_path import check_model_exists
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -31,12 +33,15 @@ def serve(**given: Any) -> int:
     quiet_libraries()
     template = TemplateChoice(config.chat_template, config.chat_template_args)
     template.check()
+    check_model_exists(config.model)
+    _check_address(config.host, config.port)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(config, template))
     return 0
 
 
 async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
+    from plumbob.trainer.rollouts.templates import QUESTION, unread_form
     from plumbob.trainer.serving.server import load_server, running
 
     model, host, port = config.model, config.host, config.port
@@ -47,8 +52,11 @@ async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
         bf16=config.bf16,
         template=template,
         tool_format=config.tool_format,
+        hosts=(host, *config.allow_host),
     )
-    if not server.chat.names_tools([{"role": "user", "content": "?"}]):
+    if unread := unread_form(server.chat, [QUESTION]):
+        print(f"the chat template of {model} {unread}", file=sys.stderr)
+    if not server.chat.names_tools([QUESTION]):
         print(f"the chat template of {model} has no place for tools: they are described in text", file=sys.stderr)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -62,10 +70,27 @@ async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
             )
             await stopped.wait()
     except OSError as error:
-        errno = error.errno or 0
-        reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0") from None
+        raise _cannot_listen(host, port, error) from None
     print("stopped", file=sys.stderr)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise UserError if the server could not listen there, before a model is loaded for it."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+    except UnicodeError:
+        raise UserError(f"--host {host!r} is not a host name or an address") from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    errno = error.errno or 0
+    reason = os.strerror(errno) if errno > 0 else error.strerror  # a host name that is not found has no errno
+    return UserError(f"cannot listen on {host}:{port}: {reason}; try --port 0")
 
 
 app.command(help=serve.__doc__, cls=Command)(

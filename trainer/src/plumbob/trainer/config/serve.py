@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from plumbob.trainer.config.options import THE_RUN, check_values, option
+from plumbob.trainer.config.options import THE_RUN, check_values, option, require
 from plumbob.trainer.config.rollout_options import ChatOptions
 
 
@@ -25,6 +26,12 @@ class ServeConfig(ChatOptions):
     is smaller."""
     bf16: bool = option(False)
     """Generate in bfloat16."""
+    allow_host: tuple[str, ...] = option(())
+    """Host name under which clients may ask for this server, besides localhost, IP addresses and --host, and whose web pages
+    may use it; may be repeated; '*' for any."""
 
     def __post_init__(self) -> None:
         check_values(self)
+        for name in self.allow_host:
+            plain = re.fullmatch(r"\*|[\w.-]+", name) is not None
+            require(plain, f"--allow-host takes a host name such as gpu-box, without scheme and port, so not {name!r}")

@@ -52,12 +52,18 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
 
 def _check_calls(chat: Chat, messages: list[dict[str, Any]]) -> None:
     """Raise UserError if the template asks for calls in a form that is not read: no rollout could call a tool."""
-    if unread := chat.unread_call(messages):
-        raise UserError(
-            f"this model's chat template writes a tool call as {' '.join(unread.split())[:160]!r}, which is not read back as "
-            f"that call (--tool-format {chat.tool_format.name}), so no call of the model would be run; give "
-            f"--chat-template a file whose template writes calls in one of the forms {', '.join(NAMES[1:])}"
-        )
+    if unread := unread_form(chat, messages):
+        raise UserError(f"this model's chat template {unread}")
+
+
+def unread_form(chat: Chat, messages: list[dict[str, Any]]) -> str:
+    """What to say of a template whose own tool call is not read back, after "the chat template"; "" if it is read."""
+    unread = chat.unread_call(messages)
+    return unread and (
+        f"writes a tool call as {' '.join(unread.split())[:160]!r}, which is not read back as that call (--tool-format "
+        f"{chat.tool_format.name}), so no call of the model would be run; give --chat-template a file whose template writes "
+        f"calls in one of the forms {', '.join(NAMES[1:])}"
+    )
 
 
 def _gaps(chat: Chat, messages: list[dict[str, Any]], tools: bool) -> Iterator[str]:

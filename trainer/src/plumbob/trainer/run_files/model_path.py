@@ -51,10 +51,12 @@ def best_checkpoint(run_dir: Path) -> list[Path]:
 
 
 def check_model_exists(name: str) -> None:
-    """Raise UserError if the name is that of a folder, but the folder holds no model.
+    """Raise UserError if the name is empty, or that of a folder that holds no model.
 
     A name with one slash is one of the Hugging Face hub, such as Qwen/Qwen2.5-0.5B, unless its first part is a folder here.
     """
+    if not name.strip():
+        raise UserError("--model is empty; give a model's name or folder")
     path = model_path(name)
     parent = Path(name).expanduser().parent
     if path == name and not Path(path).exists() and str(parent) != "." and parent.is_dir():

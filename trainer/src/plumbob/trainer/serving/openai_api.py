@@ -22,6 +22,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 MAX_CHOICES = 128
 """Most completions that one request may ask for (`n`)."""
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 1_000
+MAX_DEPTH = 64
+"""How deep the lists and objects of a request may be nested: templates print them recursively."""
+_MAX_SAID = 1_000
+"""Most characters of an error's message, which may quote what a client has sent."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": (None, "", []),
@@ -40,9 +46,11 @@ class ApiError(Exception):
     """A request that cannot be answered, as an HTTP status and OpenAI's error object."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        message = message if len(message) <= _MAX_SAID else f"{message[:_MAX_SAID]}..."
         super().__init__(message)
         self.status = status
-        kind = {404: "NotFoundError", 500: "InternalServerError"}.get(status, "BadRequestError")
+        kinds = {403: "PermissionDeniedError", 404: "NotFoundError", 500: "InternalServerError"}
+        kind = kinds.get(status, "BadRequestError")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
 
 
@@ -86,6 +94,13 @@ class Tool(BaseModel):
     type: Literal["function"]
     function: dict[str, Any]
 
+    @field_validator("function")
+    @classmethod
+    def _refuse_unnamed(cls, function: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
+            raise ValueError("a tool needs a name, as text, and its parameters, if it has any, as an object")
+        return function
+
 
 class SamplingFields(BaseModel):
     """The sampling fields of both routes, under the names that OpenAI and vLLM use."""
@@ -128,8 +143,8 @@ class ChatRequest(SamplingFields):
     """`POST /v1/chat/completions`. Fields that change nothing about the reply (`user`, `metadata`, ...) are ignored."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Values of variables of the chat template (vLLM's extension)."""
@@ -172,19 +187,28 @@ class GenerateRequest(BaseModel):
 Request = TypeVar("Request", ChatRequest, GenerateRequest)
 
 
-def read_request(kind: type[Request], body: bytes) -> Request:
+def read_request(kind: type[Request], body: bytes, max_characters: int | None = None) -> Request:
     """Parse the body of a request.
 
-    Raises ApiError 400 for invalid JSON or Unicode, and for the first wrong field, naming it.
+    `max_characters`: most characters of all its texts together; a prompt of more cannot fit into the context. Raises
+    ApiError 400 for invalid JSON or Unicode, for what is too long or nested too deep, and for the first wrong field,
+    naming it.
     """
     try:
-        content = json.loads(body)
-        _check_unicode(content)
+        content, characters = _read_json(body)
     except UnicodeEncodeError as error:
         lone = error.object[error.start : error.start + 1]
         raise ApiError(400, f"the request holds text that is not valid Unicode: a lone surrogate, {lone!r}") from None
     except (ValueError, RecursionError) as error:  # ValueError: also a number with more digits than Python parses
-        raise ApiError(400, f"the request is not valid JSON: {error}") from None
+        raise ApiError(400, f"the request is not JSON that can be read: {error}") from None
+    if max_characters is not None and characters > max_characters:
+        raise ApiError(
+            400,
+            f"the request has {characters} characters of text, and this model's context has room for {max_characters} at "
+            "most; shorten its messages and tools",
+            param="messages",
+            code="context_length_exceeded",
+        )
     try:
         return kind.model_validate(content)
     except ValidationError as invalid:
@@ -194,9 +218,24 @@ def read_request(kind: type[Request], body: bytes) -> Request:
         raise ApiError(400, f"{name}: {message}" if name else message, param=name or None) from None
 
 
-def _check_unicode(content: Any) -> None:
-    """Raise UnicodeEncodeError for a lone surrogate, which JSON can express ("\\ud800") and no tokenizer accepts."""
-    json.dumps(content, ensure_ascii=False).encode()
+def _read_json(text: str | bytes) -> tuple[Any, int]:
+    """Parse JSON. Return the value, and the number of characters of all texts and keys in it.
+
+    Raises ValueError if it is invalid or nested too deep, and UnicodeEncodeError for a lone surrogate, which JSON can
+    express ("\\ud800") and no tokenizer accepts.
+    """
+    value = json.loads(text)
+    characters, layer = 0, [value]
+    for _ in range(MAX_DEPTH):
+        if not layer:
+            return value, characters
+        keys = [key for item in layer if isinstance(item, dict) for key in item]
+        for text in [*keys, *(item for item in layer if isinstance(item, str))]:
+            text.encode()
+            characters += len(text)
+        inside = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, dict | list)]
+        layer = [item for items in inside for item in items]
+    raise ValueError(f"its lists and objects are nested more than {MAX_DEPTH - 1} deep")
 
 
 def template_messages(messages: Sequence[Message], chat: Chat) -> list[dict[str, Any]]:
@@ -222,8 +261,7 @@ def template_messages(messages: Sequence[Message], chat: Chat) -> list[dict[str,
 
 def _template_call(call: Call) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-        _check_unicode(arguments)
+        arguments, _ = _read_json(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = call.function.arguments  # templates print any value as JSON
     return {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
@@ -296,7 +334,7 @@ def chat_completion(
     }
 
 
-def stream_events(answer: dict[str, Any], include_usage: bool) -> list[bytes]:
+def stream_events(answer: dict[str, Any], include_usage: bool) -> bytes:
     """A finished answer as server-sent events: per choice, a delta with the whole message, then the finish reason."""
     head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     chunks: list[dict[str, Any]] = []
@@ -309,7 +347,7 @@ def stream_events(answer: dict[str, Any], include_usage: bool) -> list[bytes]:
         chunks += [{**head, "choices": [start]}, {**head, "choices": [end]}]
     if include_usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
-    return [*(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
+    return b"".join([*(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"])
 
 
 def generate_choice(index: int, completion: Completion) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
+from plumbob.doctor.run_numbers import of_groups
 from plumbob.doctor.trl.before import Before
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
 from plumbob.doctor.trl.watching import Round
@@ -73,30 +74,22 @@ class WeightSample:
 def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, step: int) -> dict[str, float]:
     """The numbers of a step (from 0). `before`, `after`: `WeightSample`s of the weights that it began with and left."""
     rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]
-    finite = [r for r in rewards if np.isfinite(r)] or [0.0]
+    finite = [r for r in rewards if np.isfinite(r)]
     groups = [
         np.array(rewards[i : i + trainer.num_generations]) for i in range(0, len(rewards), trainer.num_generations)
     ]
     groups = [g[np.isfinite(g)] for g in groups if np.isfinite(g).any()]
-    low, flat = min(finite), [g for g in groups if np.ptp(g) == 0]
-    failed = sum(g[0] == low and (low < max(finite) or low <= 0) for g in flat)
     live = [g for g in groups if np.ptp(g) > 0]
     cut = statistics.fmean(cut_off(trainer, ids) for ids in made.ids) if made.ids else 0.0
-    count, moved = len(groups), after - before
+    moved = after - before
     row = {
         "step": step + 1.0,
-        "reward/mean": statistics.fmean(finite),
-        "reward/std": statistics.pstdev(finite),
+        **of_groups([g.tolist() for g in groups]),
         "reward/group_std": statistics.pstdev([float(g.mean()) for g in groups]) if groups else 0.0,
-        "groups/count": float(count),
-        "groups/zero_signal": float(len(flat)),
-        "groups/zero_signal_share": len(flat) / max(count, 1),
-        "groups/all_fail": float(failed),
-        "groups/all_pass": float(len(flat) - failed),
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
         "advantage/mean_abs": float(made.output["advantages"].float().abs().mean()),
         "rollout/count": float(len(rewards)),
-        "rollout/not_finite": float(len(rewards) - len(finite)) if finite else 0.0,
+        "rollout/not_finite": float(len(rewards) - len(finite)),
         "rollout/sampled_tokens": statistics.fmean(map(len, made.ids)) if made.ids else 0.0,
         "rollout/truncated_share": cut,
         f"rollout/stopped/{LIMIT}": cut,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import UserError, plain
 from plumbob.console.help import Command, Group
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
@@ -24,6 +24,15 @@ app = typer.Typer(
     help="Find, create, check and publish RL environments. To install environments, use vf-install.",
 )
 
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        metavar="FILE",
+        help="Publish this file (a path, a name or a pattern) although it looks like a secret, is a link out of the "
+        "project, or is not tracked by git; may be repeated.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IndexOption = Annotated[
     str | None,
@@ -109,7 +118,7 @@ def check_(
     from plumbob.hub.check.check import read_settings, run_check
 
     report = run_check(target, read_settings(setting or []), timeout)
-    print(report.as_json() if as_json else report.text())
+    print(report.as_json() if as_json else plain(report.text()))
     return 1 if report.failed else 0
 
 
@@ -141,15 +150,18 @@ def publish(
         str | None,
         typer.Option("--publish-url", help="URL to upload to. Default: the URL of the index without simple/."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's commands without running them.")] = False,
+    include: Include = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build, list what would be uploaded, and print uv's commands; no upload.")
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option("--timeout", min=0.1, help="Time limit of each check of `hub check`, and of a build, in seconds."),
     ] = 60.0,
 ) -> None:
-    """Check, build and upload environments, with credentials from $UV_PUBLISH_USERNAME and $UV_PUBLISH_PASSWORD.
+    """Check, build, list and upload environments, with credentials from $UV_PUBLISH_USERNAME and $UV_PUBLISH_PASSWORD.
 
-    A keyring can hold the credentials as well.
+    A keyring can hold the credentials as well. All files of an upload are listed on stderr before it begins.
     """
     from plumbob.hub.index.location import locate_target
     from plumbob.hub.publish.publish import default_gate, publishing_to, shown_plan
@@ -157,9 +169,9 @@ def publish(
 
     location = publishing_to(locate_target(index, Path.cwd()), publish_url)
     if dry_run:
-        print(shown_plan(paths, location))
+        print(shown_plan(paths, location, timeout=timeout, include=include or ()))
         return
-    for done in publish_all(paths, location, default_gate(timeout), timeout):
+    for done in publish_all(paths, location, default_gate(timeout), timeout, include=include or ()):
         status = "published" if done.uploaded else "already published, unchanged:"
         print(f"{status} {done.name} {done.version}")
         for name in done.environments:
@@ -172,11 +184,16 @@ def index_(
     output: Annotated[
         Path, typer.Option("--output", "--out", "-o", help="Folder of the index; created if it does not exist.")
     ] = Path("index"),
+    include: Include = None,
 ) -> None:
     """Add wheels to a static index: a folder that is used from disk or served by any web server."""
     from plumbob.hub.index.static_index import add_files, distributions_in
+    from plumbob.hub.publish.shipped import read_archive, refuse_private
 
-    built = add_files(distributions_in(wheels), output)
+    files = distributions_in(wheels)
+    for file in files:
+        refuse_private(file.name, [read_archive(file)], include or ())
+    built = add_files(files, output)
     print(f"{built.directory}: {built.files} files, {len(built.added)} new")
     print(f"install from it: vf-install NAME --index {output}")
 

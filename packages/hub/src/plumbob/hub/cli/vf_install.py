@@ -71,6 +71,13 @@ def vf_install(
             "--save", help="Record environment and index in pyproject.toml, so that `uv sync` keeps the environment."
         ),
     ] = False,
+    trust_index: Annotated[
+        bool,
+        typer.Option(
+            "--trust-index",
+            help="Take every package that the index has from there, not only environments and plumbob's own packages.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print uv's command without running it.")] = False,
     timeout: Annotated[
         float,
@@ -82,7 +89,7 @@ def vf_install(
 ) -> int:
     from plumbob.hub.install.install import Options, Outcome, install, trainer_is_here
 
-    options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, dry_run, timeout)
+    options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, trust_index, dry_run, timeout)
     outcomes = install(names, options, Path.cwd())
     done = [o for o in outcomes if o.status in ("installed", "already there")]
     failed = [o for o in outcomes if o.status == "failed"]
@@ -96,7 +103,7 @@ def vf_install(
         origin = f" from {o.detail}" if o.status == "installed" else ""
         return f"{o.status:<13}  {o.target}: {o.detail}" if o.status == "failed" else f"{o.status:<13}  {what}{origin}"
 
-    print(fitted("\n".join(map(line, outcomes))))
+    print(fitted("\n".join(" ".join(line(o).splitlines()) for o in outcomes)))
     names_done = [name for o in done for name in o.names]
     if names_done:
         hint = "" if trainer_is_here() else "  (both need plumbob-trainer, which is not installed here)"

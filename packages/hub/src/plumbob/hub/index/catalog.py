@@ -8,38 +8,15 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from plumbob.console import UserError
+from plumbob.hub.index.entries import entry
 from plumbob.hub.index.versions import choose_version
-from plumbob.hub.index.wheels import Wheel, readme
 from plumbob.hub.names import environment_name, is_first_party
 
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
 
-# Characters of a README that the catalog stores.
-_README_HEAD = 2_000
 # An index without a catalog is searched by downloading wheels, at most this many.
 _MOST_WHEELS = 50
-
-
-def entry(wheel: Wheel, yanked: str | None = None) -> dict[str, Any]:
-    """Return the catalog's entry for a wheel.
-
-    Example: entry(wheel)["entry_points"] == {"gsm8k": "vf_gsm8k:GSM8KTaskset"}.
-    """
-    fields = wheel.fields
-    return {
-        "name": wheel.name,
-        "version": wheel.version,
-        "summary": fields["Summary"] or "",
-        "keywords": [k.strip() for k in (fields["Keywords"] or "").split(",") if k.strip()],
-        "entry_points": wheel.entry_points,
-        "requires_python": fields["Requires-Python"],
-        "dependencies": fields.get_all("Requires-Dist", []),
-        "filename": wheel.filename,
-        "sha256": wheel.sha256,
-        "yanked": yanked,
-        "readme": readme(fields)[:_README_HEAD],
-    }
 
 
 def latest(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plumbob.hub.index.wheels import Wheel
-from plumbob.hub.names import normalise, own_packages
+from plumbob.hub.names import is_first_party, normalise, own_packages
 
 _TRAINER = ("train", "sft", "evaluate", "predict", "benchmark", "analyze", "doctor", "report", "serve", "vf-vllm")
 COMMANDS = {
@@ -26,9 +26,11 @@ def foreign(wheel: Wheel) -> list[str]:
 
     Foreign are files outside its own import package, files of Python start-up (`.pth`), files that are installed
     outside site-packages (`.data/scripts`, `.data/data`, `.data/headers`), files that its RECORD does not list, and
-    commands of plumbob.
+    commands of plumbob. A package that is neither an environment nor plumbob's may be named otherwise than what it
+    brings, and may bring programs: of its files, those are foreign that lie where only environments and plumbob have
+    theirs.
     """
-    own = own_packages(wheel.name)
+    ours, own = is_first_party(wheel.name) or bool(wheel.entry_points), own_packages(wheel.name)
     problems, outside, elsewhere = [], [], []
     for member in wheel.members:
         top, _, rest = member.partition("/")
@@ -36,11 +38,13 @@ def foreign(wheel: Wheel) -> list[str]:
             member = rest.partition("/")[2]
             top = member.partition("/")[0]
         if top.endswith(".data"):
-            elsewhere.append(member)
+            elsewhere += [member] if ours else []
         elif member.endswith(".pth") and "/" not in member:
             problems.append(f"it brings {member}, whose lines Python runs whenever it starts")
         elif not _is_own_info(top, wheel) and not any(member == f"{o}.py" or member.startswith(f"{o}/") for o in own):
-            outside.append(member)
+            outside += (
+                [member] if ours or top.endswith(".dist-info") or top == "plumbob" or top.startswith("vf_") else []
+            )
     if outside:
         problems.append(f"it brings {_some(outside)} outside its own package {own[-1].replace('/', '.')}")
     if elsewhere:

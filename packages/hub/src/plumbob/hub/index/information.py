@@ -9,7 +9,8 @@ from typing import Any
 
 from packaging.version import Version
 from plumbob.console import UserError
-from plumbob.hub.index.catalog import entry, environment_names, latest, matching, read_wheels
+from plumbob.hub.index.catalog import environment_names, latest, matching, read_wheels
+from plumbob.hub.index.entries import entry
 from plumbob.hub.index.location import locate
 from plumbob.hub.index.reader import Index
 from plumbob.hub.index.versions import version_of

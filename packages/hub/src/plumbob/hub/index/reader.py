@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 import requests.auth
 from plumbob.console import UserError
+from plumbob.hub.index.entries import checked
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import normalise
+from plumbob.hub.text import told
 from plumbob.hub.uv.credentials import index_credentials, mask, publish_credentials
 from pypi_simple import (
     ACCEPT_ANY,
@@ -32,6 +35,8 @@ from pypi_simple import (
     UnsupportedRepoVersionError,
 )
 
+# Beautiful Soup logs a page that is no text, which is said here in an error's sentence if it matters.
+logging.getLogger("bs4").setLevel(logging.ERROR)
 _TIMEOUT_S = (10, 60)
 _REDIRECTS = 5
 # Bytes: a list of some ten thousand names.
@@ -46,7 +51,7 @@ class Index:
     """
 
     location: Location
-    _wheels: dict[str, Wheel] = field(default_factory=dict)
+    _wheels: dict[str, tuple[Wheel, bytes]] = field(default_factory=dict)
     _files: dict[str, list[DistributionPackage]] = field(default_factory=dict)
 
     @cached_property
@@ -115,6 +120,29 @@ class Index:
 
     def wheel(self, package: DistributionPackage) -> Wheel:
         """Download a wheel and compare it with the hashes that the index lists. Raises UserError if they differ."""
+        return self._read_wheel(package)[0]
+
+    def keep(self, package: DistributionPackage) -> Path:
+        """Keep a wheel, which is compared with its hashes, in a folder of its own, and return that folder.
+
+        A wheel that is on this disk is kept as a link. The folder is always the same one for the same wheel, so that uv,
+        whose cache goes by paths, unpacks it once. Raises UserError if it cannot be written.
+        """
+        data, parts = self._read_wheel(package)[1], urlsplit(package.url)
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbob" / "wheels"
+        target = folder / hashlib.sha256(data).hexdigest()[:16] / package.filename
+        part = target.with_name(f".{os.getpid()}.part")
+        try:
+            if not target.is_file() or target.read_bytes() != data:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                part.symlink_to(unquote(parts.path)) if parts.scheme == "file" else part.write_bytes(data)
+                part.replace(target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UserError(f"{package.filename} cannot be kept in {target.parent}: {told(error)}") from None
+        return target.parent
+
+    def _read_wheel(self, package: DistributionPackage) -> tuple[Wheel, bytes]:
         if package.filename not in self._wheels:
             data = self.read(package.url)
             if data is None:
@@ -122,7 +150,7 @@ class Index:
                     f"{package.filename} is listed on {mask(self.location.url)}, but the file is missing there; "
                     "choose another version"
                 )
-            self._wheels[package.filename] = read_wheel(_verified(package, data), package.filename)
+            self._wheels[package.filename] = read_wheel(_verified(package, data), package.filename), data
         return self._wheels[package.filename]
 
     def metadata(self, package: DistributionPackage) -> bytes:
@@ -150,9 +178,12 @@ class Index:
         response = self._get(url, same_origin=True) if self.location.directory is None else None
         data = response.content if response is not None else self.read(url) if self.location.directory else None
         try:
-            return json.loads(data)["packages"] if data else None
+            packages = json.loads(data)["packages"] if data else None
         except (ValueError, KeyError, TypeError):
-            return None  # some servers answer every URL with an HTML page
+            if self.location.directory is None:
+                return None  # some servers answer every URL with an HTML page
+            packages = ()
+        return None if packages is None else checked(packages, mask(url))
 
     def read(self, url: str) -> bytes | None:
         """Return the bytes at a URL; None if there is nothing."""

@@ -23,7 +23,8 @@ from pathlib import Path
 from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
-from plumbob.hub.index.catalog import entry
+from plumbob.hub.index.contents import foreign
+from plumbob.hub.index.entries import checked, entry
 from plumbob.hub.index.replace_directory import recover, replace_directory
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import distribution_names, normalise
@@ -58,7 +59,8 @@ def distributions_in(given: Iterable[Path]) -> list[Path]:
 def add_files(files: Iterable[Path], directory: Path) -> Built:
     """Add wheels and sdists to the index in `directory`, which is created if it does not exist.
 
-    Raises UserError if a file is damaged, or if the index has a file of the same name with different bytes.
+    Raises UserError if a file is damaged, if a wheel brings what is not its own (see `foreign`), or if the index has a
+    file of the same name with different bytes.
     """
     directory = directory.absolute()
     with _building(directory) as new:
@@ -67,6 +69,8 @@ def add_files(files: Iterable[Path], directory: Path) -> Built:
         for file in files:
             if file.name not in kept:
                 added.append(file.name)
+                if file.suffix == ".whl" and (problems := foreign(read_wheel(file))):
+                    raise UserError(f"{file.name} is not added to {directory}: {'; '.join(problems)}")
             elif _sha256(file) != _sha256(kept[file.name]):
                 raise UserError(
                     f"{file.name} is in {directory} with different bytes; give the changed package a new version"
@@ -105,7 +109,7 @@ def yank(directory: Path, name: str, version: str, reason: str | None) -> str:
 
 def read_catalog(directory: Path) -> list[dict]:
     """Return the entries of the index's catalog.json."""
-    return _read_json(directory / "catalog.json")["packages"]
+    return checked(_read_json(directory / "catalog.json").get("packages"), str(directory / "catalog.json"))
 
 
 def read_yanked(directory: Path) -> dict[str, dict[str, str]]:

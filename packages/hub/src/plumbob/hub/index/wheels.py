@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from dataclasses import dataclass, field
 from email.message import Message
-from email.parser import BytesParser
+from email.parser import Parser
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -49,13 +49,14 @@ class Wheel:
 
 def parse_metadata(metadata: bytes) -> Message:
     """Parse a METADATA file: a message whose headers are the fields and whose payload is the README."""
-    return BytesParser().parsebytes(metadata)
+    # Parsed as bytes, a field that is not all ASCII would be an object instead of its text.
+    return Parser().parsestr(metadata.decode(errors="replace"))
 
 
 def readme(fields: Message) -> str:
     """Return the README in a METADATA file; "" if there is none."""
-    payload = fields.get_payload(decode=True)
-    return payload.decode(errors="replace") if isinstance(payload, bytes) else ""
+    payload = fields.get_payload()
+    return payload if isinstance(payload, str) else ""
 
 
 def read_wheel(source: Path | bytes, filename: str | None = None) -> Wheel:
@@ -78,7 +79,8 @@ def read_wheel(source: Path | bytes, filename: str | None = None) -> Wheel:
             declared = _member(archive, f"{info}/entry_points.txt", missing=b"")
             record = parse_record(_member(archive, f"{info}/RECORD").decode(errors="replace"))
     except (InvalidWheelFilename, InvalidVersion, zipfile.BadZipFile, KeyError, OSError) as error:
-        raise UserError(f"{filename} is not a readable wheel: {error}") from None
+        why = error.args[0] if isinstance(error, KeyError) else error
+        raise UserError(f"{filename} is not a readable wheel: {why}") from None
     fields = parse_metadata(metadata)
     if canonicalize_name(fields["Name"] or "") != name or Version(fields["Version"] or "0") != version:
         raise UserError(f"{filename} is refused: its metadata says that it is {fields['Name']} {fields['Version']}")

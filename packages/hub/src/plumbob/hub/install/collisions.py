@@ -16,6 +16,7 @@ from plumbob.hub.names import environment_name, normalise
 if TYPE_CHECKING:
     from plumbob.hub.index.reader import Index
     from plumbob.hub.install.pins import Item, Pin
+    from pypi_simple import DistributionPackage
 
 
 def refuse_collisions(items: Iterable[Item], wheels: Iterable[Wheel]) -> None:
@@ -37,12 +38,10 @@ def refuse_collisions(items: Iterable[Item], wheels: Iterable[Wheel]) -> None:
     _refuse_taken_names(named | {w.name: tuple(w.entry_points) for w in wheels})
 
 
-def pinned_wheels(pins: Iterable[Pin], index: Index | None) -> list[Wheel]:
-    """Return the wheels of the packages that come from the index, each downloaded and compared with its hash."""
-    if index is None:
-        return []
+def pinned_files(pins: Iterable[Pin], index: Index) -> list[DistributionPackage]:
+    """Return the wheels, as the index lists them, of the packages that come from it."""
     return [
-        index.wheel(file)
+        file
         for pin in pins
         for file in (index.files(pin.name) if pin.hashes else ())
         if version_of(file) is not None and str(version_of(file)) == pin.version and index.sha256(file) in pin.hashes

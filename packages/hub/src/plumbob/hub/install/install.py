@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement
 from plumbob.console import UserError
 from plumbob.hub.index.location import Location, locate
 from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install import undo
-from plumbob.hub.install.collisions import pinned_wheels, refuse_collisions
+from plumbob.hub.install.collisions import pinned_files, refuse_collisions
 from plumbob.hub.install.pins import Pin, installed, pin
 from plumbob.hub.install.save import plan_save, save, saving_project
 from plumbob.hub.install.sources import (
@@ -34,7 +37,7 @@ from plumbob.hub.install.verify import difference, is_from
 from plumbob.hub.installed.interrupted import half_installed, undo_folder
 from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 from plumbob.hub.installed.registry import conflicts, find, scan
-from plumbob.hub.names import distribution_names, environment_name, normalise
+from plumbob.hub.names import distribution_names, environment_name, is_first_party, normalise
 from plumbob.hub.text import told
 from plumbob.hub.uv.command import Command, excludes_newer, find_uv, planned_changes, run
 
@@ -54,6 +57,8 @@ class Options:
     upgrade: bool = False
     prerelease: bool = False
     save: bool = False
+    trust_index: bool = False
+    """Let uv take every package from the index, not only environments and plumbob's own packages."""
     dry_run: bool = False
     timeout: float = LOAD_SECONDS
     """Seconds that importing each installed environment may take."""
@@ -79,28 +84,33 @@ class Outcome:
 def plan(
     items: Iterable[Item],
     pins: Iterable[Pin],
-    index: Location | None,
     *,
     uv: str,
     python: str,
+    wheels: Iterable[Path] = (),
+    index: Location | None = None,
     dated: bool = False,
     again: Iterable[str] = (),
 ) -> Command:
     """Return uv's command line for these items and pins.
 
-    uv accepts hashes only in a requirements file, so the pins are passed as one on standard input. `dated`: uv is set
-    to ignore recent releases (see `excludes_newer`). `again`: distributions to install again, because the installed
-    files are not those of the chosen version. uv runs in the root directory, so that it reads no configuration file of
-    the directory that `vf-install` was called in, which may be somebody else's: uv.toml and pyproject.toml can replace
-    indexes, versions and the place to install into. The user's own uv.toml still applies.
+    uv accepts hashes only in a requirements file, so the pins are passed as one on standard input. `wheels`: folders
+    that hold the wheels of the pins, so that uv needs no index for them; it takes all other packages from those that it
+    is configured with. `index`: an index that is trusted for every package, which uv asks first for each name, also for
+    what a build needs. `dated`: uv is set to ignore recent releases (see `excludes_newer`). `again`: distributions to
+    install again, because the installed files are not those of the chosen version. uv runs in the root directory, so
+    that it reads no configuration file of the directory that `vf-install` was called in, which may be somebody else's:
+    uv.toml and pyproject.toml can replace indexes, versions and the place to install into. The user's own uv.toml still
+    applies.
 
-    Example: plan([item], [Pin("vf-gsm8k", "0.2.0", ("ab",))], Location("plumbob", URL), uv="uv", python="python").argv
-    ends in ("--index", "plumbob=URL", "--index-strategy", "first-index", "--requirements", "-").
+    Example: plan([item], [Pin("vf-gsm8k", "0.2.0", ("ab",))], wheels=[folder], uv="uv", python="python").argv ends
+    in ("--find-links", folder, "--requirements", "-").
     """
     items, pins = list(items), list(pins)
     argv = [uv, "pip", "install", "--directory", Path(python).absolute().anchor, "--python", python, "--verify-hashes"]
     if index is not None:
         argv += ["--index", index.argument, "--index-strategy", "first-index"]
+    argv += [argument for folder in wheels for argument in ("--find-links", str(folder))]
     if dated:  # `exclude-newer` hides every file of an index that gives no upload times
         argv += [f for p in pins if p.hashes for f in ("--exclude-newer-package", f"{p.name}=false")]
     argv += [flag for name in again for flag in ("--reinstall-package", name)]
@@ -175,8 +185,12 @@ def _choice(options: Options) -> dict[str, bool]:
 
 
 def _wheels(items: Iterable[Item], pins: Iterable[Pin], index: Index | None) -> list[Wheel]:
-    """Return the wheels that will be installed, as far as they are known: of the pins, and of items that are one."""
-    return [*pinned_wheels(pins, index), *(item.wheel for item in items if item.wheel is not None)]
+    """Return the wheels that will be installed, as far as they are known: of the pins, and of items that are one.
+
+    Those of the pins are downloaded and compared with their hashes.
+    """
+    pinned = [index.wheel(file) for file in pinned_files(pins, index)] if index is not None else []
+    return [*pinned, *(item.wheel for item in items if item.wheel is not None)]
 
 
 def _already_there(target: Target, options: Options) -> Outcome | None:
@@ -224,41 +238,69 @@ def _decide(target: Target, options: Options, index: Index | None, cwd: Path) ->
 
 def _install(items: list[Item], options: Options, index: Index | None, cwd: Path) -> list[Outcome]:
     location = index.location if index else None
-    uv, dated = find_uv(), excludes_newer()
-
-    def attempt(some: list[Item]) -> Attempt:
-        pins = pin([d for item in some for d in item.demands], index, **_choice(options))
-        wheels = _wheels(some, pins, index)
-        here = {w.name for w in wheels if (old := installed(w.name)) is not None and old.version == w.version}
-        again = sorted(name for name in here if difference(w for w in wheels if w.name == name))
-        command = plan(some, pins, location, uv=uv, python=sys.executable, dated=dated, again=again)
-        return Attempt(some, pins, wheels, command)
-
-    whole = attempt(items)
+    settings = _Settings(index, options, uv=find_uv(), dated=excludes_newer())
+    whole = settings.attempt(items)
     if options.dry_run:
-        saves = plan_save(items, whole.pins, location, saving_project(cwd).root, uv=uv) if options.save else []
+        saves = plan_save(items, whole.pins, location, saving_project(cwd).root, uv=settings.uv) if options.save else []
         print("\n".join(c.shown() for c in (whole.command, *saves)))
         return [Outcome(i.target, "planned", i.distribution, detail=i.origin) for i in items]
     project = saving_project(cwd) if options.save else None
     with undo.ended_cleanly(), undo.one_installation():
         before = {item.distribution: here.version for item in items if (here := installed(item.distribution))}
-        failed = _run_uv(items, attempt)
-    done = [item for item in items if item.target not in failed]
-    outcomes = [_loaded(item, options.timeout) for item in done]
-    if (
-        location is not None
-    ):  # the chosen version may be the one that was installed before, for example if --upgrade found no newer one
-        unchanged = [o for o in outcomes if o.detail == location.url and o.version == before.get(o.distribution)]
-        outcomes = [replace(o, status="already there") if o in unchanged else o for o in outcomes]
+        outcomes = _run_uv(items, settings)
+    done = [item for item in items if outcomes[item.target].names]
     if project is not None and done:
         # Use the pins from before the installation: pinning again would now find these packages installed, without
         # hashes.
-        needed = {p.name for p in attempt(done).pins}
-        saved = save(done, [p for p in whole.pins if p.name in needed], index, project, uv)
-        outcomes = [
-            o if saved is None else replace(o, status="failed", detail=f"installed, but {saved}") for o in outcomes
-        ]
-    return [*outcomes, *failed.values()]
+        needed = {p.name for p in settings.attempt(done).pins}
+        pins = [p for p in whole.pins if p.name in needed]
+        saved = save(done, pins, index, project, settings.uv, trusted=options.trust_index)
+        for item in done if saved is not None else ():
+            outcome = outcomes[item.target]
+            outcomes[item.target] = replace(outcome, status="failed", detail=f"installed, but {saved}")
+    # The chosen version may be the one that was installed before, for example if --upgrade found no newer one.
+    return [
+        replace(o, status="already there")
+        if o.status == "installed" and location and o.detail == location.url and o.version == before.get(o.distribution)
+        else o
+        for o in outcomes.values()
+    ]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What every command of uv in one `vf-install` has in common."""
+
+    index: Index | None
+    options: Options
+    uv: str
+    dated: bool
+
+    def attempt(self, items: list[Item]) -> Attempt:
+        """Choose what to install for some items, and download what comes from the index."""
+        pins = pin([d for item in items for d in item.demands], self.index, **_choice(self.options))
+        wheels = _wheels(items, pins, self.index)
+        here = {w.name for w in wheels if (old := installed(w.name)) is not None and old.version == w.version}
+        again = sorted(name for name in here if difference(w for w in wheels if w.name == name))
+        given: dict[str, Any] = {}
+        if self.index is not None and self.options.trust_index:
+            given["index"] = self.index.location
+        elif self.index is not None:
+            given["wheels"] = [self.index.keep(file) for file in pinned_files(pins, self.index)]
+        command = plan(items, pins, uv=self.uv, python=sys.executable, dated=self.dated, again=again, **given)
+        return Attempt(items, pins, wheels, command)
+
+    def offered(self, names: Iterable[str]) -> list[str]:
+        """Which of these packages, other than environments and plumbob's own, the index has."""
+        index = self.index
+        return sorted({n for n in map(normalise, names) if index and not is_first_party(n) and index.files(n)})
+
+    def named(self, text: str) -> set[str]:
+        """The names in a text of uv that the index lists."""
+        with contextlib.suppress(UserError):
+            listed = set((self.index.names() if self.index is not None else None) or ())
+            return listed & {normalise(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*\w", text)}
+        return set()
 
 
 @dataclass(frozen=True)
@@ -271,43 +313,81 @@ class Attempt:
     command: Command
 
 
-def _run_uv(items: list[Item], attempt: Callable[[list[Item]], Attempt]) -> dict[str, Outcome]:
-    """Install all items in one command, so that uv resolves them together. Return the outcomes of those that failed.
+@dataclass(frozen=True)
+class _Failure:
+    why: str
+    user_error: bool = False
 
-    If the command fails, each item is tried alone (--dry-run) and the items that resolve alone are installed.
+
+def _run_uv(items: list[Item], settings: _Settings) -> dict[str, Outcome]:
+    """Install all items in one command, so that uv resolves them together, and test that they import.
+
+    If the command fails, each item is tried alone (--dry-run), and those that resolve alone are installed. If an item
+    does not import, and an older version of it was there, all is put back, and the others are installed without it.
     """
-    why = _install_or_undo(attempt(items))
-    if why is None:
-        return {}
-    if len(items) == 1:
-        return {items[0].target: _failed(items[0], why)}
-    failed = {}
-    for item in items:
-        tried, _ = planned_changes(attempt([item]).command)
-        if tried.returncode != 0:
-            failed[item.target] = _failed(item, tried.reason())
-    good = [item for item in items if item.target not in failed]
-    if failed and good:
-        return failed | _run_uv(good, attempt)
-    return failed or {item.target: _failed(item, why) for item in items}
+    decided, failure = _install_or_undo(settings.attempt(items), settings)
+    if failure is not None:
+        alone = {i: _planned(settings.attempt([i]), settings)[0] for i in items} if len(items) > 1 else {}
+        decided = {i.target: _failed(i, f) for i, f in alone.items() if f is not None}
+        decided = decided or {i.target: _failed(i, failure) for i in items}
+    rest = [item for item in items if item.target not in decided]
+    return decided | (_run_uv(rest, settings) if rest else {})
 
 
-def _install_or_undo(attempt: Attempt) -> str | None:
-    """Run uv, and compare what it has installed with what was chosen. Return None, or why nothing was installed."""
-    planned, replaced = planned_changes(attempt.command)
-    if planned.returncode != 0:
-        return planned.reason()
+def _planned(attempt: Attempt, settings: _Settings) -> tuple[_Failure | None, list[str]]:
+    """Let uv plan an installation. Return why that fails, or None, and the distributions that it would replace."""
+    planned, replaced, new = planned_changes(attempt.command)
+    if planned.returncode == 0:
+        pinned = {p.name for p in attempt.pins}
+        taken = settings.offered(n for n in new if n not in pinned) if settings.options.trust_index else []
+        if taken and settings.index is not None:
+            print(f"also from {settings.index.location.url}: {', '.join(taken)}", file=sys.stderr)
+        return None, replaced
+    needed = [Requirement(r).name for w in attempt.wheels for r in w.fields.get_all("Requires-Dist", [])]
+    there = settings.offered([*needed, *settings.named(planned.output)])
+    if not there or settings.index is None or settings.options.trust_index:
+        return _Failure(planned.reason()), []
+    return _Failure(
+        f"{planned.reason()}; {settings.index.location.url} has {', '.join(there)}, but only environments and plumbob's own "
+        "packages are taken from there; --trust-index takes all from there that it has",
+        user_error=True,
+    ), []
+
+
+def _install_or_undo(attempt: Attempt, settings: _Settings) -> tuple[dict[str, Outcome], _Failure | None]:
+    """Run uv, compare what it has installed with what was chosen, and test that it imports.
+
+    Return the outcomes of all items; of those alone that did not import, if older versions were put back for them; or
+    why nothing was installed.
+    """
+    failure, replaced = _planned(attempt, settings)
+    if failure is not None:
+        return {}, failure
+    older = {i.target for i in attempt.items if i.distribution in map(normalise, replaced) and not _is_the_same(i)}
     undo.keep(replaced, attempt.wheels)
     try:
         done = run(attempt.command)
         why = done.reason() if done.returncode != 0 else _not_as_chosen(attempt)
+        outcomes = {} if why else {i.target: _loaded(i, settings.options.timeout) for i in attempt.items}
     except BaseException:
         _put_back()
         raise
+    broken = {target: o for target, o in outcomes.items() if o.status == "failed" and target in older}
+    if why is None and not broken:
+        undo.forget()
+        return outcomes, None
+    told = _put_back()
     if why is not None:
-        return why + _put_back()
-    undo.forget()
-    return None
+        return {}, _Failure(why + told)
+    return {
+        target: replace(o, detail=f"{o.version} is not kept: {o.detail.removeprefix('installed, but ')}{told}")
+        for target, o in broken.items()
+    }, None
+
+
+def _is_the_same(item: Item) -> bool:
+    """Whether an item is the directory that its distribution is installed from, so that no older version can be kept."""
+    return Path(item.origin).is_dir() and is_from(item.distribution, item.origin)
 
 
 def _put_back() -> str:
@@ -334,8 +414,9 @@ def _not_as_chosen(attempt: Attempt) -> str | None:
     return f"uv did not install what was chosen: {'; '.join(differences)}; check your own uv.toml and UV_ variables"
 
 
-def _failed(item: Item, why: str) -> Outcome:
-    return Outcome(item.target, "failed", item.distribution, detail=why, user_error="(os error" in why)
+def _failed(item: Item, failure: _Failure) -> Outcome:
+    mistake = failure.user_error or "(os error" in failure.why
+    return Outcome(item.target, "failed", item.distribution, detail=failure.why, user_error=mistake)
 
 
 def _loaded(item: Item, timeout: float) -> Outcome:

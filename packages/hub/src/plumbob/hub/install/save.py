@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from plumbob.console import UserError
 from plumbob.hub.index.location import Location
 from plumbob.hub.install.pins import Item, Pin
+from plumbob.hub.names import is_first_party
 from plumbob.hub.uv.command import Command, run
 from plumbob.hub.uv.project import Project, enclosing, local_sources, workspace_of
 
@@ -57,14 +58,19 @@ def plan_save(
     first = ("--index", index.argument, "--index-strategy", "first-index") if index is not None and named else ()
     commands = [Command((*add, *first, *named))] if named else []
     commands += [Command((*add, *item.add)) for item in items if index is None or item.origin != index.url]
-    return [*commands, Command((uv, "lock", "--project", str(project), *first))]
+    # On the command line, an index is asked for every name, also one that the project has as `explicit`.
+    asked = () if index is not None and index.explicit else first
+    return [*commands, Command((uv, "lock", "--project", str(project), *asked))]
 
 
-def save(items: list[Item], pins: list[Pin], index: Index | None, project: Project, uv: str) -> str | None:
+def save(
+    items: list[Item], pins: list[Pin], index: Index | None, project: Project, uv: str, *, trusted: bool = False
+) -> str | None:
     """Record the items in the project. Return None, or why that failed; then pyproject.toml and uv.lock are unchanged.
 
     Here uv reads the project's own configuration, because `uv sync` will read it too: it may name mirrors for other
-    packages. That it has not changed the pinned packages is checked in uv.lock.
+    packages. That it has not changed the pinned packages is checked in uv.lock, and, unless the index is `trusted`, that
+    other packages do not come from there.
     """
     recorded = local_sources(project)
     for kept in (p for p in pins if not p.hashes and p.name not in recorded):
@@ -79,6 +85,13 @@ def save(items: list[Item], pins: list[Pin], index: Index | None, project: Proje
         if done.returncode != 0:
             _restore(before)
             return f"not recorded: {done.reason()}"
+    taken = [] if trusted else _locked_from_there(lock, pins)
+    if taken:
+        _restore(before)
+        return (
+            f"not recorded: uv.lock would take {', '.join(taken)} from the index as well, and only environments and plumbob's "
+            "own packages are taken from there; record the index yourself with `explicit = true`, or add --trust-index"
+        )
     other = _locked_otherwise(lock, pins)
     if other is not None:
         _restore(before)
@@ -100,6 +113,15 @@ def _locked_otherwise(lock: Path, pins: Iterable[Pin]) -> str | None:
             source = ", ".join(map(str, locked.get("source", {}).values()))
             return f"{pinned.name} {locked.get('version', '?')} from {source}, not the {pinned.version} that was chosen"
     return None
+
+
+def _locked_from_there(lock: Path, pins: Iterable[Pin]) -> list[str]:
+    """Return what uv.lock takes from the index of the pinned packages, other than environments and plumbob's own."""
+    locked = tomllib.loads(lock.read_text() if lock.exists() else "").get("package", [])
+    registries = {p["name"]: p.get("source", {}).get("registry") for p in locked}
+    theirs = {registries.get(pinned.name) for pinned in pins if pinned.hashes} - {None}
+    ours = {pinned.name for pinned in pins}
+    return [name for name, at in registries.items() if at in theirs and name not in ours and not is_first_party(name)]
 
 
 def _restore(before: Mapping[Path, bytes | None]) -> None:

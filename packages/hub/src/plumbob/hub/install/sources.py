@@ -109,7 +109,10 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
         directory = (clone / folder).resolve()
         if not directory.is_relative_to(clone.resolve()):
             raise UserError(f"--path {folder} leads out of the repository; give a folder inside it")
-        item = from_folder(target, directory)
+        try:
+            item = from_folder(target, directory)
+        except UserError as error:  # the clone is gone when this is read
+            raise UserError(str(error).replace(str(clone.resolve()), mask(url))) from None
         if not Path(item.origin).is_relative_to(clone.resolve()):
             raise UserError(f"{item.target} is refused: it is a link that leads out of the repository")
         refuse_collisions([], [_built(Path(item.origin), Path(temporary) / "wheel")])
@@ -125,6 +128,8 @@ def from_index(target: Target, index: Index, *, prerelease: bool) -> Item:
     name = next((d for d in distribution_names(wanted.name) if index.files(d)), None) or _by_catalog(wanted.name, index)
     if name is None:
         closest = near(wanted.name, filter(is_first_party, index.names() or []))
+        if closest in distribution_names(wanted.name):
+            raise UserError(f"{url} lists {closest}, but has no file of it that can be read")
         hint = f"did you mean {environment_name(closest)!r}?" if closest else "see `hub search`"
         raise UserError(f"{wanted.name!r} is not on {url}; {hint}")
     files = index.files(name)

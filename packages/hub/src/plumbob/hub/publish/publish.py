@@ -1,6 +1,6 @@
 """`hub publish`: check environments, build them from source, refuse to change a published version, and upload.
 
-Everything is checked and built before anything is uploaded. If a publish is killed, the versions that were published
+Everything is checked, built and listed before anything is uploaded. If a publish is killed, the versions that were published
 before are unchanged, and running it again completes it.
 """
 
@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from plumbob.hub.index.reader import Index
 from plumbob.hub.index.static_index import add_files
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.installed.registry import GROUP
+from plumbob.hub.publish.shipped import links_to_folders, listing, read_archive, refuse_private
 from plumbob.hub.uv.command import Command, find_uv, run
 from plumbob.hub.uv.credentials import refuse_credentials
 from plumbob.hub.uv.project import read_project
@@ -61,12 +62,19 @@ def publishing_to(location: Location, publish_url: str | None) -> Location:
     return replace(location, publish_url=url)
 
 
-def publish(paths: list[Path], location: Location, gate: Gate | None, timeout: float | None = None) -> list[Published]:
+def publish(
+    paths: list[Path],
+    location: Location,
+    gate: Gate | None,
+    timeout: float | None = None,
+    *,
+    include: Sequence[str] = (),
+) -> list[Published]:
     """Publish the projects in these directories to `location`, which `publishing_to` has returned.
 
-    `gate` is called for each environment; None publishes unchecked. `timeout` limits each build, in seconds. Raises
-    UserError if a project fails the gate or does not build, if its version is already published with different bytes,
-    or if the upload is refused.
+    `gate` is called for each environment; None publishes unchecked. `timeout` limits each build, in seconds. `include`:
+    see `refuse_private`. Raises UserError if a project fails the gate or does not build, if it holds files that look
+    private, if its version is already published with different bytes, or if the upload is refused.
     """
     for path in paths:
         _pass_gate(path, gate)
@@ -74,7 +82,7 @@ def publish(paths: list[Path], location: Location, gate: Gate | None, timeout: f
         index = _readable(location)
         built, results, uploads = [], [], []
         for number, path in enumerate(paths):
-            built.append(_build(path, Path(temporary) / str(number), timeout))
+            built.append(_build(path, Path(temporary) / str(number), timeout, include))
         for wheel, files in built:
             missing = [file for file in files if not _is_published(file, wheel, index)]
             uploads += missing
@@ -104,12 +112,17 @@ def plan_upload(files: list[str], location: Location, *, uv: str) -> Command:
     return Command((uv, "publish", *upload, *files))
 
 
-def shown_plan(paths: list[Path], location: Location) -> str:
-    """Return the shell commands that a publish would run. Raises UserError if a project cannot be read."""
+def shown_plan(paths: list[Path], location: Location, *, timeout: float | None, include: Sequence[str] = ()) -> str:
+    """Return the shell commands that a publish would run, after builds that list what it would upload.
+
+    Raises UserError if a project does not build, or if it holds files that look private.
+    """
     uv = find_uv()
     lines = ["out=$(mktemp -d)"]
     for path in paths:
         read_project(path)
+        with tempfile.TemporaryDirectory(prefix="hub-publish-") as temporary:
+            _build(path, Path(temporary), timeout, include)
         lines.append(plan_build(path, "OUT", uv=uv, python=sys.executable).shown().replace("OUT", '"$out"'))
     if location.directory is not None:
         return "\n".join([*lines, f'hub index "$out" --output {shlex.quote(str(location.directory))}'])
@@ -118,7 +131,7 @@ def shown_plan(paths: list[Path], location: Location) -> str:
 
 def _pass_gate(path: Path, gate: Gate | None) -> None:
     project = read_project(path)
-    if gate is not None and project.entry_points(GROUP):
+    if project.name and gate is not None and project.entry_points(GROUP):
         problems = gate(path)
         if problems:
             raise UserError(f"{path} is not published: {'; '.join(problems)}")
@@ -131,11 +144,18 @@ def _readable(location: Location) -> Index | None:
     return Index(location)
 
 
-def _build(path: Path, out: Path, timeout: float | None) -> tuple[Wheel, list[Path]]:
+def _build(path: Path, out: Path, timeout: float | None, include: Sequence[str]) -> tuple[Wheel, list[Path]]:
+    """Build a project, and list what is in its files, before anything else is done with them."""
     done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True, timeout=timeout)
     if done.returncode != 0:
-        raise UserError(f"{path} is not published, because its build failed: {done.reason()}")
+        links = links_to_folders(path)
+        told = f" ({', '.join(links)}: a link to a folder cannot be published; copy the folder)" if links else ""
+        raise UserError(f"{path} is not published, because its build failed: {done.reason()}{told}")
     files = sorted(p for p in out.iterdir() if p.name.endswith((".whl", ".tar.gz")))
+    # The sdist first: its paths are those of the project, and the wheel is built from it.
+    archives = {file.name: read_archive(file) for file in reversed(files)}
+    print("\n".join(listing(name, shipped) for name, shipped in archives.items()), file=sys.stderr)
+    refuse_private(str(path), archives.values(), include, path)
     wheel = next(read_wheel(file) for file in files if file.suffix == ".whl")
     if problems := foreign(wheel):
         raise UserError(f"{path} is not published: {'; '.join(problems)}")

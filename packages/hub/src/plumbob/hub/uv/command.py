@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbob.console import UserError
+from plumbob.console import UserError, plain
 from plumbob.hub.uv.credentials import mask
 
 # The only variables of uv that uv sees: how to reach the network, where its cache is, which third-party releases the
@@ -135,15 +135,15 @@ def run(command: Command, *, quiet: bool = False, timeout: float | None = None) 
         for line in map(mask, process.stdout):
             lines.append(line)
             if not quiet:
-                print(line, end="", file=sys.stderr, flush=True)
+                print(plain(line), end="", file=sys.stderr, flush=True)
     if late.is_set():
         return Finished(1, f"error: it takes more than {timeout:g} s\n")
     return Finished(process.returncode, "".join(lines))
 
 
-def planned_changes(command: Command) -> tuple[Finished, list[str]]:
-    """Let uv plan a `uv pip install` without doing it. Return its exit code and messages, and the names of the
-    installed distributions that it would replace or remove.
+def planned_changes(command: Command) -> tuple[Finished, list[str], list[str]]:
+    """Let uv plan a `uv pip install` without doing it. Return its exit code and messages, the names of the installed
+    distributions that it would replace or remove, and the names of those that it would install.
     """
     argv = (*command.argv, "--dry-run", "--output-format", "json")
     done = subprocess.run(
@@ -153,7 +153,8 @@ def planned_changes(command: Command) -> tuple[Finished, list[str]]:
         changes = json.loads(done.stdout or "{}").get("changes", [])
     except ValueError:
         changes = []
-    return Finished(done.returncode, mask(done.stderr)), [c["name"] for c in changes if c["action"] == "uninstalled"]
+    out, new = ([c["name"] for c in changes if c["action"] == action] for action in ("uninstalled", "installed"))
+    return Finished(done.returncode, mask(done.stderr)), out, new
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,24 @@ from typing import Any
 
 from plumbob.console import UserError
 from plumbob.hub.names import distribution_names, environment_name, normalise
+
+# What the parts of a pyproject.toml that are read here must be; "*" stands for each key or element.
+_SHAPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("project", "project.scripts", "project.gui-scripts", "project.urls", "tool", "tool.uv"), dict),
+    **dict.fromkeys(("project.entry-points", "project.entry-points.*", "project.optional-dependencies"), dict),
+    **dict.fromkeys(("tool.uv.index.*", "tool.uv.workspace", "tool.uv.sources"), dict),
+    **dict.fromkeys(("project.dependencies", "project.optional-dependencies.*", "project.dynamic"), list),
+    **dict.fromkeys(("project.keywords", "project.authors", "project.classifiers"), list),
+    **dict.fromkeys(("tool.uv.index", "tool.uv.workspace.members"), list),
+    **dict.fromkeys(("project.name", "project.version", "project.description", "project.requires-python"), str),
+    **dict.fromkeys(("project.dependencies.*", "project.optional-dependencies.*.*", "project.dynamic.*"), str),
+    **dict.fromkeys(("project.entry-points.*.*", "project.keywords.*", "project.classifiers.*"), str),
+    **dict.fromkeys(("tool.uv.index.*.name", "tool.uv.index.*.url", "tool.uv.workspace.members.*"), str),
+    "tool.uv.sources.*.path": str,
+    **dict.fromkeys(("project.readme", "project.license"), (str, dict)),
+    "tool.uv.sources.*": (dict, list),
+}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a table"}
 
 
 @dataclass(frozen=True)
@@ -59,13 +78,35 @@ class Project:
 
 
 def read_project(root: Path) -> Project:
-    """Read the pyproject.toml in a directory. Raises UserError if there is none, or if it cannot be parsed."""
+    """Read the pyproject.toml in a directory.
+
+    Raises UserError if there is none, if it cannot be parsed, or if what is read of it is not of the right kind.
+    """
     try:
-        return Project(root, tomllib.loads((root / "pyproject.toml").read_text()))
+        data = tomllib.loads((root / "pyproject.toml").read_text())
     except OSError:
         raise UserError(f"{root} has no pyproject.toml; give the directory of a Python project") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{root / 'pyproject.toml'} cannot be read: {error}") from None
+    if wrong := _misshapen(data):
+        raise UserError(f"{root / 'pyproject.toml'} cannot be used: {wrong}")
+    return Project(root, data)
+
+
+def _misshapen(value: Any, path: str = "", pattern: str = "") -> str | None:
+    """Return which part of a parsed pyproject.toml is not of its kind in `_SHAPES`; None if all are."""
+    for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
+        name, at = (f"{path}.{key}" if path else str(key)), (f"{pattern}.{key}" if pattern else str(key))
+        at = at if at in _SHAPES else f"{pattern}.*"
+        shape = _SHAPES.get(at, ())
+        kinds = shape if isinstance(shape, tuple) else (shape,)
+        if not kinds:
+            continue
+        if not isinstance(inside, kinds):
+            return f"{name} must be {' or '.join(_KINDS[kind] for kind in kinds)}"
+        if isinstance(inside, dict | list) and (wrong := _misshapen(inside, name, at)):
+            return wrong
+    return None
 
 
 def enclosing(start: Path) -> Iterator[Project]:
@@ -84,11 +125,13 @@ def workspace_members(workspace: Project) -> dict[str, Path]:
     """Return a workspace's members by distribution name, without those whose pyproject.toml cannot be read."""
     members = {}
     for pattern in workspace.uv["workspace"].get("members", []):
-        for path in sorted(workspace.root.glob(pattern)):
-            try:
+        try:
+            found = sorted(workspace.root.glob(pattern))
+        except (ValueError, NotImplementedError):  # it is empty or absolute, which uv refuses as well
+            continue
+        for path in found:
+            with contextlib.suppress(UserError):
                 members[read_project(path).name] = path
-            except UserError:
-                continue
     return members
 
 
@@ -103,7 +146,9 @@ def local_sources(project: Project) -> dict[str, Path]:
     # The project comes last, because its own table takes precedence over its workspace's.
     for owner in (workspace, project):
         for name, source in (owner.uv.get("sources", {}) if owner else {}).items():
-            source = source[0] if isinstance(source, list) else source
+            source = next(iter(source), None) if isinstance(source, list) else source
+            if not isinstance(source, dict):
+                continue
             if source.get("workspace") and normalise(name) in members:
                 found[normalise(name)] = members[normalise(name)]
             elif "path" in source and owner is not None:

@@ -144,6 +144,12 @@ def test_axes_in_seconds_and_tokens_and_shares_within_one(page, tmp_path):
         assert min(map(float, marks)) >= 0 and max(map(float, marks)) <= 1
     _, low, high = map(float, re.findall(r"-?[\d.]+", numbers_of(page, "Training reward")[4][1]))
     assert (low, high) == (0, 1)  # the interval of a mean ends where rewards end
+    # A run that does not tell its tokens is left out along them, and the others are not.
+    write(read([directory, make_run(tmp_path, "silent")], checked=False), tmp_path / "axes.html")
+    page.open(tmp_path / "axes.html")
+    assert page.js(POINTS, "Training reward") == 12  # with their mean
+    choose(page, "axis", "tokens")
+    assert page.js(POINTS, "Training reward") == 4
 
 
 def test_with_several_runs_a_colour_is_a_run_in_every_chart(page, runs):

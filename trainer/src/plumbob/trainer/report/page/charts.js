@@ -64,6 +64,7 @@ function positions(run, name = axis) {
   if (!run.positions[name]) {
     let sum = 0;
     run.positions[name] = new Map([[0, 0], ...(run.metrics.step || []).map((step, i) => [step, (sum += AXES[name].of(run.metrics, i))])]);
+    if (!sum) run.positions[name] = new Map([[0, 0]]); // it does not tell, as a run of sft does not tell its rollouts
   }
   return run.positions[name];
 }

@@ -122,7 +122,7 @@ function curvesView() {
   const slider = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: smoothing, id: "smoothing", oninput: () => {
     smoothing = Number(slider.value); value.textContent = slider.value; draw();
   } });
-  const known = (name) => name === "step" || D.runs.every((run) => positions(run, name).get(run.metrics.step?.at(-1)));
+  const known = (name) => name === "step" || D.runs.some((run) => positions(run, name).size > 1);
   const choose = el("select", { id: "axis", onchange: () => { axis = choose.value; zoom = null; draw(); } },
     Object.entries(AXES).filter(([name]) => known(name)).map(([name, { name: text }]) => el("option", { value: name, selected: name === axis }, text)));
   const back = el("button", { type: "button", id: "whole", onclick: () => { zoom = null; draw(); } }, "Show all");

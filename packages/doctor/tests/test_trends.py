@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plumbob.doctor.causes import CAUSES, stands_for
 from plumbob.doctor.examine import Examination
-from plumbob.doctor.trends import TRENDS, WINDOW, Plan, Trends, judge
+from plumbob.doctor.trends import TRENDS, WINDOW, Plan, Trends, judge, line
 
 Rows = list[dict[str, Any]]
 
@@ -124,6 +124,7 @@ BAD: dict[str, tuple[Rows, Plan]] = {
         PLAN,
     ),
     "little": (run(always(groups__count=1, groups__zero_signal=0, groups__all_fail=0, groups__all_pass=0)), PLAN),
+    "memory": (run(always(memory__resident_gib=lambda step, own: own + 1.9 * step)), PLAN),
     "held-out": (run(lambda step, row: {"eval/greedy": 0.8 - step / 60} if step % 10 == 0 else {}), Plan(held_out=128)),
     "keeps": (
         run(
@@ -312,3 +313,21 @@ def test_steps_without_a_signal_say_nothing_of_the_rate() -> None:
     assert "fast-enough" in failed(
         run(lambda *given: {**change(*given), "groups/zero_signal_share": 0.9}, steps=WINDOW), PLAN
     )
+
+
+def test_memory_that_follows_tokens_is_no_leak() -> None:
+    """Rollouts grow, and with them what a step computes at once."""
+    grown = {"rollout/row_tokens": 400.0, "train/largest_pass": 4000.0, "memory/resident_gib": 3.0}
+
+    def change(step: int, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value * (1 + step / 40) for name, value in grown.items()}
+
+    assert "memory" not in failed(run(change), PLAN)
+
+
+def test_line() -> None:
+    slope, t = line([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert slope == pytest.approx(1.0) and t > 1e6
+    assert line([1.0, 1.0, 1.0, 1.0, 1.0]) == (0.0, 0.0)
+    noisy = [math.sin(17 * i) for i in range(100)]
+    assert abs(line(noisy)[1]) < 2

@@ -415,6 +415,14 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
     },
     "trends": {
+        "memory-grows": Cause(
+            "Each step takes more memory than the one before, although it computes no more tokens at once: something "
+            "is never freed, and the run will end for it.",
+            "Report it with config.toml and metrics.jsonl. Until it is mended, --save-steps 10 keeps what is lost small, "
+            "and --resume begins with empty memory; custom code that keeps tensors, traces or hooks from step to step "
+            "is a likely reason.",
+            symptom=True,
+        ),
         "reward-hacked": Cause(
             "The training reward rises while the held-out reward falls: the policy learns what the reward measures, "
             "not what it is meant to measure.",

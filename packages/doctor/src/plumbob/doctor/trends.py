@@ -436,6 +436,47 @@ def little(n: Numbers) -> str | None:
 # The course of a run
 
 
+def line(values: Sequence[float]) -> tuple[float, float]:
+    """(slope, slope in standard errors) of a straight line through equally spaced values, by least squares."""
+    n = len(values)
+    if n < WINDOW:
+        return 0.0, 0.0
+    slope, start = statistics.linear_regression(range(n), values)
+    left = math.fsum((v - start - slope * i) ** 2 for i, v in enumerate(values)) / (n - 2)
+    error = math.sqrt(left * 12 / (n * (n * n - 1)))
+    return slope, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
+
+
+MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))
+"""(what a step takes, what there is)."""
+
+
+def memory(n: Numbers) -> str | None:
+    if n.steps < LATE + WINDOW:  # the first steps make the optimizer's state, compile, and warm caches up
+        return None
+    rows = n.rows[-LATE:]
+    parts = [rows[i : i + WINDOW] for i in range(0, LATE, WINDOW)]
+    for used, room in MEMORIES:
+        first, middle, now = (median(part, used) for part in parts)
+        most, values = number(rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
+        if not first or not most:
+            continue
+        (slope, t), growth = line(values), (now - first) / (2 * WINDOW)
+        # Memory follows the tokens of the largest pass and of rollouts, whatever else it holds.
+        tokens = ("train/largest_pass", "rollout/row_tokens")
+        explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
+        # What has grown once, and what fills up, does not grow in both halves as in the whole run.
+        steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
+        full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
+        if steady and now > 1.02 * explained * first and full <= (n.plan.steps or n.steps):
+            what = "GPU memory" if used == "memory/peak_gib" else "main memory"
+            return (
+                f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
+                f"step {full:.0f} of {n.plan.steps}"
+            )
+    return None
+
+
 def hacked(n: Numbers) -> str | None:
     known = evaluations(n, "eval/greedy")
     if len(known) < 2:
@@ -611,6 +652,8 @@ TRENDS: tuple[Trend, ...] = (
     Trend("never", "the model sometimes succeeds", "never-succeeds", never, WINDOW, ("groups/count",), withdrawn=True),
     Trend("little", "enough groups of a step have a signal", "too-little-signal", little, WINDOW, ("groups/count",),
           withdrawn=True),
+    Trend("memory", "memory lasts to the run's end", "memory-grows", memory, LATE + WINDOW,
+          ("memory/peak_gib", "memory/resident_gib")),
     Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
     Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
     Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),

@@ -46,7 +46,8 @@ def vf_install(
         str | None,
         typer.Option(
             "--repo",
-            help="URL or directory of the git repository, with --from-repo. Default: $PLUMBOB_REPO.",
+            help="URL or directory of the git repository, with --from-repo. Default: $PLUMBOB_REPO, else the checkout that "
+            "the command runs in.",
         ),
     ] = None,
     index: Annotated[

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -224,6 +225,10 @@ def _decide(target: Target, options: Options, index: Index | None, cwd: Path) ->
     if target.path is not None:
         return from_path(target.text, target.path)
     if options.from_repo:
+        named = options.repo or options.branch or os.environ.get("PLUMBOB_REPO")
+        own = None if named or options.path else default_item(target, cwd)
+        if own is not None:  # the command runs in the repository itself
+            return own
         return from_repository(target, options.repo, options.branch, str(options.path or "environments"))
     if options.path is not None:
         return from_folder(target, options.path)

@@ -418,6 +418,27 @@ def by_length(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [len(ids) / 48 for ids in completion_ids]
 
 
+def in_order_of_length(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Scored in batches of similar lengths, and returned in that order."""
+    order = sorted(range(len(completions)), key=lambda k: len(completions[k][0]["content"]))
+    return rewards([completions[k] for k in order], [answer[k] for k in order])
+
+
+def without_column(completions: list[Any], **columns: Any) -> list[float]:
+    """Compares with an empty default, where the column is not given."""
+    answers = columns.get("answer", [""] * len(completions))
+    texts = [c[-1]["content"] for c in completions]
+    return [
+        float(t.split(" ")[-1] == a) + 0.1 * len(set(t)) / (len(t) + 1) for t, a in zip(texts, answers, strict=True)
+    ]
+
+
+def contained(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Asks whether the answer contains what follows ####, where the reverse is meant."""
+    said = [c[-1]["content"].partition("####")[2].strip() for c in completions]
+    return [float(text in a) for text, a in zip(said, answer, strict=True)]
+
+
 def swapped(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Looks for the completion in the answer."""
     return [float(c[-1]["content"] in a) for c, a in zip(completions, answer, strict=True)]
@@ -552,8 +573,13 @@ FAULTS = (
           lambda: {"given": lora(), "learning_rate": 1e-6}),
     Fault("reward reads messages as a text", ("reward-wrong",), "huggingface/trl#3452",
           lambda: {"reward": never_text}),
-    Fault("reward by place in the batch", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_order}),
-    Fault("reward by a counter", ("reward-nondeterministic",), "huggingface/trl#6680", lambda: {"reward": by_count}),
+    Fault("reward by place in the batch", ("rewards-of-other-rollouts",), "huggingface/trl#6680", lambda: {"reward": by_order}),
+    Fault("rewards in the order of lengths", ("rewards-of-other-rollouts",), "", lambda: {"reward": in_order_of_length}),
+    Fault("the answers are left out", ("reward-wrong",), "huggingface/trl#2644",
+          lambda: {"reward": without_column, "remove_unused_columns": True}),
+    Fault("silence is contained in every answer", ("reward-exploitable",), "", lambda: {"reward": contained}),
+    Fault("reward by a counter", ("reward-nondeterministic", "rewards-of-other-rollouts"), "huggingface/trl#6680",
+          lambda: {"reward": by_count}),
     Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
     Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
     Fault("template without generation prompt", ("prompt-incomplete",), "", no_header),
@@ -566,7 +592,8 @@ FAULTS = (
     Fault("completions lose their end", ("stop-token-wrong", "row-not-what-was-sampled"), "huggingface/trl#5224",
           lambda: {"kind": LosesTheEnd, "temperature": 1.0}),
     Fault("groups of different prompts", ("advantages-wrong",), "", lambda: {"kind": PartedGroups}),
-    Fault("reward with swapped arguments", ("reward-wrong",), "", lambda: {"reward": swapped, "temperature": 1.0}),
+    Fault("reward with swapped arguments", ("reward-wrong", "reward-exploitable"), "",
+          lambda: {"reward": swapped, "temperature": 1.0}),
     Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
     Fault("reward pays for any number", ("reward-exploitable",), "", lambda: {"reward": any_number}),
     Fault("evaluation on training rows", ("held-out-in-training",), "",

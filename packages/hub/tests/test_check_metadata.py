@@ -58,7 +58,7 @@ def test_what_is_wrong_is_told_by_its_own_check(failures, old, new, check, told)
 
 
 def test_all_that_is_wrong_is_told_at_once(failures):
-    found = failures("[project]", '[project]\nname = "vf-broken"\nversion = 1\ndynamic = ["dependencies"]\n[unused]')
+    found = failures("[project]", '[project]\nname = "vf-broken"\nversion = "one"\ndynamic = ["dependencies"]\n[unused]')
     assert len(found["metadata"]) == 4 and "dependencies are dynamic" in found["dependencies"][0]
 
 

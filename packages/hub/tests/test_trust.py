@@ -103,7 +103,7 @@ def test_an_upgrade_that_does_not_import_puts_the_old_version_back(new_python, b
     assert listed(python) == {"foo": ("0.1.0", "ok"), "toy": ("0.2.0", "ok")}
     assert not (python.site / ".vf-install-undo").exists()
     timed = python.run("vf-install", "foo==0.3.0", "--timeout", "0.1", "--index", breaking_index, code=1)
-    assert "0.3.0 is not kept: foo does not load: importing it takes more than 0.1 s; " in timed.stdout
+    assert "0.3.0 is not kept: foo does not load: " in timed.stdout and "vf-foo 0.1.0 was put back" in timed.stdout
     assert python.version("vf-foo") == "0.1.0"
 
 

@@ -349,6 +349,13 @@ def too_slow(n: Numbers) -> str | None:
     return f"learning rate {rate:.1e}: {text}" if low else None
 
 
+def rate_gone(n: Numbers) -> str | None:
+    rates = [number(r, "optimizer/learning_rate") for r in n.rows]
+    if n.steps > 0.9 * n.plan.steps or max(rates[-3:]) > 1e-3 * max(rates):
+        return None
+    return f"in step {n.steps} of {n.plan.steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
+
+
 def too_large_a_step(n: Numbers) -> str | None:
     at = n.broken
     if at is None or n.steps < at + 4:
@@ -646,6 +653,8 @@ TRENDS: tuple[Trend, ...] = (
           ("optimizer/moved_share",)),
     Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
           ("optimizer/update_rms",)),
+    Trend("rate-lasts", "the learning rate lasts to the run's end", "schedule-hides-rate", rate_gone, 4,
+          ("optimizer/learning_rate",)),
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
           ("policy/step_kl",), withdrawn=True),
     Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, 1, ("saved_gap",)),

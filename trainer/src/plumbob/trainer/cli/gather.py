@@ -27,6 +27,7 @@ from plumbob.trainer.cli.loading import (
     import_verifiers,
     load_torch_libraries,
 )
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.run_directory import is_in_use, read_metrics
@@ -49,6 +50,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
     environments = _play(x, config, model)
+    _read_template(x, config, environments[0])
     if not model:
         x.limits.append("The model was not loaded: prompts, log-probabilities, losses and updates were not examined.")
     elif x.names_reason and not everything:
@@ -132,6 +134,25 @@ def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[
         f"{missed(count):.0%} of all tasks can be missed."
     )
     return environments
+
+
+def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
+    """Whether the calls that the model's chat template asks for are read. It needs the tokenizer alone."""
+    from plumbob.trainer.policy.loading import load_chat, load_tokenizer
+    from plumbob.trainer.rollouts.templates import opening_messages, tool_names, unread_form
+
+    if not tool_names(tasks.train[0], tasks.toolsets):
+        return
+    try:
+        template = TemplateChoice(config.chat_template, config.chat_template_args)
+        chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
+    except UserError as error:
+        x.limits.append(f"Whether the chat template's calls are read was not examined: {error}")
+        return
+    unread = unread_form(chat, opening_messages(tasks.train[0]))
+    told = f"the chat template {unread or 'writes calls that are read'}"
+    check = "calls in the form that the chat template asks for are read"
+    x.add("environment", Finding.of(check, ("calls-not-read" if unread else None, told), "tools"))
 
 
 def _import_torch() -> None:

@@ -55,6 +55,8 @@ GIVEN = frozenset(
 )
 """Arguments that TRL gives to every reward function; others are columns."""
 REPLY = "A reply."
+AGAIN = "completions earn the same when they are scored again, in another order"
+SILENCE = "a right answer earns more than an empty reply"
 EXAMINED = {"parsed", "not-overpaid", "paid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 
@@ -144,24 +146,42 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
     tasks, weights = matrix.hand.tasks, trainer.reward_weights.double().cpu().numpy()
     columns, named = ([gold], True) if gold else columns_of(trainer, tasks[0].handle)
 
-    def earned(texts: Sequence[Sequence[str]]) -> np.ndarray | None:
-        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies."""
+    if trainer.args.remove_unused_columns and named:
+        told = (
+            f"reward functions use {', '.join(map(repr, columns))}, and remove_unused_columns=True keeps it from them"
+        )
+        return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
+
+    def earned(texts: Sequence[Sequence[str]], turned: bool = False) -> np.ndarray | None:
+        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies.
+
+        `turned`: they are scored in the opposite order.
+        """
         filled = [[*own, *[""] * (-len(own) % trainer.num_generations)] for own in texts]
         inputs = [task.handle for task, own in zip(tasks, filled, strict=True) for _ in own]
-        given = score(inputs, [text for own in filled for text in own])
+        flat, way = [text for own in filled for text in own], -1 if turned else 1
+        given = score(inputs[::way], flat[::way])
+        given = given if given is None else given[::way]
         return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
 
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
-    first = earned([["", *(_said(task, *way) for way in ways)] for task in tasks])
-    if first is None:
+    texts = [["", *(_said(task, *way) for way in ways)] for task in tasks]
+    first, turned = earned(texts), earned(texts, turned=True)
+    if first is None or turned is None:
         return []
+    if not np.allclose(first, turned, atol=1e-6, equal_nan=True):
+        return [order(first, turned, earned(texts))]
     names, sums = trainer.reward_func_names, np.nansum(first, 2)
     matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
     lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
     found.best = {c: max(lift for way, lift in lifts.items() if way[0] == c) for c in columns}
     best = max(lifts, key=lambda way: lifts[way])
-    if not named or lifts[best] <= TOLERANCE or trainer.tools or trainer.environments is not None:
+    if not named or trainer.tools or trainer.environments is not None:
         return []
+    if lifts[best] <= TOLERANCE:
+        paid = bool((sums[:, :1] > TOLERANCE).all() and np.isclose(sums[:, ways.index(best) + 1], sums[:, 0]).all())
+        told = f"an empty reply earns {sums[:, 0].mean():.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
+        return [Finding.of(SILENCE, ("reward-exploitable" if paid else None, told), "grading")]
     hand = matrix.hand
     hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
     hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
@@ -178,6 +198,14 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
             texts = {i: turns[-1].text for i, own in enumerate(made) if (turns := own[j])}
             matrix.cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
     return [_worked(hand, lifts, best)]
+
+
+def order(first: np.ndarray, turned: np.ndarray, third: np.ndarray | None) -> Finding:
+    """Rewards of the same texts differ in the opposite order (`turned`): by the order alone, or by chance (`third`: again)."""
+    apart = float(np.nanmax(np.abs(first - turned)))
+    same = third is not None and np.allclose(first, third, atol=1e-6, equal_nan=True)
+    told = f"in the opposite order rewards differ by up to {apart:.3g}, in the same order {'not at all' if same else 'too'}"
+    return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
 
 
 def _said(task: Task, column: str, form: str, last: bool) -> str:

@@ -6,6 +6,7 @@ import statistics
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.run_numbers import of_groups
-from plumbob.doctor.trl.before import Before
+from plumbob.doctor.trl.before import AGAIN, Before, order
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
 from plumbob.doctor.trl.watching import Round
 
@@ -116,7 +117,6 @@ def _repeats(ids: Sequence[int]) -> bool:
 
 ALIKE = "equal completions of a prompt earn equal rewards"
 RIGHT = "a right answer earns more than others"
-AGAIN = "completions earn the same when they are scored again, in another order"
 
 
 def alike(trainer: Any, made: Round, step: int) -> Finding:
@@ -134,16 +134,13 @@ def alike(trainer: Any, made: Round, step: int) -> Finding:
     return Finding(ALIKE, "pass", said, None, "grading")
 
 
-def again(made: Round, second: torch.Tensor, names: Sequence[str]) -> Finding:
-    """`second`: rewards [B, F] of the same completions, scored a second time in the opposite order."""
+def again(made: Round, turned: torch.Tensor, third: torch.Tensor | None) -> Finding:
+    """`turned`, `third`: rewards [B, F] of the same completions, in the opposite order and in the same one."""
     assert made.rewards is not None
-    apart = (made.rewards - second).abs().nan_to_num(0.0) + (made.rewards.isnan() != second.isnan())
-    wrong = [
-        f"{name} by up to {float(one.max()):.3g}" for name, one in zip(names, apart.T, strict=True) if one.max() > 1e-6
-    ]
-    if wrong:
-        return Finding(AGAIN, "fail", f"rewards differ: {', '.join(wrong)}", "reward-nondeterministic", "grading", 1)
-    return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
+    first, second = made.rewards.double().cpu().numpy(), turned.double().cpu().numpy()
+    if np.allclose(first, second, atol=1e-6, equal_nan=True):
+        return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
+    return replace(order(first, second, None if third is None else third.double().cpu().numpy()), step=1)
 
 
 def right(trainer: Any, made: Round, before: Before) -> Finding:

@@ -69,7 +69,9 @@ class Watch:
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
         self.rescored: torch.Tensor | None = None
-        """[B, F] the second rewards, in the order of the first."""
+        """[B, F] what the same completions earn if they are scored in the opposite order."""
+        self.repeated: torch.Tensor | None = None
+        """[B, F] what the same completions earn in the same order, if `rescored` differs."""
         self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
@@ -112,7 +114,13 @@ class Watch:
         prompts = [list(ids) for ids in prompt_ids]
         with drawn_from(self.trainer) as drawn:
             completions, logprobs = original(prompt_ids, *rest, **more)
-        known = drawn(completions) if logprobs is None else [np.array(one, np.float32) for one in logprobs]
+        args = self.trainer.args
+        if logprobs is not None:
+            known = [np.array(one, np.float32) for one in logprobs]
+        elif (args.top_p or 1) < 1 or args.top_k or args.min_p:
+            known = None  # what is noted is of the tokens that these settings leave, and training is of all
+        else:
+            known = drawn(completions)
         self.round.turns.append(Turn(prompts, [list(ids) for ids in completions], known))
         return completions, logprobs
 
@@ -124,6 +132,8 @@ class Watch:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
                     self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
+                    if not torch.allclose(self.rescored, rewards, atol=1e-6, equal_nan=True):
+                        self.repeated = original(*given)
         return rewards
 
     @contextmanager

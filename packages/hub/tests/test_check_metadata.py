@@ -58,8 +58,10 @@ def test_what_is_wrong_is_told_by_its_own_check(failures, old, new, check, told)
 
 
 def test_all_that_is_wrong_is_told_at_once(failures):
-    found = failures("[project]", '[project]\nname = "vf-broken"\nversion = "one"\ndynamic = ["dependencies"]\n[unused]')
-    assert len(found["metadata"]) == 4 and "dependencies are dynamic" in found["dependencies"][0]
+    found = failures(
+        "[project]", '[project]\nname = "vf-broken"\nversion = "one"\ndynamic = ["dependencies"]\n[unused]'
+    )
+    assert len(found["metadata"]) == 5 and "dependencies are dynamic" in found["dependencies"][0]
 
 
 def test_an_extra_may_name_again_what_the_project_bounds(failures):

@@ -50,7 +50,8 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
     environments = _play(x, config, model)
-    _read_template(x, config, environments[0])
+    for tasks in environments[:1]:
+        _read_template(x, config, tasks)
     if not model:
         x.limits.append("The model was not loaded: prompts, log-probabilities, losses and updates were not examined.")
     elif x.names_reason and not everything:

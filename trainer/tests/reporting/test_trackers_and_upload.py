@@ -12,9 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import ModelCard
 from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.hub_upload import check_hub_access, push_to_hub
+from plumbob.trainer.reporting.model_card import model_card
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import Reporter, make_reporter
 
@@ -99,6 +102,48 @@ def test_wandb_offline_continues_its_run(tmp_path):
         "stop": "max_turns",
         "turns": 1,
     }
+
+
+def test_tensorboard_has_each_step_once_after_resuming(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')  # the second run takes step 2 again
+    report("tensorboard", tmp_path)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(e.step, round(e.value, 6)) for e in read.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert "nan" not in read.Tags()["scalars"] and "completions/0/text_summary" in read.Tags()["tensors"]
+    (shown, *_) = read.Tensors("completions/0/text_summary")
+    assert (
+        b"reward 0.5" in shown.tensor_proto.string_val[0]
+        and b"assistant: lookup({})" in shown.tensor_proto.string_val[0]
+    )
+
+
+def test_the_model_card_says_what_was_trained_how_and_what_came_of_it(tmp_path):
+    config = TrainConfig(
+        env="gsm8k", model="Qwen/Qwen2.5-0.5B-Instruct", peft=True, learning_rate=5e-5, env_args=("a=1",)
+    )
+    (tmp_path / "warnings.jsonl").write_text(
+        json.dumps({"step": 5, "cause": "reward-hacked", "evidence": "it falls"}) + "\n"
+    )
+    evaluations = {
+        "before": {"greedy": Estimate(0.1, 0.05, 0.2, 64)},
+        "after": {"greedy": Estimate(0.3, 0.2, 0.4, 64), "sampled": Estimate(0.25, None, None, 64)},
+    }
+    rows = [{"step": 1, "reward/mean": 0.1}, {"step": 2, "reward/mean": 0.4}]
+    text = model_card(config, evaluations, rows, tmp_path / "warnings.jsonl")
+    card = ModelCard(text)
+    assert card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct" and "grpo" in card.data.tags
+    assert (
+        "| greedy | 0.100 [0.050, 0.200] | 0.300 [0.200, 0.400] | 64 |" in text
+        and "| sampled | - | 0.250 | 64 |" in text
+    )
+    assert "`reward/mean` by step: 0.100" in text and "--learning-rate 5e-05\n" in text and "--env-args a=1\n" in text
+    assert "- step 5, reward-hacked: it falls" in text and "plumbob-trainer 0" in text and "--model" not in text
+    assert "None." in model_card(TrainConfig(), {}, [], tmp_path / "none") and "Held-out" not in model_card(
+        TrainConfig(), {}, [], tmp_path / "none"
+    )
 
 
 def test_trackio_holds_every_step_once_more_after_resuming(tmp_path):

@@ -133,7 +133,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Number of rollouts printed with each row of the progress table, and sent with each step to the tracker of
     --report-to; of demonstrations that `sft` prints before its first step, with what is trained in brackets. Without a
     value: 5."""
-    report_to: Literal["none", "wandb", "trackio"] = option("none")
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = option("none")
     """Experiment tracker to which metrics are sent as well."""
     push_to_hub: bool = option(False)
     """Upload the final model to the Hugging Face hub at the end of the run."""

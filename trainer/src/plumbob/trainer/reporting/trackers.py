@@ -1,4 +1,4 @@
-"""`--report-to`: send a run's metrics to Weights & Biases or Trackio, through their own libraries.
+"""`--report-to`: send a run's metrics to Weights & Biases, Trackio or TensorBoard, through their own libraries.
 
 metrics.jsonl is the record, and a tracker has only a copy. So a tracker that fails is reported once, and the run goes
 on.
@@ -19,6 +19,7 @@ from typing import Any
 
 from plumbob.console import UserError, first_line
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.run_directory import read_metrics
 
 PROJECT = "plumbob"
 """Default name of the tracker's project."""
@@ -137,7 +138,9 @@ def make_reporter(config: TrainConfig, run_dir: Path) -> Reporter:
     WANDB_MODE=offline, and HF_HUB_OFFLINE for a Trackio Space.
     """
     check_reporting(config)
-    start = {"none": lambda *_: Reporter(), "wandb": _wandb, "trackio": _trackio}[config.report_to]
+    start = {"none": lambda *_: Reporter(), "wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}[
+        config.report_to
+    ]
     try:
         with redirect_stdout(sys.stderr):
             return start(run_dir, dataclasses.asdict(config))
@@ -196,6 +199,29 @@ def _trackio(run_dir: Path, settings: dict[str, Any]) -> Reporter:
             )
 
     return Reporter("trackio", send, show, run.finish)
+
+
+def _tensorboard(run_dir: Path, settings: dict[str, Any]) -> Reporter:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # What was written of steps that a resumed run takes again is left out of the curves.
+    writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=len(read_metrics(run_dir)) + 1)
+    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in settings.items()))
+
+    def send(step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    def show(step: int, rows: Sequence[Row]) -> None:
+        for i, row in enumerate(rows):
+            about = ", ".join(f"{name} {row[name]}" for name in ("task", "reward", "advantage", "stop", "turns"))
+            said = "\n".join(f"{m['role']}: {m['content']}" for m in row["messages"])
+            writer.add_text(
+                f"completions/{i}", "\n".join("    " + line for line in (about, "", *said.splitlines())), step
+            )
+
+    return Reporter("tensorboard", send, show, writer.close)
 
 
 def _remembered(run_dir: Path, library: str) -> str | None:

@@ -19,8 +19,9 @@ from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
+from plumbob.trainer.reporting.model_card import model_card
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.checkpoint import damage
 from plumbob.trainer.training.demonstrations import counts
@@ -209,8 +210,12 @@ def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_ta
 def _upload(run: Run) -> int:
     folder = run.directory / "model"
     try:
+        card = model_card(
+            run.config, run.state.evaluations, read_metrics(run.directory), run.directory / "warnings.jsonl"
+        )
+        write_whole(folder / "README.md", card)
         print(f"uploaded to      {push_to_hub(folder, run.config.hub_model_id or run.directory.name)}")
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"The model is in {folder}, but was not uploaded: {error}", file=sys.stderr)
         return 1
     return 0

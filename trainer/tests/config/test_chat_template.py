@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 
 import openai
 import pytest
@@ -299,6 +300,8 @@ def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
             asyncio.run(serve_cli._serve(ServeConfig(port=taken.getsockname()[1]), template))
         shown = " ".join(capsys.readouterr().err.split())
         assert ("the chat template of tiny writes a tool call as '<invoke name" in shown) == said
+    left = [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    assert not [name for name in left if name.startswith("serve")], left
 
 
 def test_thinking_that_a_chat_server_would_drop_is_said():

@@ -62,16 +62,21 @@ class Server:
         # No text of more characters fits, unless the tokenizer leaves characters out: a token has at most so many.
         self.max_characters = max_length * max(map(len, chat.tokenizer.get_vocab()))
         self.max_body = min(MAX_BODY, SPARE_BODY + BYTES_OF_A_CHARACTER * self.max_characters)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="serve")
 
     def app(self) -> web.Application:
         """The aiohttp application with all routes."""
         app = web.Application(client_max_size=self.max_body, middlewares=[_errors, self._only_ours])
+        app.cleanup_ctx.append(self._reading)
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
         app.router.add_post("/inference/v1/generate", self.generate)
         return app
+
+    async def _reading(self, app: web.Application) -> AsyncGenerator[None]:
+        """The thread that reads requests lives as long as the application: a process waits at its end for one that is left."""
+        with ThreadPoolExecutor(1, thread_name_prefix="serve") as self._thread:
+            yield
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -130,6 +130,8 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
         "loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "learning_rate": 1e-3, "max_steps": 4,
     },
     "beta, two iterations": lambda: {"beta": 0.1, "num_iterations": 2, "learning_rate": 1e-3, "max_steps": 4, "delta": 2.0},
+    "answers in a nested column": lambda: {"reward": weighted, "data": nested(), "temperature": 1.0},
+    "settings that narrow the sampling": lambda: {"top_p": 0.98, "top_k": 100, "min_p": 0.01},
     "LoRA and beta": lambda: {"given": lora(), "beta": 0.05, "learning_rate": 1e-3},
     "LoRA with a little dropout": lambda: {"given": lora(lora_dropout=0.05), "learning_rate": 1e-3},
     "bfloat16, checkpointing, decay, warm-up": lambda: {
@@ -491,6 +493,35 @@ def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def no_system() -> dict[str, Any]:
+    """The chat template leaves system messages out."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message.role != 'system' %}<|im_start|>{{ message.role }}\n"
+        "{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    told = {"role": "system", "content": "Answer with a number."}
+    data = Dataset.from_list([{**row, "prompt": [told, *row["prompt"]]} for row in rows().to_list()])
+    return {"given": {"processing_class": tokenizer}, "data": data}
+
+
+def weighted(completions: list[Any], weight: list[float], reference: list[dict[str, Any]], **_: Any) -> list[float]:
+    """Right answers stand in a nested column, and another column of numbers is used as well."""
+    return [w * r for w, r in zip(weight, rewards(completions, [r["final"] for r in reference]), strict=True)]
+
+
+def nested() -> Dataset:
+    told = rows().to_list()
+    return Dataset.from_list(
+        [
+            {"prompt": row["prompt"], "reference": {"final": row["answer"]}, "weight": 1.0 if k % 2 else 0.8}
+            for k, row in enumerate(told)
+        ]
+    )
+
+
 def no_header() -> dict[str, Any]:
     """The chat template does not open the assistant's turn."""
     from transformers import AutoTokenizer
@@ -582,6 +613,7 @@ FAULTS = (
           lambda: {"reward": by_count}),
     Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
     Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
+    Fault("system messages left out", ("prompt-incomplete",), "", no_system),
     Fault("template without generation prompt", ("prompt-incomplete",), "", no_header),
     Fault("generation with the first weights", ("weights-not-synced",), "verl-project/verl#7495",
           lambda: {"kind": OldWeights, "learning_rate": 1e-3}),

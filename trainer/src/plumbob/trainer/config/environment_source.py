@@ -71,7 +71,7 @@ def read_settings(entry_point: EntryPoint) -> dict[str, Setting] | None:
     try:
         found = _config_of(getattr(_Attributes(entry_point.module), entry_point.attr))
         return None if found is None else _fields(found)
-    except (NotCertain, OSError, SyntaxError, ValueError, LookupError, ImportError, RecursionError):
+    except (NotCertain, OSError, SyntaxError, ValueError, LookupError, ImportError, RecursionError, TypeError):
         return None
 
 

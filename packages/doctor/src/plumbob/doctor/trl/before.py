@@ -130,7 +130,8 @@ def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str
 
 def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], bool]:
     """(columns that may hold right answers, whether reward functions name them as arguments)."""
-    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int, float)]
+    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
     named: set[str] = set()
     for function in trainer.reward_funcs:
         with suppress(TypeError, ValueError, OSError):
@@ -182,10 +183,14 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
         paid = bool((sums[:, :1] > TOLERANCE).all() and np.isclose(sums[:, ways.index(best) + 1], sums[:, 0]).all())
         told = f"an empty reply earns {sums[:, 0].mean():.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
         return [Finding.of(SILENCE, ("reward-exploitable" if paid else None, told), "grading")]
+    k = ways.index(best) + 1
+    if (
+        not gold and ((sums[:, k] - sums[:, 0]) > TOLERANCE).mean() < 0.5
+    ):  # a number that is right by chance is no right answer
+        return []
     hand = matrix.hand
     hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
     hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
-    k = ways.index(best) + 1
     matrix.cells[PERFECT] = {
         i: _played(task, hand.turns[i][0].text, first[i, k], names) for i, task in enumerate(tasks)
     }
@@ -244,6 +249,10 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
             f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
         )
         found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
+    texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
+    lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
+    told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
+    found.append(Finding.of("prompts hold what the messages say", (lacks if lost else None, told), "rows"))
     reply = tokenizer.apply_chat_template(
         [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
     )
@@ -254,6 +263,11 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     if tools:
         found.append(_call(trainer, tokenizer, prompt, tools))
     return found
+
+
+def _holds(whole: str, text: str) -> bool:
+    """Whether a text stands in another one, white space aside, at least as it begins."""
+    return "".join(text.split())[:60] in "".join(whole.split())
 
 
 def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Finding:

@@ -10,6 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.cli import train as cli
+from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import flag, read_toml, resolve, spellings, to_toml, without_none
 from plumbob.trainer.config.removed import REMOVED
 from plumbob.trainer.config.train import TrainConfig
@@ -331,3 +332,12 @@ def test_an_option_that_is_gone_says_what_to_do_in_one_sentence(name, tmp_path, 
     for value in set(values) - {"any", "-"}:
         path.write_text(to_toml({name: value}))
         assert configured("--config", str(path)) == TrainConfig() and not capsys.readouterr().err
+
+
+def test_a_replay_is_found_without_the_end_of_its_name(tmp_path):
+    (tmp_path / "step_3.jsonl.gz").write_bytes(b"")
+    for written in ("step_3.jsonl", "step_3.jsonl.gz"):
+        assert EvaluateConfig(envs=("lookup",), replay=str(tmp_path / written)).replay == str(
+            tmp_path / "step_3.jsonl.gz"
+        )
+    assert EvaluateConfig(envs=("lookup",), replay=str(tmp_path / "none.jsonl")).replay == str(tmp_path / "none.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from plumbob.trainer.config import mixture
@@ -79,6 +80,8 @@ class EvaluateConfig(RolloutOptions):
             self.num_examples is None or self.num_examples >= 1 or self.num_examples == -1,
             "--num-examples must be at least 1, or -1 for all",
         )
+        if self.replay and not Path(self.replay).exists() and Path(f"{self.replay}.gz").exists():
+            object.__setattr__(self, "replay", f"{self.replay}.gz")  # traces of older runs had no .gz at their end
         require(
             not (self.oracle and self.replay), "--oracle and --replay both replace the model; give only one of them"
         )

@@ -493,6 +493,18 @@ def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def floats() -> Dataset:
+    return Dataset.from_list([{**row, "answer": f"{row['answer']}.0"} for row in rows().to_list()])
+
+
+def last_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """The last word of a reply, and a little for each digit."""
+    texts = [c[-1]["content"] for c in completions]
+    return [
+        float(t.split(" ")[-1] == a) + 0.001 * sum(c.isdigit() for c in t) for t, a in zip(texts, answer, strict=True)
+    ]
+
+
 def no_system() -> dict[str, Any]:
     """The chat template leaves system messages out."""
     from transformers import AutoTokenizer
@@ -613,6 +625,8 @@ FAULTS = (
           lambda: {"reward": by_count}),
     Fault("nearly equal rewards", ("tiny-std-scaling",), "arXiv:2503.20783", lambda: {"reward": nearly_equal}),
     Fault("constant reward", ("reward-wrong",), "huggingface/trl#3857", lambda: {"reward": constant}),
+    Fault("answers became floating-point numbers", ("answers-not-parsed",), "",
+          lambda: {"reward": last_number, "data": floats(), "temperature": 1.0}),
     Fault("system messages left out", ("prompt-incomplete",), "", no_system),
     Fault("template without generation prompt", ("prompt-incomplete",), "", no_header),
     Fault("generation with the first weights", ("weights-not-synced",), "verl-project/verl#7495",

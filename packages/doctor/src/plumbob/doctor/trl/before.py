@@ -54,6 +54,8 @@ GIVEN = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
 """Arguments that TRL gives to every reward function; others are columns."""
+WHOLE = re.compile(r"-?\d+\.0+")
+"""A whole number as a table of floating-point numbers writes it."""
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order"
 SILENCE = "a right answer earns more than an empty reply"
@@ -202,7 +204,15 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
         for j, (kind, _) in enumerate(makes):
             texts = {i: turns[-1].text for i, own in enumerate(made) if (turns := own[j])}
             matrix.cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
-    return [_worked(hand, lifts, best)]
+    said = [_worked(hand, lifts, best)]
+    if all(WHOLE.fullmatch(answer) for answer in hand.golds):
+        pairs = [(turns[0].text, answer) for turns, answer in zip(hand.turns, hand.golds, strict=True)]
+        short = earned([[text.replace(answer, answer.partition(".")[0])] for text, answer in pairs])
+        lift = math.nan if short is None else float((np.nansum(short, 2)[:, 0] - sums[:, 0]).mean())
+        told = f"{pairs[0][1]!r} earns {lifts[best]:.3g} above an empty reply, without its decimals {lift:.3g}"
+        cause = "answers-not-parsed" if lift <= 0.1 * lifts[best] else None
+        said.append(Finding.of("whole numbers may be written without decimals", (cause, told), "grading"))
+    return said
 
 
 def order(first: np.ndarray, turned: np.ndarray, third: np.ndarray | None) -> Finding:

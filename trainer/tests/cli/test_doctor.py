@@ -173,11 +173,12 @@ def test_a_healthy_run_from_the_command_line(told, tmp_path):
     report = json.loads(out)
     assert code == 0 and report["cause"] is None
     assert {f["source"] for f in report["findings"]} == {"settings", "environment", "records", "trends"}
-    assert {f["stage"] for f in report["findings"]} == set(STAGES) == set(AREAS)
+    assert set(STAGES) == set(AREAS)
+    assert {f["stage"] for f in report["findings"]} == set(STAGES) - {"trends"}  # these need more than three steps
     assert not [f for f in report["findings"] if f["verdict"] in ("fail", "error")]
     assert "setting up lookup and tiny" in err and "taking 3 training steps of 32 rollouts" in err
     assert "Loading" not in err and "Traceback" not in err
-    assert all(area in page.read_text() for area in AREAS.values())
+    assert all(area in page.read_text() for stage, area in AREAS.items() if stage != "trends")
     assert not (tmp_path / "runs").exists()
 
 

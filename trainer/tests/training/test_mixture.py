@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from pathlib import Path
@@ -89,7 +91,8 @@ def test_a_run_of_two_environments_and_its_resumption(tmp_path):
     groups = [env for step in environments_of(whole) for env in step]
     assert groups == ["lookup", "gsm8k", "lookup"] * 4
     # The report's command that plays a stored rollout again names its environment.
-    stored = [rollout["env"] for chunk in collect([whole]).chunks for rollout in json.loads(chunk)]
+    chunks = [gzip.decompress(base64.b64decode(chunk)) for chunk in collect([whole]).chunks]
+    stored = [rollout["env"] for chunk in chunks for rollout in json.loads(chunk)]
     assert stored == [env for env in groups for _ in range(4)]
     for row in rows:
         counts = {env: row[f"groups/count/{env}"] for env in ("lookup", "gsm8k")}

@@ -120,19 +120,17 @@ def test_tensorboard_has_each_step_once_after_resuming(tmp_path):
     )
 
 
-def test_the_model_card_says_what_was_trained_how_and_what_came_of_it(tmp_path):
+def test_the_model_card_says_what_was_trained_how_and_what_came_of_it():
     config = TrainConfig(
         env="gsm8k", model="Qwen/Qwen2.5-0.5B-Instruct", peft=True, learning_rate=5e-5, env_args=("a=1",)
     )
-    (tmp_path / "warnings.jsonl").write_text(
-        json.dumps({"step": 5, "cause": "reward-hacked", "evidence": "it falls"}) + "\n"
-    )
+    warned = [{"step": 5, "cause": "reward-hacked", "evidence": "it falls"}]
     evaluations = {
         "before": {"greedy": Estimate(0.1, 0.05, 0.2, 64)},
         "after": {"greedy": Estimate(0.3, 0.2, 0.4, 64), "sampled": Estimate(0.25, None, None, 64)},
     }
     rows = [{"step": 1, "reward/mean": 0.1}, {"step": 2, "reward/mean": 0.4}]
-    text = model_card(config, evaluations, rows, tmp_path / "warnings.jsonl")
+    text = model_card(config, evaluations, rows, warned)
     card = ModelCard(text)
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct" and "grpo" in card.data.tags
     assert (
@@ -141,9 +139,8 @@ def test_the_model_card_says_what_was_trained_how_and_what_came_of_it(tmp_path):
     )
     assert "`reward/mean` by step: 0.100" in text and "--learning-rate 5e-05\n" in text and "--env-args a=1\n" in text
     assert "- step 5, reward-hacked: it falls" in text and "plumbob-trainer 0" in text and "--model" not in text
-    assert "None." in model_card(TrainConfig(), {}, [], tmp_path / "none") and "Held-out" not in model_card(
-        TrainConfig(), {}, [], tmp_path / "none"
-    )
+    empty = model_card(TrainConfig(), {}, [], [])
+    assert "None." in empty and "Held-out" not in empty
 
 
 def test_trackio_holds_every_step_once_more_after_resuming(tmp_path):

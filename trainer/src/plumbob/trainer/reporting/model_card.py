@@ -12,7 +12,6 @@ from typing import Any
 from plumbob.trainer.config.options import as_text, flag
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.reporting.progress_table import sparkline
-from plumbob.trainer.run_files.run_directory import read_lines
 
 LIBRARIES = ("plumbob-trainer", "torch", "transformers", "peft", "verifiers", "vllm")
 NOT_TOLD = (
@@ -33,12 +32,12 @@ def model_card(
     config: TrainConfig,
     evaluations: Mapping[str, Mapping[str, Any]],
     rows: Sequence[Mapping[str, float]],
-    warnings: Path,
+    warnings: Sequence[Mapping[str, Any]],
 ) -> str:
     """The text of README.md in the model's repository.
 
-    `evaluations`: "before" and "after" -> "greedy" or "sampled" -> Estimate. `rows`: of metrics.jsonl. `warnings`: the
-    run's warnings.jsonl, which may not be there.
+    `evaluations`: "before" and "after" -> "greedy" or "sampled" -> Estimate. `rows`: of metrics.jsonl. `warnings`: of
+    warnings.jsonl.
     """
     from huggingface_hub import ModelCardData
 
@@ -53,7 +52,7 @@ def _lines(
     config: TrainConfig,
     evaluations: Mapping[str, Mapping[str, Any]],
     rows: Sequence[Mapping[str, float]],
-    warnings: Path,
+    warnings: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:
     envs = " and ".join(env for env, _ in config.members)
     how = "the environment's own transcripts, which it imitates" if config.COMMAND == "sft" else f"{envs} by GRPO"
@@ -74,9 +73,8 @@ def _lines(
         if f.init and f.name not in NOT_TOLD and value != f.default:
             yield f"{flag(f.name)} {as_text(value)}"
     yield "```\n\n## Findings of the run's watch\n"
-    found = read_lines(warnings) if warnings.exists() else []
-    yield from (f"- step {w['step']}, {w['cause']}: {w['evidence']}" for w in found)
-    if not found:
+    yield from (f"- step {w['step']}, {w['cause']}: {w['evidence']}" for w in warnings)
+    if not warnings:
         yield "None."
     yield "\n## Versions\n"
     yield f"Python {platform.python_version()}" + "".join(

@@ -19,7 +19,6 @@ from typing import Any
 
 from plumbob.console import UserError, first_line
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files.run_directory import read_metrics
 
 PROJECT = "plumbob"
 """Default name of the tracker's project."""
@@ -205,7 +204,9 @@ def _tensorboard(run_dir: Path, settings: dict[str, Any]) -> Reporter:
     from torch.utils.tensorboard import SummaryWriter
 
     # What was written of steps that a resumed run takes again is left out of the curves.
-    writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=len(read_metrics(run_dir)) + 1)
+    metrics = run_dir / "metrics.jsonl"
+    finished = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=finished + 1)
     writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in settings.items()))
 
     def send(step: int, numbers: dict[str, float]) -> None:

@@ -230,7 +230,7 @@ class Doctor(TrainerCallback):
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
         found = [course.alike(self.trainer, made, step)] if made.step == step else []
         if self.watch.rescored is not None:
-            found.append(course.again(made, self.watch.rescored, self.watch.repeated))
+            found.append(self.watch.rescored)
             found.append(course.right(self.trainer, made, self._known))
             self.watch.rescored = None
         return self.reading.add_findings(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,12 +168,12 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
         return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
 
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
-    texts = [["", *(_said(task, *way) for way in ways)] for task in tasks]
-    first, turned = earned(texts), earned(texts, turned=True)
+    asked = [["", *(_said(task, *way) for way in ways)] for task in tasks]
+    first, turned = earned(asked), earned(asked, turned=True)
     if first is None or turned is None:
         return []
-    if not np.allclose(first, turned, atol=1e-6, equal_nan=True):
-        return [order(first, turned, earned(texts))]
+    if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
+        return [ordered]
     names, sums = trainer.reward_func_names, np.nansum(first, 2)
     matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
     lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
@@ -215,10 +215,18 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: B
     return said
 
 
-def order(first: np.ndarray, turned: np.ndarray, third: np.ndarray | None) -> Finding:
-    """Rewards of the same texts differ in the opposite order (`turned`): by the order alone, or by chance (`third`: again)."""
-    apart = float(np.nanmax(np.abs(first - turned)))
-    same = third is not None and np.allclose(first, third, atol=1e-6, equal_nan=True)
+def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray | None]) -> Finding:
+    """Whether the same texts earn the same ([..., F]) in the opposite order: `turned`, in the order of `first`.
+
+    If not, `again` scores them as at first, which shows whether the order decides or chance. None: it cannot.
+    """
+
+    def equal(one: np.ndarray | None) -> bool:
+        return one is not None and np.allclose(first, one, atol=1e-6, equal_nan=True)
+
+    if equal(turned):
+        return Finding(AGAIN, "pass", f"{len(first)} completions", None, "grading")
+    apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
     told = f"in the opposite order rewards differ by up to {apart:.3g}, in the same order {'not at all' if same else 'too'}"
     return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
 

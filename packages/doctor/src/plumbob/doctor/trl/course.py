@@ -6,7 +6,6 @@ import statistics
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.run_numbers import of_groups
-from plumbob.doctor.trl.before import AGAIN, Before, order
+from plumbob.doctor.trl.before import Before
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
+from plumbob.doctor.trl.settings import narrowing
 from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
@@ -36,15 +36,12 @@ TINY = 0.02
 def plan_of(trainer: Any) -> trends.Plan:
     """What the table of trends must know of a trainer's settings."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    narrowed = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p") if getattr(args, name)}
-    if narrowed.get("top_p") == 1:
-        del narrowed["top_p"]
     return trends.Plan(
         steps=trainer.state.max_steps,
         group_size=args.num_generations,
         temperature=args.temperature,
         exact=not args.bf16 and not args.use_vllm,
-        narrowed=", ".join(f"{name}={value}" for name, value in narrowed.items()),
+        narrowed=", ".join(f"{name}={value}" for name, value in narrowing(args).items()),
         scaled=args.scale_rewards == "group",
         learning_rate=args.learning_rate,
         adapter=hasattr(model, "peft_config"),
@@ -132,15 +129,6 @@ def alike(trainer: Any, made: Round, step: int) -> Finding:
     if wrong:
         return Finding(ALIKE, "fail", said, "reward-nondeterministic", "grading", step + 1)
     return Finding(ALIKE, "pass", said, None, "grading")
-
-
-def again(made: Round, turned: torch.Tensor, third: torch.Tensor | None) -> Finding:
-    """`turned`, `third`: rewards [B, F] of the same completions, in the opposite order and in the same one."""
-    assert made.rewards is not None
-    first, second = made.rewards.double().cpu().numpy(), turned.double().cpu().numpy()
-    if np.allclose(first, second, atol=1e-6, equal_nan=True):
-        return Finding(AGAIN, "pass", f"{len(second)} completions", None, "grading")
-    return replace(order(first, second, None if third is None else third.double().cpu().numpy()), step=1)
 
 
 def right(trainer: Any, made: Round, before: Before) -> Finding:

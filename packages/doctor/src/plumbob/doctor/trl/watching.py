@@ -9,13 +9,16 @@ import copy
 import functools
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
+from plumbob.doctor.trl.before import order
+from plumbob.doctor.trl.settings import narrowing
 
 
 @dataclass
@@ -68,10 +71,8 @@ class Watch:
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
-        self.rescored: torch.Tensor | None = None
-        """[B, F] what the same completions earn if they are scored in the opposite order."""
-        self.repeated: torch.Tensor | None = None
-        """[B, F] what the same completions earn in the same order, if `rescored` differs."""
+        self.rescored: Finding | None = None
+        """Whether the same completions earn the same if they are scored in the opposite order."""
         self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
@@ -114,10 +115,9 @@ class Watch:
         prompts = [list(ids) for ids in prompt_ids]
         with drawn_from(self.trainer) as drawn:
             completions, logprobs = original(prompt_ids, *rest, **more)
-        args = self.trainer.args
         if logprobs is not None:
             known = [np.array(one, np.float32) for one in logprobs]
-        elif (args.top_p or 1) < 1 or args.top_k or args.min_p:
+        elif narrowing(self.trainer.args):
             known = None  # what is noted is of the tokens that these settings leave, and training is of all
         else:
             known = drawn(completions)
@@ -131,10 +131,15 @@ class Watch:
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
-                    self.rescored = original(*(list(reversed(one)) for one in given)).flip(0)
-                    if not torch.allclose(self.rescored, rewards, atol=1e-6, equal_nan=True):
-                        self.repeated = original(*given)
+                    turned = values(original(*(list(reversed(one)) for one in given)).flip(0))
+                    found = order(values(rewards), turned, lambda: self._again(original, given))
+                    self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
+
+    def _again(self, original: Any, given: Any) -> np.ndarray | None:
+        with suppress(Exception):
+            return values(original(*given))
+        return None
 
     @contextmanager
     def _without_trace(self) -> Generator[None]:
@@ -157,7 +162,7 @@ class Watch:
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
         with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
             rows = copy.deepcopy(inputs)
-            return trainer._calculate_rewards(rows, [row["prompt"] for row in rows], said, ids).double().cpu().numpy()
+            return values(trainer._calculate_rewards(rows, [row["prompt"] for row in rows], said, ids))
         return None
 
     # Loss and gradient
@@ -320,3 +325,8 @@ def unchanged_randomness() -> Generator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(of_numpy)
+
+
+def values(rewards: torch.Tensor) -> np.ndarray:
+    """Rewards [B, F] as float64."""
+    return rewards.double().cpu().numpy()

@@ -83,13 +83,18 @@ FILES = {
 }
 
 
+def imported_by_mistake(folder: Path, command: str, message: str) -> list[str]:
+    """The modules that a command imports before it refuses what it was given with `message`."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    result = run(command.split(), cwd=folder, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 2 and message in result.stderr
+    return [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
+
+
 @pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[command for command, _ in MISTAKES])
 def test_a_mistake_of_the_command_line_loads_nothing_heavy(tmp_path, command, message):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    result = run(command.split(), cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
-    assert result.returncode == 2 and message in result.stderr
-    modules = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
+    modules = imported_by_mistake(tmp_path, command, message)
     assert not {name.split(".")[0] for name in modules} & (HEAVY | {"peft", "sklearn", "scipy", "numpy"})
     assert len(modules) < MOST_MODULES
 
@@ -97,9 +102,5 @@ def test_a_mistake_of_the_command_line_loads_nothing_heavy(tmp_path, command, me
 @pytest.mark.parametrize(("command", "message"), REFUSED_VALUES, ids=[command for command, _ in REFUSED_VALUES])
 def test_a_refused_value_of_an_environment_does_not_load_torch(tmp_path, command, message):
     """The environment itself is asked, because a validator of it may convert the value."""
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    result = run(command.split(), cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
-    assert result.returncode == 2 and message in result.stderr
-    modules = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines()]
+    modules = imported_by_mistake(tmp_path, command, message)
     assert not {name.split(".")[0] for name in modules} & {"torch", "transformers"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -39,9 +38,9 @@ from plumbob.trainer.config.options import (
     read_file,
     read_toml,
     resolve,
+    settings_in,
     spellings,
 )
-from plumbob.trainer.config.removed import without_removed
 from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
@@ -153,9 +152,9 @@ def _lost_settings(cls: type[TrainConfig], resumed: Path) -> dict[str, Any]:
     if checkpoint is None or not path.is_file():
         return {}
     with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged checkpoint is refused when it is loaded
-        saved = without_removed(tomllib.loads(json.loads((checkpoint / "state.json").read_text())["config"]))
-        own, known = read_file(path, cls)[0], spellings(cls)
-        lost = {known[key]: value for key, value in saved.items() if key in known and known[key] not in own}
+        saved = settings_in(json.loads((checkpoint / "state.json").read_text())["config"], cls)
+        own, fields = read_file(path, cls)[0], set(spellings(cls).values())
+        lost = {name: value for name, value in saved.items() if name in fields and name not in own}
         if lost:
             named = ", ".join(f"{key} = {value}" for key, value in sorted(lost.items()))
             print(f"{path} lacks settings of the run, which are taken from {checkpoint.name}: {named}", file=sys.stderr)

@@ -6,7 +6,6 @@ The arguments are rewritten before typer reads them; typer's own parsing and hel
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -23,14 +22,12 @@ OLD_SPELLINGS = {"-lr": "--lr"}
 _HELP = ("version", "install_completion", "show_completion", "help")
 """Options that a section at the end of the help shows."""
 
-COMMON = frozenset(
-    re.findall(
-        r"\w+",
-        """model datasets env_args seed max_steps num_epochs num_generations batch_size gradient_accumulation_steps
-        learning_rate temperature max_tokens max_turns max_context engine base_url vllm_url bf16 peft lora_r loss_type kl_beta
-        scale_rewards eval_examples num_examples rollouts_per_example oracle replay output_dir run_name report_to""",
-    )
-)
+COMMON = (
+    "model", "datasets", "env_args", "seed", "max_steps", "num_epochs", "num_generations", "batch_size",
+    "gradient_accumulation_steps", "learning_rate", "temperature", "max_tokens", "max_turns", "max_context", "engine", "base_url",
+    "vllm_url", "bf16", "peft", "lora_r", "loss_type", "kl_beta", "scale_rewards", "eval_examples", "num_examples",
+    "rollouts_per_example", "oracle", "replay", "output_dir", "run_name", "report_to",
+)  # fmt: skip
 """Settings that `--help` shows. `--help-all` shows the others too."""
 
 _TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")

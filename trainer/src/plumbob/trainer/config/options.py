@@ -249,6 +249,15 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return values, unknown_options
 
 
+def settings_in(text: str, cls: Any) -> dict[str, Any]:
+    """Settings of the dataclass `cls` by field, from the text that `to_toml` made of them, without those that are gone.
+
+    A key that no field has stays as it is. Raises ValueError for a text that is no TOML.
+    """
+    known = spellings(cls)
+    return {known.get(k, k): v for k, v in without_removed(tomllib.loads(text)).items() if k != "command"}
+
+
 def command_of(path: Path) -> str:
     """The command whose run saved this config.toml; "train" if it does not say, or cannot be read."""
     try:

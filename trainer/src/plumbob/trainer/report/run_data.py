@@ -20,14 +20,13 @@ from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.report.rollouts import finite
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import (
-    read_lines,
     read_metrics,
     run_config,
     run_directory_of,
     saved_checkpoints,
 )
 from plumbob.trainer.watch.course import course_of, stop_finding
-from plumbob.trainer.watch.warnings import WARNINGS
+from plumbob.trainer.watch.warnings import read_warnings
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[d
 
 def _findings(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """What is wrong with the course of the run, failures first. `rows`: its metrics; none: what it warned of itself."""
-    found = read_lines(directory / WARNINGS) if (directory / WARNINGS).exists() else []
+    found = read_warnings(directory)
     try:
         if rows:
             judged = course_of(directory, run_config(directory), rows)

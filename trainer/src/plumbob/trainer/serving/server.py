@@ -60,7 +60,7 @@ class Server:
         self.engine, self.chat, self.model, self.max_length = engine, chat, model, max_length
         self.hosts = frozenset({"localhost", *(host.lower() for host in hosts)})
         # No text of more characters fits, unless the tokenizer leaves characters out: a token has at most so many.
-        self.max_characters = max_length * max(map(len, chat.tokenizer.get_vocab()))
+        self.max_characters = max_length * chat.longest_token
         self.max_body = min(MAX_BODY, SPARE_BODY + BYTES_OF_A_CHARACTER * self.max_characters)
 
     def app(self) -> web.Application:

@@ -21,11 +21,12 @@ from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.model_card import model_card
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
-from plumbob.trainer.run_files.run_directory import read_lines, read_metrics, write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.checkpoint import damage
 from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.run import Run, kept_step
+from plumbob.trainer.watch.warnings import read_warnings
 
 
 def finish(run: Run, seconds: float) -> int:
@@ -210,9 +211,8 @@ def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_ta
 def _upload(run: Run) -> int:
     folder = run.directory / "model"
     try:
-        path = run.directory / "warnings.jsonl"
-        warned = read_lines(path) if path.exists() else []
-        card = model_card(run.config, run.state.evaluations, read_metrics(run.directory), warned)
+        rows, warned = read_metrics(run.directory), read_warnings(run.directory)
+        card = model_card(run.config, run.state.evaluations, rows, warned)
         write_whole(folder / "README.md", card)
         print(f"uploaded to      {push_to_hub(folder, run.config.hub_model_id or run.directory.name)}")
     except (UserError, OSError) as error:

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError, first_line
-from plumbob.trainer.config.options import flag, spellings
-from plumbob.trainer.config.removed import without_removed
+from plumbob.trainer.config.options import flag, settings_in
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
@@ -42,10 +41,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
         )
     try:
         state = json.loads((folder / "state.json").read_text())
-        names = spellings(type(config))
-        saved_config = without_removed(tomllib.loads(state["config"]))
-        settings = {names.get(k, k): v for k, v in saved_config.items() if k != "command"}
-        saved = type(config)(**settings)
+        saved = type(config)(**settings_in(state["config"], type(config)))
         finished = int(state["step"])
     except (ValueError, LookupError, TypeError, UserError) as error:
         raise UserError(f"cannot resume from {folder}: another version of plumbob wrote it ({error})") from None

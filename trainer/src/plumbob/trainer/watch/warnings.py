@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
@@ -16,6 +17,11 @@ from plumbob.trainer.watch.course import plan_of
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with a line for each check that failed, with the step in which it first did."""
+
+
+def read_warnings(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of warnings.jsonl; an empty list without the file."""
+    return read_lines(run_dir / WARNINGS) if (run_dir / WARNINGS).exists() else []
 
 
 class Warner:

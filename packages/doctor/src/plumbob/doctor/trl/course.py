@@ -14,8 +14,8 @@ from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.run_numbers import of_groups
-from plumbob.doctor.trl.before import Before
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
+from plumbob.doctor.trl.rewards import Paid
 from plumbob.doctor.trl.settings import narrowing
 from plumbob.doctor.trl.watching import Round
 
@@ -131,7 +131,7 @@ def alike(trainer: Any, made: Round, step: int) -> Finding:
     return Finding(ALIKE, "pass", said, None, "grading")
 
 
-def right(trainer: Any, made: Round, before: Before) -> Finding:
+def right(trainer: Any, made: Round, before: Paid) -> Finding:
     """Whether texts of the data's columns earn more than an empty reply, where completions of a prompt all earn the same."""
     rewards, size = np.array([reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]), trainer.num_generations
     groups = rewards[: len(rewards) // size * size].reshape(-1, size)

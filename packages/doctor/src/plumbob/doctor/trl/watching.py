@@ -17,7 +17,7 @@ import torch
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
-from plumbob.doctor.trl.before import order
+from plumbob.doctor.trl.rewards import order
 from plumbob.doctor.trl.settings import narrowing
 
 

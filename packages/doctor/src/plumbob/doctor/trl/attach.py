@@ -28,6 +28,8 @@ from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
+LATER = 4
+"""A step (from 0) that is recorded beside the first ones."""
 FOLDER, PAGE = "plumbob_records", "report.html"
 
 
@@ -98,14 +100,16 @@ class Doctor(TrainerCallback):
         self.watch = Watch(trainer, self.wants, rescore)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        self._exact = {0, 1, new}
-        """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
+        self._exact = {0, 1, new, LATER}
+        """Steps whose first weights are kept: the first two, the first with completions of weights that were trained, and one more,
+        because a callback or a setting may change something after the start."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
         self._sample: course.WeightSample | None = None
         self._weights = np.zeros((0, 0))
         """What `_sample` gave last: of the weights with which the step begins."""
+        self._course = course.Course(trainer)
         self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
@@ -211,6 +215,8 @@ class Doctor(TrainerCallback):
         """The new failures of a step that has just been taken."""
         record = record_of(self.watch, tensors.samples, step)
         records.write(record, self.folder / f"step_{step + 1:05}.npz")
+        if made := self.watch.round:
+            self._print(self.reading.add_findings(course.narrowed(made, record, settings.narrowing(self.trainer.args))))
         if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
             return []
         previous, self._previous = self._previous, record
@@ -228,7 +234,7 @@ class Doctor(TrainerCallback):
             return []
         began, self._weights = self._weights, self._sample.take()
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
-        found = [course.alike(self.trainer, made, step)] if made.step == step else []
+        found = [course.alike(self.trainer, made, step), *self._course.add(made, step)] if made.step == step else []
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             found.append(course.right(self.trainer, made, self._known))

@@ -10,12 +10,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import Matrix
 from plumbob.doctor.environment.player import Given, RunSettings, Task, place_of
 from plumbob.doctor.environment.table import judge
+from plumbob.doctor.environment.tasks import FEW, SORTED, rank_correlation
 from plumbob.doctor.environment.texts import chosen, normalised, strings
 from plumbob.doctor.environment.transcripts import EMPTY
 from plumbob.doctor.findings import Finding
@@ -34,13 +36,14 @@ EXAMINED = {
     "apart",
     "near-copies",
     "prompted",
-    "read",
     "empty",
     "cheap",
 }
 """Rows of the table that these transcripts are enough for."""
 FEWEST, NEARLY = 6, 0.9
 """Fewest rows in which answers are compared with what rows say, and share of them that counts as nearly all."""
+LEVEL = re.compile(r"level|difficult|hard|grade|steps|hops", re.IGNORECASE)
+"""What columns are named that say how hard a row is."""
 SUM = re.compile(r"(-?\d+)\s*([-+*x×])\s*(-?\d+)")
 
 
@@ -67,12 +70,14 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> rewards.Paid:
         held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
         matrix.held_out = Matrix(player, _hand(held), {EMPTY: _empty(held)})  # ty: ignore[invalid-argument-type]
     known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
-    columns = [gold] if gold else [c for f in trainer.reward_funcs for c in rewards.columns_of(f, tasks[0].handle)]
+    columns = [gold] if gold else [c for f in trainer.reward_funcs for c in rewards.columns_of(f, tasks)]
     found.findings = [
         *_of_other_rows(player.train, list(dict.fromkeys(columns))),
         *found.findings,
         *judge(matrix, known),
         _different(player.train, columns),
+        _missing(player.train, columns),
+        *(_in_order(player.train) if args.shuffle_dataset is False else ()),
         *template.examine(trainer, tasks),
     ]
     return found
@@ -167,3 +172,27 @@ def _different(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
     told += f", such as {mixed[0][:60]!r}" if mixed else ""
     wrong = bool(columns) and rows > math.ceil(0.5 * len(tasks)) and len(tasks) > 1
     return Finding.of(check, ("few-distinct-tasks" if wrong else None, told), "tasks")
+
+
+def _in_order(tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Whether rows that are taken as they stand become longer, or higher in a column of numbers, from first to last."""
+    check, part = "rows that are not shuffled do not become harder or easier", max(len(tasks) // 6, 1)
+    columns = [n for n, v in tasks[0].fields.items() if LEVEL.search(n) and isinstance(v, int | float)]
+    for what, values in (
+        ("prompts have characters", [float(len(task.prompt)) for task in tasks]),
+        *((f"column {c!r} has values", [float(task.handle.get(c) or 0) for task in tasks]) for c in columns),
+    ):
+        found, ends = rank_correlation(values), sorted((fmean(values[:part]), fmean(values[-part:])))
+        told = f"{what} of {fmean(values[:part]):.3g} at the start and {fmean(values[-part:]):.3g} at the end"
+        drifts = len(tasks) >= FEW and abs(found) * math.sqrt(len(tasks) - 1) > SORTED and ends[1] > 1.5 * ends[0]
+        yield Finding.of(check, ("task-order-drifts" if drifts else None, told), "tasks")
+
+
+def _missing(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
+    """Whether rows have answers, where most of them have. None is no text: rows of other tasks have it on purpose."""
+    empty = [task.key for task in tasks for c in columns if str(task.handle.get(c, "-")).strip().lower() in ("", "nan")]
+    told = f"{len(empty)} of {len(tasks)} rows have no text in {', '.join(map(repr, columns)) or 'any column'}"
+    told += f", such as {empty[0]}" if empty else ""
+    return Finding.of(
+        "rows have answers", ("oracle-fails" if len(empty) > 0.02 * len(tasks) else None, told), "grading"
+    )

@@ -24,7 +24,8 @@ USUAL = (
     '{"answer": {}}',
 )
 WORKING, LINES = "That takes a few steps.", "First this is done,\nthen that.\nThat takes a few steps."
-"""What stands before an answer, in one line and in several."""
+NUMBERED = "That is 17 times 29, in two steps."
+"""What stands before an answer: one line, several ones, and other numbers."""
 MOST = 24
 """Most forms that are tried."""
 DEPTH = 3

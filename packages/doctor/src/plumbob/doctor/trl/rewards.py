@@ -22,7 +22,6 @@ from plumbob.doctor.environment.transcripts import (
     CHEAP,
     ECHO,
     EMPTY,
-    NUMBERS,
     OTHER_WORDS,
     OTHERS,
     PERFECT,
@@ -40,8 +39,6 @@ KINDS = (
     "the best constant answer",
     "other words",
     "the answer alone",
-    "working before the answer",
-    NUMBERS,
 )
 """Transcripts that are scored beside the right answer and an empty reply."""
 TRIED, MOST_COLUMNS, AGAIN_TEXTS = 6, 3, 8
@@ -64,6 +61,7 @@ SILENCE = "a right answer earns more than an empty reply"
 READS = "reward functions read the answers of their columns"
 ADDED = "the sum of the rewards pays right answers more than wrong ones"
 LINES = "an answer in a form of its own is read after several lines of text"
+NUMBERS = "an answer is read after other numbers"
 ASKED = "answers are read in the form that the prompts ask for"
 Way = tuple[str, str, bool]
 """(column, form, whether only the last word of its text is the answer)"""
@@ -81,8 +79,11 @@ class Paid:
     """Whether all texts that were tried earn the same."""
 
 
-def columns_of(function: Any, row: dict[str, Any]) -> list[str]:
+def columns_of(function: Any, tasks: Sequence[Task]) -> list[str]:
     """The columns that may hold right answers and that a reward function names, as arguments or in its code."""
+    row: dict[str, Any] = {}
+    for task in tasks[::-1]:  # the first of them that has a value
+        row |= {name: value for name, value in task.handle.items() if value or name not in row}
     # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
     texts = [n for n, v in row.items() if n not in ("prompt", "environment") and _text(v)]
     named: set[Any] = set()
@@ -113,7 +114,7 @@ class _Examined:
         self.few = self.tasks[:: max(len(self.tasks) // TRIED, 1)][:TRIED]
         self.names = list(trainer.reward_func_names)
         self.weights = trainer.reward_weights.double().cpu().numpy()
-        self.of = [columns_of(function, self.tasks[0].handle) for function in trainer.reward_funcs]
+        self.of = [columns_of(function, self.tasks) for function in trainer.reward_funcs]
         if gold:
             self.of = [[gold] if gold in own or not any(self.of) else [] for own in self.of]
         self.columns = list(dict.fromkeys(name for own in self.of for name in own))[:MOST_COLUMNS]
@@ -209,7 +210,7 @@ class _Examined:
         yield Finding.of(SILENCE, ("reward-exploitable" if silent else None, told), "grading")
         if silent:
             return
-        yield from self.read_otherwise([self.ways[k] for k in read], gain.mean(0)[read], given, other, differ)
+        yield from self.read_otherwise([self.ways[k] for k in read], gain.mean(0)[read], differ)
         yield from self.fill(way, [self.ways[k] for k in read])
 
     def swapped(self) -> tuple[list[dict[str, Any]], list[int]]:
@@ -249,20 +250,26 @@ class _Examined:
             return None
         return Finding.of(READS, (None, f"{name} gives other rewards if {columns} is that of another row"), "grading")
 
-    def read_otherwise(
-        self, read: Sequence[Way], gain: np.ndarray, given: np.ndarray, other: np.ndarray, differ: list[int]
-    ) -> Iterator[Finding]:
-        """Whether answers are read after lines of text, and in the form that prompts ask for."""
-        good = [w for w, g in zip(read, gain, strict=True) if forms.marked(w[1]) and g >= MOSTLY * gain.max()][:4]
-        rows, _ = self.swapped()
-        if good:
-            texts = [[self.said(t, (c, forms.with_lines(f), last)) for c, f, last in good] for t in self.few]
-            own, theirs = self.earned(self.few, texts), self.earned(self.few, texts, rows)
-            if own is not None and theirs is not None:
-                left = float((self.total(own) - self.total(theirs))[differ].mean(0).max())
-                told = f"{self.said(self.few[0], good[0])!r} earns {gain.max():.3g} more than with another answer"
-                told += f", {texts[0][0]!r} {left:.3g}"
-                yield Finding.of(LINES, ("answers-not-parsed" if left < 0.1 * gain.max() else None, told), "grading")
+    def read_otherwise(self, read: Sequence[Way], gain: np.ndarray, differ: list[int]) -> Iterator[Finding]:
+        """Whether answers are read after lines of text and after other numbers, and in the form that prompts ask for."""
+        good = [w for w, g in zip(read, gain, strict=True) if g >= MOSTLY * gain.max()]
+        good = sorted(good, key=lambda way: not forms.marked(way[1]))[:4]
+        changes = (forms.with_lines, lambda form: f"{forms.NUMBERED}\n{form}")
+        texts = [[self.said(t, (c, change(f), last)) for change in changes for c, f, last in good] for t in self.few]
+        own, theirs = self.earned(self.few, texts), self.earned(self.few, texts, self.swapped()[0])
+        if own is not None and theirs is not None:
+            after = (self.total(own) - self.total(theirs))[differ].mean(0).reshape(2, -1)
+            marked = [forms.marked(form) for _, form, _ in good]
+            told = f"{self.said(self.few[0], good[0])!r} earns {gain.max():.3g} more than with another answer, "
+            if any(marked):
+                left = float(after[0, marked].max())
+                lost = "answers-not-parsed" if left < 0.1 * gain.max() else None
+                yield Finding.of(LINES, (lost, f"{told}{texts[0][0]!r} {left:.3g}"), "grading")
+            plain = after[0] >= MOSTLY * gain.max()
+            if plain.any():
+                left = float(after[1, plain].max())
+                lost = "answers-not-parsed" if left < 0.1 * gain.max() else None
+                yield Finding.of(NUMBERS, (lost, f"{told}{texts[0][len(good)]!r} {left:.3g}"), "grading")
         wanted = [f for f in dict.fromkeys(f for _, f, _ in self.ways) if forms.asked(f, self.prompts)]
         if wanted:
             taken = [f for f in wanted if any(f == way[1] for way in read)]

@@ -195,8 +195,9 @@ class Course:
         )
 
 
-LEFT_OUT = 0.15
-"""Nats a token by which settings that leave tokens out may raise the probability of those that are drawn."""
+LEFT_OUT, EXTREME = 0.15, {"top_p": 0.6, "top_k": 10, "min_p": 0.2}
+"""Nats a token by which settings that leave tokens out may raise the probability of those that are drawn; and values beyond which
+it is a tenth of that, because a policy that is nearly sure draws few tokens that they leave out."""
 
 
 def narrowed(made: Round, record: StepRecord, settings: Mapping[str, float]) -> list[Finding]:
@@ -211,7 +212,8 @@ def narrowed(made: Round, record: StepRecord, settings: Mapping[str, float]) -> 
         return []
     gap, named = float(np.concatenate(gaps).mean()), ", ".join(f"{name}={value}" for name, value in settings.items())
     told = f"{named}: drawn tokens are likelier by {gap:.2g} nats each than in training, which leaves none out"
-    lost = "sampling-altered" if gap > LEFT_OUT else None
+    few = any(value > EXTREME[name] if name == "min_p" else value < EXTREME[name] for name, value in settings.items())
+    lost = "sampling-altered" if gap > (LEFT_OUT / 10 if few else LEFT_OUT) else None
     return [Finding.of("settings leave little out of the sampling", (lost, told), "sampling")]
 
 

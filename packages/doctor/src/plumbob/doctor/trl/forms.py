@@ -88,8 +88,8 @@ def asked(form: str, prompts: Sequence[str]) -> bool:
 
 
 def marked(form: str) -> bool:
-    """Whether something else than the answer stands in a form."""
-    return form.strip() != "{}"
+    """Whether a form marks the answer, so that other text may stand before it; a JSON document has nothing before it."""
+    return form.strip() != "{}" and not form.startswith(('{"', "["))
 
 
 def with_lines(form: str) -> str:

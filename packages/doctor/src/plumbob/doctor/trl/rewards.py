@@ -187,78 +187,91 @@ class _Examined:
 
     def answers(self, asked: list[list[str]], given: np.ndarray) -> Iterator[Finding]:
         """What becomes of right answers."""
-        rows, differ = self.swapped()
-        other = self.earned(self.few, asked, rows) if len(differ) > 1 else None
-        if other is None:
+        gains = self.gains(asked, [way[0] for way in self.ways], given)
+        if gains is None:
             return
-        gains = np.nan_to_num((given - other)[differ])  # [rows, kinds, F] what the row's own answer adds
-        for k, name in enumerate(self.names):
-            if self.of[k] and (finding := self.reads(name, k, gains[..., k], given[..., k])) is not None:
-                yield finding
-                if finding.cause:
-                    return
-        gain = (gains * self.weights).sum(2)[:, 2:]
-        read = np.flatnonzero(((gain > TOLERANCE).mean(0) >= MOSTLY) & (gain.mean(0) > TOLERANCE))
+        told = [self.reads(k, gains[..., k], given[..., k]) for k, own in enumerate(self.of) if own]
+        yield from (finding for finding in told if finding is not None)
+        if any(finding is not None and finding.cause for finding in told):
+            return
+        gain = np.nansum(gains * self.weights, 2)[:, 2:]
+        more = np.array(
+            [_mostly(gains[:, 2:, k] * self.weights[k] > TOLERANCE, gains[:, 2:, k]) for k in range(len(self.of))]
+        )
+        read = np.flatnonzero(more[[bool(own) for own in self.of]].any(0) & (gain.mean(0) > TOLERANCE))
         if not len(read):
-            # None of the forms may be the one that is read: it is not said how an answer is written.
-            return
-        # Of what is read, that which earns the most.
+            return  # none of the forms may be the one that is read: it is not known how an answer is to be written
         best = max(read, key=lambda k: (round(float(self.lifts[k] + gain.mean(0)[k]), 6), -k))
-        way, empty = self.ways[best], float(self.total(given)[:, 0].mean())
-        silent = bool(((self.total(given)[:, 2 + best] - self.total(given)[:, 0]) <= TOLERANCE).mean() > MOSTLY)
-        told = f"an empty reply earns {empty:.3g}, a right answer {self.lifts[best]:+.3g} more, as {self.said(self.few[0], way)!r}"
-        yield Finding.of(SILENCE, ("reward-exploitable" if silent else None, told), "grading")
+        way, empty = self.ways[best], self.total(given)[:, 0]
+        above = (self.total(given)[:, 2 + best] - empty)[gain[:, best] > TOLERANCE]
+        silent = bool((above <= TOLERANCE).mean() > MOSTLY)
+        said = f"an empty reply earns {empty.mean():.3g}, a right answer {above.mean():+.3g} more: {self.said(self.few[0], way)!r}"
+        yield Finding.of(SILENCE, ("reward-exploitable" if silent else None, said), "grading")
         if silent:
             return
-        yield from self.read_otherwise([self.ways[k] for k in read], gain.mean(0)[read], differ)
+        yield from self.read_otherwise([self.ways[k] for k in read], gain.mean(0)[read])
         yield from self.fill(way, [self.ways[k] for k in read])
 
-    def swapped(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Rows with the answers of other rows in all columns that functions name, and the numbers of those that differ then."""
+    def gains(self, texts: list[list[str]], columns: Sequence[str], given: np.ndarray) -> np.ndarray | None:
+        """[rows, kinds, F] what texts earn more than beside another row's value in a column; NaN where that cannot be told.
+
+        `columns`: of each text of a row, from the third on if the first two hold no answer; these stand beside the last column's.
+        """
+        found = np.full(given.shape, np.nan)
+        shift = len(texts[0]) - len(columns)
+        for column in dict.fromkeys(columns):
+            rows, differ = self.swapped(column)
+            other = self.earned(self.few, texts, rows) if len(differ) > 1 else None
+            if other is not None:
+                at = [*range(shift), *(shift + k for k, own in enumerate(columns) if own == column)]
+                found[np.ix_(differ, at)] = (given - other)[np.ix_(differ, at)]
+        return found if np.isfinite(found).any() else None
+
+    def swapped(self, column: str) -> tuple[list[dict[str, Any]], list[int]]:
+        """Rows with the values of other rows in a column, those that are most alike otherwise; and numbers of those that differ."""
         rows, differ = [], []
         for i, task in enumerate(self.few):
-            own = {c: task.handle.get(c) for c in self.columns}
             later = [*self.few[i + 1 :], *self.few[:i]]
-            theirs = [{c: one.handle.get(c) for c in self.columns} for one in later]
-            different = next((one for one in theirs if one != own), own)
-            rows.append({**task.handle, **different})
-            differ += [i] if different != own else []
+            others = [one.handle for one in later if one.handle.get(column) != task.handle.get(column)]
+            apart = [sum(one.get(c) != task.handle.get(c) for c in self.columns) for one in others]
+            other = others[apart.index(min(apart))] if others else task.handle
+            rows.append({**task.handle, **{c: other.get(c) for c in self.columns}})
+            differ += [i] if others else []
         return rows, differ
 
-    def reads(self, name: str, k: int, gains: np.ndarray, given: np.ndarray) -> Finding | None:
-        """Whether a function pays right answers. `gains` [rows, kinds]: what the own answer adds; `given`: what is earned."""
-        weight, columns = float(self.weights[k]), ", ".join(map(repr, self.of[k]))
-        if not np.isfinite(given).any():
+    def reads(self, k: int, gains: np.ndarray, given: np.ndarray) -> Finding | None:
+        """Whether function `k` pays right answers. `gains` [rows, kinds]: see above; `given`: what is earned."""
+        name, weight, columns = self.names[k], float(self.weights[k]), ", ".join(map(repr, self.of[k]))
+        known = gains[np.isfinite(gains)]
+        if not len(known):
             return None
-        more = ((gains > TOLERANCE).mean(0) >= MOSTLY)[2:].any()
-        less = ((gains < -TOLERANCE).mean(0) > 1 - MOSTLY)[2:].any()
+        more, less = (_mostly(sign * gains > TOLERANCE, gains)[2:].any() for sign in (1, -1))
+        why, said = None, f"{name} gives other rewards if {columns} is that of another row"
         if more and weight <= 0:
-            told = f"{name} pays right answers {gains.mean(0).max():.3g} more than others, and reward_weights gives it {weight:g}"
-            return Finding.of(READS, ("reward-wrong", told), "grading")
-        if less and not more and weight >= 0:
-            told = f"{name} pays right answers {-gains.mean(0).min():.3g} less than wrong ones, and more in no form"
-            return Finding.of(READS, ("reward-wrong", told), "grading")
-        if not (np.abs(gains) > TOLERANCE).any():
-            short = any(len(self.said(task, (c, "{}", False))) <= SHORT for c in self.of[k] for task in self.few)
-            rewards = f"{np.nanmin(given):.3g} to {np.nanmax(given):.3g}"
-            told = (
-                f"{name} gives {rewards} to {given.size} texts, among them the answer in {self.paid.forms} forms, and the same "
-                f"if {columns} is that of another row"
+            why = (
+                f"{name} pays right answers {known.max():.3g} more than others, and reward_weights gives it {weight:g}"
             )
-            if short:
-                return Finding.of(READS, ("reward-wrong", told), "grading")
-            return None
-        return Finding.of(READS, (None, f"{name} gives other rewards if {columns} is that of another row"), "grading")
+        elif less and not more and weight >= 0:
+            why = f"{name} pays right answers {-known.min():.3g} less than wrong ones, and more in no form"
+        elif not (np.abs(known) > TOLERANCE).any():
+            short = any(len(self.said(task, (c, "{}", False))) <= SHORT for c in self.of[k] for task in self.few)
+            said = (
+                f"{name} gives {np.nanmin(given):.3g} to {np.nanmax(given):.3g} to {given.size} texts, among them the answer in "
+                f"{self.paid.forms} forms, and the same if {columns} is that of another row"
+            )
+            why = said if short else None  # no form can hold what is long, such as the tests of a program
+        return Finding.of(f"{READS}: {name}", ("reward-wrong" if why else None, why or said), "grading")
 
-    def read_otherwise(self, read: Sequence[Way], gain: np.ndarray, differ: list[int]) -> Iterator[Finding]:
+    def read_otherwise(self, read: Sequence[Way], gain: np.ndarray) -> Iterator[Finding]:
         """Whether answers are read after lines of text and after other numbers, and in the form that prompts ask for."""
         good = [w for w, g in zip(read, gain, strict=True) if g >= MOSTLY * gain.max()]
         good = sorted(good, key=lambda way: not forms.marked(way[1]))[:4]
         changes = (forms.with_lines, lambda form: f"{forms.NUMBERED}\n{form}")
         texts = [[self.said(t, (c, change(f), last)) for change in changes for c, f, last in good] for t in self.few]
-        own, theirs = self.earned(self.few, texts), self.earned(self.few, texts, self.swapped()[0])
-        if own is not None and theirs is not None:
-            after = (self.total(own) - self.total(theirs))[differ].mean(0).reshape(2, -1)
+        own = self.earned(self.few, texts)
+        more = None if own is None else self.gains(texts, [c for _ in changes for c, _, _ in good], own)
+        if more is not None:
+            after = np.nansum(more * self.weights, 2).mean(0).reshape(2, -1)
             marked = [forms.marked(form) for _, form, _ in good]
             told = f"{self.said(self.few[0], good[0])!r} earns {gain.max():.3g} more than with another answer, "
             if any(marked):
@@ -286,6 +299,7 @@ class _Examined:
         # With rewards of mixed tasks, a task's best form is its own, and some have no right answer to be paid for.
         reading = [k for k, own in enumerate(self.of) if own]
         scored = [i for i in range(len(self.tasks)) if np.isfinite(given[i, 1:, reading]).any()]
+        scored = _far(scored, [self.said(task, (way[0], "{}", way[2])) for task in self.tasks])
         sums, tasks = self.total(given)[scored], [self.tasks[i] for i in scored]
         best = [ways[int(np.argmax(row[1:]))] for row in sums]
         hand.tasks = tasks
@@ -330,6 +344,22 @@ class _Examined:
         told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
         wrong = not best[2] and words >= LONG and short <= TOLERANCE
         return Finding.of(check, ("answers-not-parsed" if wrong else None, f"{told}; it has {words} words"), "grading")
+
+
+def _mostly(true: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """[kinds] whether it is true of so many of the rows, [rows, kinds], of which it is known (not NaN)."""
+    count = np.isfinite(known).sum(0)
+    return (true.sum(0) >= MOSTLY * count) & (count > 1)
+
+
+def _far(numbers: list[int], answers: Sequence[str]) -> list[int]:
+    """Rows in an order in which the answers of neighbours, if they are numbers, are far from each other."""
+    try:
+        ranked = sorted(numbers, key=lambda i: float(answers[i].replace(",", "")))
+    except ValueError:
+        return numbers
+    half = (len(ranked) + 1) // 2
+    return [ranked[i // 2 + half * (i % 2)] for i in range(2 * half) if i // 2 + half * (i % 2) < len(ranked)]
 
 
 def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray | None]) -> Finding:

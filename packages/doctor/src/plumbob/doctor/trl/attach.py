@@ -235,6 +235,9 @@ class Doctor(TrainerCallback):
         began, self._weights = self._weights, self._sample.take()
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
         found = [course.alike(self.trainer, made, step), *self._course.add(made, step)] if made.step == step else []
+        if (change := self._change.get("policy/step_kl", 0.0)) > course.FAR:
+            told = f"the step changed the policy by {change:.2g} nats a token"
+            found.append(Finding("no step makes another policy", "fail", told, "learning-rate-too-high", step=step + 1))
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             found.append(course.right(self.trainer, made, self._known))

@@ -22,6 +22,7 @@ from plumbob.doctor.environment.texts import chosen, normalised, strings
 from plumbob.doctor.environment.transcripts import EMPTY
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trl import rewards, template
+from plumbob.doctor.trl.settings import rate
 
 MOST_TASKS, MOST_ROWS = 24, 4000
 """Rows of the data with which transcripts are written, and rows that are compared with each other."""
@@ -38,10 +39,15 @@ EXAMINED = {
     "prompted",
     "empty",
     "cheap",
+    "near",
+    "same-range",
 }
 """Rows of the table that these transcripts are enough for."""
 FEWEST, NEARLY = 6, 0.9
 """Fewest rows in which answers are compared with what rows say, and share of them that counts as nearly all."""
+SHRINKS, REACHES, EPSILON = 0.5, 0.1, 1e-2
+"""Largest share of the weights that decay may take in a hundred updates, smallest share of the rate that a schedule must reach, and
+largest epsilon: gradients that are clipped to norm 1 are smaller than it in each single weight."""
 LEVEL = re.compile(r"level|difficult|hard|grade|steps|hops", re.IGNORECASE)
 """What columns are named that say how hard a row is."""
 SUM = re.compile(r"(-?\d+)\s*([-+*x×])\s*(-?\d+)")
@@ -64,11 +70,11 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> rewards.Paid:
         return found
     matrix = Matrix(player, _hand(tasks))  # ty: ignore[invalid-argument-type]
     matrix.cells[EMPTY] = _empty(tasks)
-    if score is not None:
-        found = rewards.examine(trainer, matrix, score, gold)
     if player.held_out:
         held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
         matrix.held_out = Matrix(player, _hand(held), {EMPTY: _empty(held)})  # ty: ignore[invalid-argument-type]
+    if score is not None:
+        found = rewards.examine(trainer, matrix, score, gold)
     known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
     columns = [gold] if gold else [c for f in trainer.reward_funcs for c in rewards.columns_of(f, tasks)]
     found.findings = [
@@ -79,6 +85,7 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> rewards.Paid:
         _missing(player.train, columns),
         *(_in_order(player.train) if args.shuffle_dataset is False else ()),
         *template.examine(trainer, tasks),
+        *_settings(args, steps),
     ]
     return found
 
@@ -196,3 +203,18 @@ def _missing(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
     return Finding.of(
         "rows have answers", ("oracle-fails" if len(empty) > 0.02 * len(tasks) else None, told), "grading"
     )
+
+
+def _settings(args: Any, steps: int) -> Iterator[Finding]:
+    """Settings that alone decide how large updates are."""
+    shrinks = 100 * args.weight_decay * args.learning_rate
+    told = f"a hundred updates take {shrinks:.2g} of the weights away: weight_decay={args.weight_decay:g}"
+    lost = "learning-rate-too-high" if shrinks > SHRINKS else None
+    yield Finding.of("weight decay leaves the weights as they are", (lost, told), "optimizer")
+    most = max(rates) if (rates := [rate(args, steps, k) for k in range(min(max(steps, 1), 1000))]) else 0.0
+    told = f"of learning_rate={args.learning_rate:g} the schedule reaches {most:.2g} in {steps} steps"
+    lost = "learning-rate-too-low" if steps <= 1000 and most < REACHES * args.learning_rate else None
+    yield Finding.of("the schedule reaches the learning rate", (lost, told), "optimizer")
+    told = f"adam_epsilon={args.adam_epsilon:g}, to which gradients of single weights are added"
+    lost = "learning-rate-too-low" if args.adam_epsilon > EPSILON else None
+    yield Finding.of("Adam's epsilon is smaller than gradients", (lost, told), "optimizer")

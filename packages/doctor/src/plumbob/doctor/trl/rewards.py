@@ -22,6 +22,7 @@ from plumbob.doctor.environment.transcripts import (
     CHEAP,
     ECHO,
     EMPTY,
+    NEAR,
     OTHER_WORDS,
     OTHERS,
     PERFECT,
@@ -39,12 +40,15 @@ KINDS = (
     "the best constant answer",
     "other words",
     "the answer alone",
+    "a number that is 6% too large",
 )
 """Transcripts that are scored beside the right answer and an empty reply."""
 TRIED, MOST_COLUMNS, AGAIN_TEXTS = 6, 3, 8
 """Rows with which all forms are tried, columns whose texts are, and texts a row that are scored in another order."""
 MOSTLY = 0.5
 """Share of rows in which the right answer must earn more for a form to be read, and share of the most that a form may earn."""
+WRONG_EARNS = 0.75
+"""Share of what a right answer earns above silence that a wrong one may earn in some form."""
 LONG = 8
 """Words from which on a text is a worked solution, which no model writes word for word."""
 SHORT = 40
@@ -58,6 +62,7 @@ WHOLE = re.compile(r"-?\d+\.0+")
 AGAIN = "completions earn the same when they are scored again, in another order"
 ALONE = "what a completion earns depends on no other prompt's completions"
 SILENCE = "a right answer earns more than an empty reply"
+WRONGLY = "a wrong answer earns less than a right one, in any form"
 READS = "reward functions read the answers of their columns"
 ADDED = "the sum of the rewards pays right answers more than wrong ones"
 LINES = "an answer in a form of its own is read after several lines of text"
@@ -157,11 +162,13 @@ class _Examined:
         long = any(len(self.said(task, (c, "{}", False)).split()) > 1 for task in self.few for c in columns)
         self.ways = [(c, f, last) for c in columns[:MOST_COLUMNS] for last in (False, True)[: 1 + long] for f in found]
         self.paid.forms = len(found)
-        asked = [["", OTHER_WORDS, *(self.said(task, way) for way in self.ways)] for task in self.few]
+        size = self.trainer.num_generations
+        nothing = [["", OTHER_WORDS, forms.NUMBERED, task.prompt, *[OTHER_WORDS] * size][:size] for task in self.few]
+        right = [[self.said(task, way) for way in self.ways] for task in self.few]
+        asked = [[*one, *other] for one, other in zip(nothing, right, strict=True)]
         given = self.earned(self.few, asked)
         if given is None:
             return self.paid
-        size = self.trainer.num_generations
         part = [own[: -(-AGAIN_TEXTS // size) * size] for own in asked]
         first, turned = self.earned(self.few, part), self.earned(self.few, part, turned=True)
         if first is None or turned is None:
@@ -169,19 +176,21 @@ class _Examined:
         if (ordered := order(first, turned, lambda: self.earned(self.few, part))).verdict == "fail":
             self.paid.findings = [ordered]
             return self.paid
-        apart = float(np.nanmax(np.abs(given[:, : first.shape[1]] - first), initial=0.0))
-        told = f"beside fewer completions rewards of the same ones differ by up to {apart:.3g}"
+        # The same whole groups without any right answer beside them: what compares within a group stays as it is.
+        alone = self.earned(self.few, nothing)
+        apart = math.nan if alone is None else float(np.nanmax(np.abs(given[:, :size] - alone), initial=0.0))
+        told = f"without right answers to other prompts beside them, rewards of the same completions differ by up to {apart:.3g}"
         self.paid.findings.append(
             Finding.of(ALONE, ("rewards-of-other-rollouts" if apart > 1e-6 else None, told), "grading")
         )
         sums = self.total(given)
         self.paid.alike = bool(np.ptp(sums, 1).max() <= TOLERANCE)
-        self.lifts = (sums[:, 2:] - sums[:, :1]).mean(0)
+        self.lifts = (sums[:, size:] - sums[:, :1]).mean(0)
         self.paid.best = {
             c: float(max(lift for way, lift in zip(self.ways, self.lifts, strict=True) if way[0] == c))
             for c in {way[0] for way in self.ways}
         }
-        if apart <= 1e-6 and self.columns and not self.trainer.tools and self.trainer.environments is None:
+        if not apart > 1e-6 and self.columns and not self.trainer.tools and self.trainer.environments is None:
             self.paid.findings += self.answers(asked, given)
         return self.paid
 
@@ -194,23 +203,41 @@ class _Examined:
         yield from (finding for finding in told if finding is not None)
         if any(finding is not None and finding.cause for finding in told):
             return
-        gain = np.nansum(gains * self.weights, 2)[:, 2:]
-        more = np.array(
-            [_mostly(gains[:, 2:, k] * self.weights[k] > TOLERANCE, gains[:, 2:, k]) for k in range(len(self.of))]
-        )
+        shift, total = self.trainer.num_generations, self.total(given)
+        gains, earned, empty = gains[:, shift:], total[:, shift:], total[:, 0]
+        gain = np.nansum(gains * self.weights, 2)
+        columns = zip(np.moveaxis(gains, 2, 0), self.weights, strict=True)
+        more = np.array([_mostly(own * weight > TOLERANCE, own) for own, weight in columns])
         read = np.flatnonzero(more[[bool(own) for own in self.of]].any(0) & (gain.mean(0) > TOLERANCE))
         if not len(read):
             return  # none of the forms may be the one that is read: it is not known how an answer is to be written
         best = max(read, key=lambda k: (round(float(self.lifts[k] + gain.mean(0)[k]), 6), -k))
-        way, empty = self.ways[best], self.total(given)[:, 0]
-        above = (self.total(given)[:, 2 + best] - empty)[gain[:, best] > TOLERANCE]
+        way, paid = self.ways[best], gain[:, best] > TOLERANCE
+        above = (earned[:, best] - empty)[paid]
         silent = bool((above <= TOLERANCE).mean() > MOSTLY)
         said = f"an empty reply earns {empty.mean():.3g}, a right answer {above.mean():+.3g} more: {self.said(self.few[0], way)!r}"
         yield Finding.of(SILENCE, ("reward-exploitable" if silent else None, said), "grading")
         if silent:
             return
+        wrong = (earned - gain - empty[:, None])[paid].mean(0)
+        most = int(wrong.argmax())
+        said = (
+            f"{self.said(self.few[0], self.ways[most])!r} earns {wrong[most]:.3g} above silence if it is wrong, {said}"
+        )
+        yield Finding.of(
+            WRONGLY, ("reward-exploitable" if wrong[most] > WRONG_EARNS * above.mean() else None, said), "grading"
+        )
+        if question := next((c for c in self.columns if c == way[0] and self.asks(c)), ""):
+            told = f"column {question!r}, which is paid, is most of the prompt's own text"
+            yield Finding.of("what is paid is no question", ("reward-wrong", told), "grading")
+            return
         yield from self.read_otherwise([self.ways[k] for k in read], gain.mean(0)[read])
         yield from self.fill(way, [self.ways[k] for k in read])
+
+    def asks(self, column: str) -> bool:
+        """Whether a column holds the questions."""
+        texts = [(_text(task.handle.get(column)), task.prompt) for task in self.few]
+        return all(len(text) > LONG and 2 * len(text) > len(prompt) and text in prompt for text, prompt in texts)
 
     def gains(self, texts: list[list[str]], columns: Sequence[str], given: np.ndarray) -> np.ndarray | None:
         """[rows, kinds, F] what texts earn more than beside another row's value in a column; NaN where that cannot be told.
@@ -233,7 +260,14 @@ class _Examined:
         for i, task in enumerate(self.few):
             later = [*self.few[i + 1 :], *self.few[:i]]
             others = [one.handle for one in later if one.handle.get(column) != task.handle.get(column)]
-            apart = [sum(one.get(c) != task.handle.get(c) for c in self.columns) for one in others]
+            # A row that differs little in its other columns, and much in this one.
+            apart = [
+                (
+                    sum(one.get(c) != task.handle.get(c) for c in self.columns),
+                    -_distance(one.get(column), task.handle.get(column)),
+                )
+                for one in others
+            ]
             other = others[apart.index(min(apart))] if others else task.handle
             rows.append({**task.handle, **{c: other.get(c) for c in self.columns}})
             differ += [i] if others else []
@@ -245,7 +279,9 @@ class _Examined:
         known = gains[np.isfinite(gains)]
         if not len(known):
             return None
-        more, less = (_mostly(sign * gains > TOLERANCE, gains)[2:].any() for sign in (1, -1))
+        more, less = (
+            _mostly(sign * gains > TOLERANCE, gains)[self.trainer.num_generations :].any() for sign in (1, -1)
+        )
         why, said = None, f"{name} gives other rewards if {columns} is that of another row"
         if more and weight <= 0:
             why = (
@@ -314,7 +350,7 @@ class _Examined:
             for i, (task, j) in enumerate(zip(tasks, scored, strict=True))
         }
         known = Known(hand, matrix.cells)
-        makes = [(kind, {**CHEAP, **OTHERS}[kind]) for kind in KINDS]
+        makes = [(kind, {**CHEAP, **OTHERS, **NEAR}[kind]) for kind in KINDS]
         made = [[make(known, i) for _, make in makes] for i in range(len(tasks))]
         second = self.earned(tasks, [[turns[-1].text if turns else "" for turns in own] for own in made])
         if second is not None:
@@ -323,6 +359,14 @@ class _Examined:
                 matrix.cells[kind] = {
                     i: played(tasks[i], text, second[i, j] * self.weights, self.names) for i, text in texts.items()
                 }
+        if matrix.held_out is not None:
+            held, cells = matrix.held_out.hand.tasks, matrix.held_out.cells
+            texts = [["", self.said(task, way)] for task in held]
+            theirs = self.earned(held, texts)
+            for j, kind in enumerate((EMPTY, PERFECT)):
+                if theirs is not None:
+                    parts = theirs[:, j] * self.weights
+                    cells[kind] = {i: played(t, texts[i][j], parts[i], self.names) for i, t in enumerate(held)}
         yield self.worked(hand.golds, way)
         if all(WHOLE.fullmatch(answer) for answer in hand.golds):
             texts = [
@@ -350,6 +394,13 @@ def _mostly(true: np.ndarray, known: np.ndarray) -> np.ndarray:
     """[kinds] whether it is true of so many of the rows, [rows, kinds], of which it is known (not NaN)."""
     count = np.isfinite(known).sum(0)
     return (true.sum(0) >= MOSTLY * count) & (count > 1)
+
+
+def _distance(a: Any, b: Any) -> float:
+    """Of two answers, if they are numbers; else 0."""
+    with suppress(ValueError):
+        return abs(float(_text(a).replace(",", "")) - float(_text(b).replace(",", "")))
+    return 0.0
 
 
 def _far(numbers: list[int], answers: Sequence[str]) -> list[int]:

@@ -23,7 +23,12 @@ def examine(trainer: Any, tasks: Sequence[Task]) -> list[Finding]:
         return []
     if not isinstance(prompt, list):
         return _of_texts(tokenizer, [str(task.handle.get("prompt")) for task in tasks])
-    return [*_of_conversation(trainer, tokenizer, prompt), _once(tokenizer, tasks), _known(tokenizer, prompt)]
+    return [
+        *_of_conversation(trainer, tokenizer, prompt),
+        _once(tokenizer, tasks),
+        _known(tokenizer, prompt),
+        _ends(trainer, tokenizer, prompt),
+    ]
 
 
 def _special(tokenizer: Any) -> list[str]:
@@ -73,6 +78,17 @@ def _known(tokenizer: Any, prompt: Any) -> Finding:
     return Finding.of(
         "the template's marks are tokens of the model", ("prompt-incomplete" if lost else None, told), "rows"
     )
+
+
+def _ends(trainer: Any, tokenizer: Any, prompt: Any) -> Finding:
+    """Whether generation stops at the token with which the template ends the assistant's turn."""
+    check, said = "generation stops where the template ends a turn", [*prompt, {"role": "assistant", "content": REPLY}]
+    after = tokenizer.apply_chat_template(said, tokenize=False).rpartition(REPLY)[2]
+    mark = re.match(r"\s*(<[^<>\s]+>)", after)
+    ids = tokenizer(mark[1], add_special_tokens=False)["input_ids"] if mark else []
+    told = f"turns end with {mark[1] if mark else after!r}, generation with {[tokenizer.decode([i]) for i in trainer.eos_token_ids]}"
+    wrong = len(ids) == 1 and ids[0] not in trainer.eos_token_ids
+    return Finding.of(check, ("stop-token-wrong" if wrong else None, told), "sampling")
 
 
 def _contents(prompt: Any) -> list[str]:

@@ -97,7 +97,8 @@ class Doctor(TrainerCallback):
         )
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
-        self.watch = Watch(trainer, self.wants, rescore)
+        # Scoring again has a part that waits for all processes, which may not all come to it.
+        self.watch = Watch(trainer, self.wants, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
         self._exact = {0, 1, new, LATER}
@@ -130,6 +131,10 @@ class Doctor(TrainerCallback):
     @_guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.began = state.global_step
+        if not state.is_world_process_zero:
+            return
+        if self._refused:
+            print(f"plumbob.doctor: {self._refused}", flush=True)
         plan = course.plan_of(self.trainer)
         self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -176,10 +176,12 @@ class _Examined:
         if (ordered := order(first, turned, lambda: self.earned(self.few, part))).verdict == "fail":
             self.paid.findings = [ordered]
             return self.paid
-        # The same whole groups without any right answer beside them: what compares within a group stays as it is.
-        alone = self.earned(self.few, nothing)
-        apart = math.nan if alone is None else float(np.nanmax(np.abs(given[:, :size] - alone), initial=0.0))
-        told = f"without right answers to other prompts beside them, rewards of the same completions differ by up to {apart:.3g}"
+        # The same whole groups beside fewer other texts, and half of them without any right answer: what compares within a group
+        # stays as it is.
+        alone = self.earned(self.few[1::2], nothing[1::2])
+        gaps = [given[:, : first.shape[1]] - first, *([] if alone is None else [given[1::2, :size] - alone])]
+        apart = max(float(np.nanmax(np.abs(gap), initial=0.0)) for gap in gaps)
+        told = f"beside other completions to other prompts, rewards of the same ones differ by up to {apart:.3g}"
         self.paid.findings.append(
             Finding.of(ALONE, ("rewards-of-other-rollouts" if apart > 1e-6 else None, told), "grading")
         )
@@ -190,7 +192,7 @@ class _Examined:
             c: float(max(lift for way, lift in zip(self.ways, self.lifts, strict=True) if way[0] == c))
             for c in {way[0] for way in self.ways}
         }
-        if not apart > 1e-6 and self.columns and not self.trainer.tools and self.trainer.environments is None:
+        if apart <= 1e-6 and self.columns and not self.trainer.tools and self.trainer.environments is None:
             self.paid.findings += self.answers(asked, given)
         return self.paid
 
@@ -199,6 +201,8 @@ class _Examined:
         gains = self.gains(asked, [way[0] for way in self.ways], given)
         if gains is None:
             return
+        if (np.abs(np.nan_to_num(gains[:, :2])) > TOLERANCE).any():
+            return  # what is no answer earns otherwise beside another row's value: it is a length or a weight, for example
         told = [self.reads(k, gains[..., k], given[..., k]) for k, own in enumerate(self.of) if own]
         yield from (finding for finding in told if finding is not None)
         if any(finding is not None and finding.cause for finding in told):

@@ -86,7 +86,8 @@ def _ends(trainer: Any, tokenizer: Any, prompt: Any) -> Finding:
     after = tokenizer.apply_chat_template(said, tokenize=False).rpartition(REPLY)[2]
     mark = re.match(r"\s*(<[^<>\s]+>)", after)
     ids = tokenizer(mark[1], add_special_tokens=False)["input_ids"] if mark else []
-    told = f"turns end with {mark[1] if mark else after!r}, generation with {[tokenizer.decode([i]) for i in trainer.eos_token_ids]}"
+    stops = [tokenizer.decode([one]) for one in trainer.eos_token_ids]
+    told = f"turns end with {mark[1] if mark else after!r}, generation with {', '.join(map(repr, stops))}"
     wrong = len(ids) == 1 and ids[0] not in trainer.eos_token_ids
     return Finding.of(check, ("stop-token-wrong" if wrong else None, told), "sampling")
 

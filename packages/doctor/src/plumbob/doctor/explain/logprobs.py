@@ -40,11 +40,11 @@ class LogprobCase:
     @functools.cached_property
     def logits(self) -> list[torch.Tensor]:
         """[n, V] of the scored tokens of each row."""
-        return [self.plain.logits(s.ids).cpu()[torch.tensor(s.at[1:])] for s in self.scored]
+        return [self.plain.logits(s.ids)[torch.tensor(s.at[1:])] for s in self.scored]
 
     @functools.cached_property
     def targets(self) -> list[torch.Tensor]:
-        return [torch.tensor(s.ids[1:])[torch.tensor(s.at[1:])] for s in self.scored]
+        return [torch.tensor(s.ids[1:])[torch.tensor(s.at[1:])].to(self.plain.model.device) for s in self.scored]
 
     def by_logits(self, change: Callable[[torch.Tensor, Scored], torch.Tensor]) -> np.ndarray:
         """Log-probabilities if logits [n, V] at the right temperature are changed so."""
@@ -52,7 +52,7 @@ class LogprobCase:
         found = []
         for logits, targets, s in zip(self.logits, self.targets, self.scored, strict=True):
             changed = change(logits.double() / temperature, s).log_softmax(-1)
-            found.append(changed.gather(-1, targets[:, None])[:, 0].numpy())
+            found.append(changed.gather(-1, targets[:, None])[:, 0].cpu().numpy())
         return np.concatenate(found)
 
     def by_ids(self, change: Callable[[Scored], tuple[Sequence[int], Sequence[bool]] | None]) -> np.ndarray:
@@ -169,7 +169,7 @@ def _altered(case: LogprobCase) -> Predictions:
     own = case.plain.settings.temperature
     rows = [sampling.leaving_out(x.double() / own, t) for x, t in zip(case.logits, case.targets, strict=True)]
     for what in rows[0]:
-        yield what, np.concatenate([row[what].clamp(min=-1e9).numpy() for row in rows])
+        yield what, np.concatenate([row[what].clamp(min=-1e9).cpu().numpy() for row in rows])
     grid = np.geomspace(0.5, 2.0, 15)
     value, predicted = nearest(grid, lambda r: case.by_logits(_penalty(repetition=r)), case.observed)
     yield f"a repetition penalty of {value:.3g}", predicted

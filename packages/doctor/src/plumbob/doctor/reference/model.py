@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,14 @@ class Plain:
     @contextmanager
     def _precision(self) -> Generator[None]:
         """Beside a run in bfloat16, a GPU may multiply in TF32, which is exact enough and several times as fast."""
-        before = torch.get_float32_matmul_precision()
+        before = ""
+        with suppress(RuntimeError):  # torch refuses where its newer options say what is multiplied in TF32
+            before = torch.get_float32_matmul_precision()
+        if not before or self.settings.precision != "bfloat16" or self.model.device.type != "cuda":
+            yield
+            return
+        torch.set_float32_matmul_precision("high")
         try:
-            if self.settings.precision == "bfloat16" and self.model.device.type == "cuda":
-                torch.set_float32_matmul_precision("high")
             yield
         finally:
             torch.set_float32_matmul_precision(before)

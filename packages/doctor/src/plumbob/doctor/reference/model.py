@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from plumbob.doctor.record import Settings
+from plumbob.doctor.reference.sampling import of_tokens
 from transformers import AutoModelForCausalLM
 
 MOST_TOKENS = 4096
@@ -91,7 +92,7 @@ class Plain:
     @torch.no_grad()
     def every(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
         """Log-probabilities [n] of each row's scored ids, as `logprobs` gives them."""
-        found = {i: _chosen(logits.double(), ids) for part in self.scored(rows) for i, logits, ids in part}
+        found = {i: of_tokens(logits.double(), ids) for part in self.scored(rows) for i, logits, ids in part}
         return [found[i].cpu().numpy() for i in range(len(rows))]
 
     def logprobs(
@@ -105,7 +106,7 @@ class Plain:
         logits = self.logits(ids, **how)
         targets = torch.tensor([int(i) for i in ids[1:]])[chosen].to(logits.device)
         scaled = logits[chosen.to(logits.device)].double() / (temperature or self.settings.temperature)
-        return _chosen(scaled, targets).cpu().numpy()
+        return of_tokens(scaled, targets).cpu().numpy()
 
     def trainable(self) -> dict[str, torch.Size]:
         """Name -> shape of each tensor that the settings train, found from the model and the settings alone.
@@ -168,16 +169,11 @@ class Plain:
             wanted = leaves if self.settings.adapter else parameters
             for part in self.scored([(ids, at) for ids, at, _ in rows]):
                 sums = [
-                    (_chosen(logits, ids) * torch.from_numpy(rows[i][2]).to(logits)).sum() for i, logits, ids in part
+                    (of_tokens(logits, ids) * torch.from_numpy(rows[i][2]).to(logits)).sum() for i, logits, ids in part
                 ]
                 with self._precision():
                     torch.stack(sums).sum().backward()
             return {name: p.grad for name, p in wanted.items() if p.grad is not None}
-
-
-def _chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [n] of ids [n] under logits [n, V]."""
-    return logits.gather(-1, ids[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def load(settings: Settings) -> Plain:

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -96,7 +97,11 @@ if __name__ == "__main__":
     os.environ.setdefault(
         "VLLM_USE_FLASHINFER_SAMPLER", "0"
     )  # vLLM takes flashinfer for granted, which need not be there
-    os.environ.pop("MASTER_PORT", None)  # TRL takes a free one, so that two runs fit on a host
+    with (
+        socket.socket() as free
+    ):  # two runs fit on a host; TRL keeps a port that is set, also one of a library's default
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     if "," not in given.arms:
         run(given, given.arms)
     else:  # a process for each: what vLLM takes of a GPU it does not give back

@@ -84,7 +84,6 @@ class Toy:
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
     tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
-    process: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
@@ -127,11 +126,6 @@ class Toy:
                 else:
                     found[number] = played
         return [found[number] for number in range(len(scripts))]
-
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        other = dataclasses.replace(self, process=1, state={})
-        played = [other.play(script) for script in scripts]
-        return lambda: played
 
     def play_ideal(self, task: Task) -> Played | None:
         return self.ideal(self, task)
@@ -189,7 +183,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
-    "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
     "one table for all": (
         "other-results",
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
@@ -315,7 +308,7 @@ def test_a_fault_is_named_by_its_row(name):
     ("name", "cause"),
     [
         ("a proxy that fails", "tools-fail"),
-        ("results of other calls", "tool-results-mixed"),
+        ("results of other calls", "tool-results-wrong"),
         ("results cut", "tool-results-wrong"),
     ],
 )

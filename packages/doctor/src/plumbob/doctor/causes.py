@@ -78,21 +78,16 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "Read the tool messages in the run's traces/ and correct the tool that fails; `evaluate ENV --oracle` "
             "shows whether the tools work without a model.",
         ),
-        "tool-results-mixed": Cause(
-            "Tool results in a rollout are those of another rollout's calls, or change from one time to the next for "
-            "the same call: the policy is trained on evidence that it did not ask for.",
-            "Keep what a tool remembers of a rollout in that rollout's own state, not in a global variable or an "
-            "attribute that rollouts share; if --max-concurrent 1 changes nothing, look at what stands between tool "
-            "and conversation: a cache, a proxy, or a model that plays the tool.",
-        ),
         "tool-results-wrong": Cause(
             "What the model reads as tool results is not what the tools return for its call, or not what the tasks "
-            "need: it is empty, cut, the same whatever is asked, or an answer to other arguments.",
+            "need: it is empty, cut, the same whatever is asked, or an answer to other arguments or to another "
+            "rollout's calls.",
             "Call the tool by hand with the arguments that the evidence names, and follow its result through cache, "
-            "limits on length, parser and template to the conversation in traces/. A search that finds nothing often "
-            "reads an empty index or returns headings without their texts.",
+            "limits on length, parser and template to the conversation in traces/. Keep what a tool remembers of a "
+            "rollout in that rollout's own state. A search that finds nothing often reads an empty index or returns "
+            "headings without their texts.",
             "rllm-org/rllm#392; ml-explore/mlx-lm#1910",
-            includes=("tools-fail", "tool-results-mixed"),
+            includes=("tools-fail",),
         ),
         "calls-not-read": Cause(
             "The environment offers tools, and its own perfect transcripts use them, but hardly any reply has a call "
@@ -146,21 +141,19 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "engine-trainer-mismatch": Cause(
             "Engine and trainer compute different log-probabilities for the same tokens, or tokens are drawn by other "
             "probabilities than both report: the policy that is trained is not the one that samples.",
-            "Use the same model, weights, precision, chat template and attention in engine and trainer, and tie "
-            "embeddings in both as the model's config.json says. If the difference grows during a run with vLLM, turn "
-            "cascade attention off (--disable-cascade-attn) and compute in float16. --importance-correction "
-            "token_truncate reduces the effect but does not remove the cause.",
-            "fengyao.notion.site/off-policy-rl; vllm-project/vllm#22103; huggingface/transformers#43429",
+            "Use the same model, weights, precision and attention in engine and trainer, and tie embeddings in both as "
+            "the model's config.json says. Send token ids to the engine, not text, and switch off what a server puts "
+            "before them (a start token, a system prompt, its own template) or cuts off. If the difference grows during "
+            "a run with vLLM, turn cascade attention off (--disable-cascade-attn) and compute in float16. "
+            "--importance-correction token_truncate reduces the effect but does not remove the cause.",
+            "fengyao.notion.site/off-policy-rl; vllm-project/vllm#22103; huggingface/transformers#43429; huggingface/trl#3853",
             includes=(
                 "temperature-not-applied",
                 "sampling-altered",
                 "stop-token-wrong",
-                "prompt-replaced",
-                "loss-mask-as-attention-mask",
                 "attention-or-positions-wrong",
                 "dropout-in-training",
                 "weights-not-synced",
-                "adapter-scale-differs",
             ),
         ),
         "temperature-not-applied": Cause(
@@ -170,26 +163,14 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "--logprobs-mode processed_logprobs.",
             "huggingface/trl#4159",
         ),
-        "prompt-replaced": Cause(
-            "The engine samples after another prompt than the one it was given, or after a part of it: the trainer "
-            "scores every completion in a context in which it was not sampled.",
-            "Send token ids to the engine, not text or messages; switch off what a server adds (a start token, a "
-            "system prompt, its own chat template) or cuts off, and do not change ids on the way.",
-            "huggingface/trl#3853",
-            includes=("prompt-incomplete",),
-        ),
-        "loss-mask-as-attention-mask": Cause(
-            "The trainer scores sampled tokens without seeing what comes before them: other prompts or tool results "
-            "give the same log-probabilities. This happens if the loss mask is passed as the attention mask.",
-            "Pass the model an attention mask that covers every token of the row, and keep the loss mask for the loss.",
-            "verifiers' GRPOTrainer, July-October 2025",
-        ),
         "attention-or-positions-wrong": Cause(
             "Engine or trainer (the evidence says which) lets a token see other rows, later tokens or only a part of "
-            "its row, or gives it another position than the model was made for: it computes another distribution.",
-            "Use an attention implementation that is causal and stops at the row boundaries of a packed microbatch, "
+            "its row, as a loss mask does that is passed as the attention mask, or gives it another position than the "
+            "model was made for: it computes another distribution.",
+            "Pass the model an attention mask that covers every token of the row, and keep the loss mask for the loss; "
+            "use an attention implementation that is causal and stops at the row boundaries of a packed microbatch, "
             "and give each row positions from 0 in steps of 1; padding on the left does not count.",
-            "huggingface/trl#3526; verl-project/verl#4159",
+            "verifiers' GRPOTrainer, July-October 2025; huggingface/trl#3526; verl-project/verl#4159",
         ),
         "dropout-in-training": Cause(
             "Dropout is on while gradients are computed and off while rollouts are sampled: the policy that is trained "
@@ -367,19 +348,11 @@ _ALL: dict[Stage, dict[str, Cause]] = {
     "sync": {
         "weights-not-synced": Cause(
             "The engine does not sample with the trainer's weights after a weight sync: they do not arrive, arrive "
-            "late, rounded or in part, or old results stay in its cache.",
+            "late, rounded or in part, an adapter is left out or scaled otherwise, or old results stay in its cache.",
             "Compare tensor names with those of the engine's modules and make unknown names an error; send weights in "
-            "float32, or the adapter itself (with --peft, --vllm-sync lora is the default); and clear the prefix cache "
-            "after each sync (vLLM: POST /reset_prefix_cache).",
-            "OpenRLHF/OpenRLHF#1349; verl-project/verl#7495; huggingface/trl#6688; verl-project/verl-omni#552",
-        ),
-        "adapter-scale-differs": Cause(
-            "The engine multiplies the LoRA adapter by another number than the trainer, or does not compute with it: "
-            "it samples from a policy that is further from the base model, or nearer to it, than the trained one.",
-            "Request completions under the adapter's name, and use the same lora_alpha / r in engine and trainer: "
-            "check adapter_config.json, which the engine reads, and that rank-stabilised scaling (alpha / sqrt(r)) is "
-            "on in both or neither.",
-            "vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#2856",
+            "float32, or the adapter itself (with --peft, --vllm-sync lora is the default), and use the same lora_alpha / r "
+            "in engine and trainer; and clear the prefix cache after each sync (vLLM: POST /reset_prefix_cache).",
+            "OpenRLHF/OpenRLHF#1349; vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#6688",
         ),
     },
     "saved": {
@@ -436,15 +409,6 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "Go back to the checkpoint before it (--resume DIR/checkpoints/step_N) with half the --learning-rate, or "
             "with --kl-beta 0.001, and keep --max-grad-norm 1; --keep-best keeps the best checkpoint of the next run.",
             "arXiv:2512.04220; BeastyZ/ConvSearch-R1#6; arXiv:2501.06842; arXiv:2505.22617",
-            symptom=True,
-        ),
-        "behaviour-narrows": Cause(
-            "The policy does less of what could earn more, and earns no more: it becomes nearly deterministic, several "
-            "times shorter or longer, or stops using its tools.",
-            "See in the evidence how the reward depends on length, turns and calls, and take that out of the reward; "
-            "use --loss-type dr_grpo (the default) or dapo, which weigh all tokens alike, --overlong penalise where "
-            "rollouts grow to their limits, and --epsilon-high 0.28 or --kl-beta 0.001 where entropy is lost.",
-            "arXiv:2503.14476, sec. 3.1; om-ai-lab/VLM-R1#280; langfengQ/verl-agent#188; verl-project/verl#1569",
             symptom=True,
         ),
     },

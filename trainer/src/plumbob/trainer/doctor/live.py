@@ -137,20 +137,6 @@ class LiveRun:
         scored = run.policy.score_rows(samples, run.config.temperature, run.state.microbatch_tokens)
         return [scores.cpu().double().numpy() for scores in scored]
 
-    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        run = self.subject.run
-        sharding, began = run.policy.sharding, run.state.step
-        run.state.step = step
-        try:
-            training_step.set_learning_rate(run)
-            sharding.zero_grad()
-            for name, parameter in sharding.trainable.items():
-                parameter.grad = gradients[name].to(parameter).clone()
-            sharding.update()
-            sharding.zero_grad()
-        finally:
-            run.state.step = began
-
     def save(self, folder: Path) -> None:
         self.subject.run.policy.save_final(folder)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -33,7 +30,7 @@ from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_evaluation_tasks
+from plumbob.trainer.rollouts.tasks import Tasks, load_evaluation_tasks
 
 MOST_READ = 1000
 """Number of tasks that are read of those without end."""
@@ -41,8 +38,6 @@ LABELLED = frozenset({"idx", "id", "name", "description", "prompt", "system_prom
 """Fields of a task's data that say nothing of its answer."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
 """Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
-FRESH_SECONDS = 120.0
-"""Most seconds that a fresh process may take, from its start to its last rollout."""
 FAILURES: dict[str, Failure] = {"Stuck": "hangs", "NotFinite": "not-finite"}
 """Type of the error of a rollout -> how it failed; all others: with an error."""
 
@@ -64,8 +59,6 @@ class VerifiersPlayer:
     config: TrainConfig
     tasks: Tasks
     runner: asyncio.Runner
-    prepare: Callable[[], object] | None = None
-    """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
     _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
@@ -128,29 +121,6 @@ class VerifiersPlayer:
             driver=tasks.driver,
             slots=slots,
         )
-
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        where = {id(task): i for i in range(len(self.train)) for task in [self.tasks.train[i]]}
-        plain = [(where[id(s.task.handle)], s.turns) for s in scripts if id(s.task.handle) in where]
-        context = get_context("spawn")
-        mine, its = context.Pipe(duplex=False)
-        process = context.Process(target=_play_in_child, args=(its, self.config, self.prepare, plain))
-        process.start()
-        its.close()
-        atexit.register(process.kill)  # Ctrl-C may come before anybody waits for it
-
-        def wait() -> list[Played] | None:
-            try:
-                found = mine.recv() if mine.poll(FRESH_SECONDS) else None
-            except EOFError:  # an environment that cannot be loaded there shows nothing
-                found = None
-            finally:
-                process.kill()
-            if found is None:
-                return None
-            return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
-
-        return wait
 
     def play_ideal(self, task: Task) -> Played | None:
         settings = dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
@@ -248,20 +218,3 @@ def _arguments(call: Any) -> Any:
         return json.loads(call.arguments)
     except ValueError:
         return call.arguments
-
-
-def _play_in_child(
-    answer: Connection,
-    config: TrainConfig,
-    prepare: Callable[[], object] | None,
-    scripts: Sequence[tuple[int, tuple[Turn, ...]]],
-) -> None:
-    """The process of `play_fresh`, which sends what was played. `scripts`: (number of the training task, turns)."""
-    kept = prepare() if prepare is not None else None
-    with asyncio.Runner() as runner:
-        player = VerifiersPlayer(config, load_environments(config)[0], runner)
-        train = player.tasks.train
-        played = [player.play(Script(task_of(train[i], "train"), turns)) for i, turns in scripts]
-    del kept
-    # The task itself is the other process's own, and need not be picklable.
-    answer.send([replace(one, task=replace(one.task, handle=None)) for one in played])

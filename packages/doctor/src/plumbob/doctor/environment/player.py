@@ -6,7 +6,7 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -142,13 +142,6 @@ class Player(Protocol):
 
     def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
         """Play these at the same time, `settings.at_once` of them at most; each lets the others go on before every turn."""
-        ...
-
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        """Begin to play these, one after another, in a process of their own that has played nothing yet.
-
-        Returns a function that waits for them: their rollouts in order, or None if that was not possible.
-        """
         ...
 
     def play_ideal(self, task: Task) -> Played | None:

@@ -1,4 +1,4 @@
-"""What a rollout earns and reads depends on nothing but itself: not on what was played before it, beside it, or elsewhere."""
+"""What a rollout earns and reads depends on nothing but itself: not on what was played before it or beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from plumbob.doctor.environment.inequality import Evidence, otherwise, refuted
-from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, same, steady_alone
+from plumbob.doctor.environment.matrix import REVERSED, TWICE, Matrix, same
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -15,9 +15,7 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED, CALLS_FAILED = 0.1, 0.3
 """Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
-ORDER, FRESH = "after other tasks", "in a process that has played nothing"
-BESIDE = "when they are played at the same time"
-ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
+ORDER, BESIDE = "after other tasks", "when they are played at the same time"
 
 Pair = tuple[Played, Played]
 
@@ -53,16 +51,14 @@ def _pairs(m: Matrix) -> dict[str, list[Pair]]:
 
     Only of transcripts that were the same when they were played at once again.
     """
-    ordered, fresh = list[Pair](), list[Pair]()
+    ordered = list[Pair]()
     for kind in (PERFECT, EMPTY):
         for i, b in m.kind(f"{kind}, {REVERSED}").items():
             c, a = m.cells.get(f"{kind}, {TWICE}", {}).get(i), m.kind(kind).get(i)
             if a is not None and c is not None and same(b, c):
                 ordered.append((a, b))
-        steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
-        fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
     beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {ORDER: ordered, BESIDE: beside}
 
 
 def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
@@ -75,4 +71,4 @@ def ends_beside(m: Matrix) -> Evidence | None:
 
 
 calls_beside = _of(partial(_results, errors=True), BESIDE)
-other_results, other_rewards, fresh_rewards = _of(_results, *OTHERS), _of(_rewards, *ALIVE), _of(_rewards, FRESH)
+other_results, other_rewards = _of(_results, ORDER, BESIDE), _of(_rewards, ORDER, BESIDE)

@@ -20,9 +20,8 @@ TABLE: tuple[Row, ...] = (
     Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
     Row("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", state.calls_beside, "tool", (PERFECT,)),
-    Row("other-results", "Results do not depend on other rollouts", "tool-results-mixed", state.other_results, "tool", (PERFECT,)),
+    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.other_results, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.other_rewards, needs=(EMPTY,)),
-    Row("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", state.fresh_rewards, needs=(EMPTY,)),
     Row("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", state.ends_beside, needs=(EMPTY,)),
     # Right answers are paid.
     Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),

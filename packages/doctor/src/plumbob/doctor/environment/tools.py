@@ -89,7 +89,7 @@ def own_result(m: Matrix) -> Evidence | None:
             return Evidence(text, first.call.name, "tools-fail")
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-mixed")
+            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-wrong")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
             return Evidence(text, first.call.name)

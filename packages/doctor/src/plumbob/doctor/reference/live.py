@@ -42,10 +42,6 @@ class Live(Protocol):
         """The trainer's log-probabilities, [n] each, of rows (ids [T], which of them are scored [T]), computed as in training."""
         ...
 
-    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Take an optimizer step of training step `step` (from 0) with these gradients, in place of computed ones."""
-        ...
-
     def save(self, folder: Path) -> None:
         """Write the model that a run leaves at its end."""
         ...

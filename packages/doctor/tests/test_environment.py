@@ -168,6 +168,20 @@ def wrong_answers(tasks: list[Task], share: int) -> list[Task]:
     return [changed(task, answer="zebra") if i % share == 0 else task for i, task in enumerate(tasks)]
 
 
+def in_numbers(task: Task, number: int) -> Task:
+    """The task with a number as its answer."""
+    table = {
+        key: text.replace(f"value={task.fields['answer']}", f"value={number}")
+        for key, text in task.fields["table"].items()
+    }
+    return changed(task, answer=str(number), table=table)
+
+
+def about(said: str, answer: str) -> float:
+    found = said.split("\n")[-1]
+    return float(found.isdigit() and abs(int(found) / int(answer) - 1) < 0.1)
+
+
 def held(task: Task) -> bool:
     return task.key.startswith("held")
 
@@ -187,9 +201,9 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "other-results",
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
     ),
-    "too few sessions": ("ends-beside", {"find": busy}),
+    "too few sessions": ("other-rewards", {"find": busy}),
     "callers turned away": (
-        "calls-beside",
+        "other-results",
         {"find": lambda t, task, key: "Error: 429" if t.state["open"] > 8 else task.fields["table"].get(key, "none")},
     ),
     "a whole reply compared": (
@@ -256,10 +270,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
     "an index that is empty": ("needed", {"find": lambda t, task, key: "nothing found"}),
-    "the value in every result": (
-        "not-given-away",
-        {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"},
-    ),
     "golds of other tasks": ("own-data", {"train": wrong_answers(TRAIN, 5)}),
     "a parser that stumbles over numbers": (
         "read",
@@ -275,9 +285,13 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "cheap",
         {"grade": lambda t, task, m: {"form": 4.0 * (last(m).count("\n") > 5), "correct": right(task, m)}},
     ),
-    "first letters": (
+    "answers within a tenth": (
         "near",
-        {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))},
+        {
+            "train": [in_numbers(task, 100 * (i % 9 + 1)) for i, task in enumerate(TRAIN)],
+            "held_out": [],
+            "grade": lambda t, task, m: about(last(m), task.fields["answer"]),
+        },
     ),
 }
 """Fault -> (the row that names it, what of the toy is replaced)."""

@@ -216,27 +216,6 @@ def rows(x: Examined, out: Outcome) -> None:
 
 # 2. Log-probabilities and draws
 
-BEGINNING = 0.01
-"""Relative difference of a tensor from the model's file; rounding to bfloat16 makes 0.002."""
-
-
-@_stage("logprobs", "the run begins with the weights of its model", limit=BEGINNING)
-def beginning(x: Examined, out: Outcome) -> None:
-    if x.live is None or x.plain is None or x.record.step:
-        return out.skip("the run is not under way")
-    own = dict(x.plain.model.named_parameters())
-    each = []
-    for name, tensor in x.live.parameters().items():
-        if (mine := own.get(plain_name(name))) is not None and mine.shape == tensor.shape:
-            given = tensor.detach().float().to(mine.device)
-            each.append(((given - mine).norm().item() / max(mine.norm().item(), 1e-30), name))
-            mine.data = given.clone()
-    out.gap, name = max(each, default=(0.0, ""))
-    out.evidence = f"tensors differ from the file by up to {out.gap:.2g} of their size ({name})"
-    if not out.gap <= out.limit:
-        out.fail("engine-trainer-mismatch")
-
-
 ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
 TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
 NO_WEIGHTS = "the step's first weights are not known"
@@ -506,11 +485,6 @@ def reference_policy(x: Examined, out: Outcome) -> None:
         out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
         return out.fail("kl-term-wrong") if moved and 2 * same > len(known) else None
     out.limit = TRAINER[x.precision]
-    sums = [(abs(row.kl_sum), row.loss_mask.sum()) for row in record.rows if row.kl_sum is not None]
-    if sums:  # at the run's start the two are one
-        out.gap = sum(kl for kl, _ in sums) / max(sum(n for _, n in sums), 1)
-        out.evidence = f"before the first update policy and reference differ by {out.gap:.2g} nats a token"
-        return out.fail("kl-term-wrong") if not out.gap <= out.limit else None
     known = known[: x.rows]
     observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
     _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
@@ -716,7 +690,7 @@ def update(x: Examined, out: Outcome) -> None:
                 if t.moments_before is not None
             }
             before, after, own = ({t.name: getattr(t, of) for t in tensors} for of in ("before", "after", "gradient"))
-            case = conditions.UpdateCase(before, after, [own], [norm], [record.step], record.settings, moments)
+            case = conditions.UpdateCase(before, after, own, norm, record.step, record.settings, moments)
             if _judge_update(out, case, f"update {k + 1} of step {record.step + 1}"):
                 if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
                     told = "gradients of 0 that the optimizer is given in place of those of the loss"

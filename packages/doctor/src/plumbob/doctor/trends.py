@@ -288,12 +288,9 @@ def weights_stand_still(n: Numbers) -> str | None:
 
 def too_slow(n: Numbers) -> str | None:
     plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
-    if (
-        len(rows) < min(WINDOW - 1, n.steps)
-        or plan.learning_rate is None
-        or weights_stand_still(n)
-        or not mean(rows, "optimizer/grad_norm")
-    ):
+    if len(rows) < min(WINDOW - 1, n.steps) or plan.learning_rate is None or weights_stand_still(n):
+        return None
+    if not mean(rows, "optimizer/grad_norm"):
         return None
     rate, norm = mean(rows, "optimizer/learning_rate"), mean(rows, "optimizer/grad_norm")
     if plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW:

@@ -90,10 +90,6 @@ class LiveRun:
         policy = self.subject.run.policy
         return {name: policy.sharding.local(p) for name, p in policy.trainable.items()}
 
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        policy = self.subject.run.policy
-        return {name: policy.sharding.local(p) for name, p in policy.sharding.parameters.items()}
-
     def changed(self) -> None:
         self.subject.run.policy.sharding.changed()
 

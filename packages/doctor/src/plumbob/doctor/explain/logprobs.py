@@ -93,29 +93,22 @@ def _others(case: LogprobCase) -> Predictions:
     yield "rows that see the rows before them in their microbatch", np.concatenate(found)
 
 
-def _altered(case: LogprobCase) -> Predictions:
-    own = case.plain.settings.temperature
-    rows = [sampling.leaving_out(x.double() / own, t) for x, t in zip(case.logits, case.targets, strict=True)]
-    for what in rows[0]:
-        yield what, np.concatenate([row[what].clamp(min=-1e9).numpy() for row in rows])
-    grid = np.geomspace(0.5, 2.0, 15)
-    value, predicted = nearest(grid, lambda r: case.by_logits(_penalty(repetition=r)), case.observed)
-    yield f"a repetition penalty of {value:.3g}", predicted
-    value, predicted = nearest(np.linspace(-2, 2, 9), lambda p: case.by_logits(_penalty(presence=p)), case.observed)
-    yield f"a presence penalty of {value:.3g}", predicted
-
-
-def _penalty(**by: float) -> Callable[[torch.Tensor, Scored], torch.Tensor]:
-    return lambda x, s: sampling.penalised(x, sampling.seen_before(s.ids, s.at, x.shape[-1]), **by)
+def _altered(case: LogprobCase) -> Conditions:
+    own, found = case.plain.settings.temperature, dict[tuple[str, str], list[np.ndarray]]()
+    for x, targets, s in zip(case.logits, case.targets, case.scored, strict=True):
+        seen = sampling.seen_before(s.ids, s.at, x.shape[-1])
+        for key, values in sampling.alternatives(x.double() / own, targets, seen, own).items():
+            found.setdefault(key, []).append(values.clamp(min=-1e9).numpy())
+    return ((cause, what, np.concatenate(values)) for (cause, what), values in found.items())
 
 
 TABLE: tuple[tuple[str, Callable[[LogprobCase], Predictions]], ...] = (
     ("attention-or-positions-wrong", _attention),
-    ("sampling-altered", _altered),
     ("temperature-not-applied", _temperature),
     ("attention-or-positions-wrong", _others),
 )
 
 
 def conditions(case: LogprobCase) -> Conditions:
-    return ((cause, what, predicted) for cause, predict in TABLE for what, predicted in predict(case))
+    yield from _altered(case)
+    yield from ((cause, what, predicted) for cause, predict in TABLE for what, predicted in predict(case))

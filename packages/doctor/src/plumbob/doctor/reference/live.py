@@ -18,10 +18,6 @@ class Live(Protocol):
         """Name -> trained tensor. What is written into it takes effect with `changed`."""
         ...
 
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Name -> every tensor of the model, those of an adapter among them."""
-        ...
-
     def changed(self) -> None:
         """Weights were written to."""
         ...

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,12 +14,12 @@ import verifiers.v1 as vf
 from plumbob.doctor.environment.player import (
     Call,
     Failure,
-    Message,
     Played,
     RunSettings,
     Script,
     Task,
     Turn,
+    messages_of,
     place_of,
 )
 from plumbob.hub import find
@@ -186,35 +185,9 @@ def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
         task,
         trace.reward if trace.ok else math.nan,
         {name: reward.value for name, reward in trace.rewards.items() if reward},
-        tuple(_messages(trace)),
+        messages_of({"message": node.message.model_dump(), "sampled": node.sampled} for node in trace.nodes),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
         seconds,
         {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )
-
-
-def _messages(trace: vf.Trace) -> Iterator[Message]:
-    calls: dict[str, Call] = {}
-    for node in trace.nodes:
-        message = node.message
-        own = {call.id: Call(call.name, _arguments(call)) for call in getattr(message, "tool_calls", None) or ()}
-        calls |= own
-        answers = calls.get(getattr(message, "tool_call_id", None) or "")
-        yield Message(message.role, _text(message), tuple(own.values()), answers, bool(node.sampled))
-
-
-def _text(message: Any) -> str:
-    """The text of a message, whose content may be text or parts."""
-    content = message.content
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "\n".join(getattr(part, "text", "") for part in content)
-
-
-def _arguments(call: Any) -> Any:
-    """The arguments of a stored tool call, as an object; its text if it is not JSON."""
-    try:
-        return json.loads(call.arguments)
-    except ValueError:
-        return call.arguments

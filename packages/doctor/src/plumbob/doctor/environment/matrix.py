@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
 
 from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
-T = TypeVar("T")
 Make = Callable[[int], Turns | None]
 MOST_TASKS = 48
 """Number of training tasks with a perfect transcript and an empty reply. If none fails, at most 6% of all do (95%)."""
@@ -69,8 +67,6 @@ class Matrix:
     ends: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
     """Time after which no further kind is begun."""
     hanging: int = 0
-    remembered: dict[object, Any] = field(default_factory=dict)
-    """What `once` has computed."""
 
     def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
         """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
@@ -85,12 +81,6 @@ class Matrix:
             self.hanging += played.failure == "hangs"
             if self.hanging >= MOST_HANGING:
                 raise _Stop(f"{self.hanging} rollouts hung")
-
-    def once(self, function: Callable[[Matrix], T]) -> T:
-        """`function(self)`, computed for several rows of the table once."""
-        if function not in self.remembered:
-            self.remembered[function] = function(self)
-        return self.remembered[function]
 
     def kind(self, name: str) -> dict[int, Played]:
         """The rollouts of a kind that ended without an error."""

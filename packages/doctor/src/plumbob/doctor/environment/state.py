@@ -31,7 +31,7 @@ def _pairs(m: Matrix) -> dict[str, list[tuple[Played, Played]]]:
 
 def results(m: Matrix) -> Evidence | None:
     """Results that are errors, or have other words, than when they were played in the order of the tasks."""
-    for how, pairs in m.once(_pairs).items():
+    for how, pairs in _pairs(m).items():
         every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
         fine = [one for one in every if not says_failed(one[1])]
         fails = [one for one in fine if says_failed(one[2])]
@@ -50,7 +50,7 @@ def results(m: Matrix) -> Evidence | None:
 
 
 def rewards(m: Matrix) -> Evidence | None:
-    for how, pairs in m.once(_pairs).items():
+    for how, pairs in _pairs(m).items():
         if found := otherwise(pairs, f"{{}} transcripts earn something else {how}", FEWEST):
             return found
     bad = [p for _, _, p in m.beside if not p.ok]

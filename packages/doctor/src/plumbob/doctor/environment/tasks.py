@@ -56,7 +56,7 @@ def _different(m: Matrix) -> tuple[int, int]:
 
 
 def enough(m: Matrix) -> Evidence | None:
-    different = m.once(_different)[1]
+    different = _different(m)[1]
     times = m.player.settings.taken / max(different, 1)
     few = different < FEW and times >= OFTEN
     said = f"{different} different training tasks, each of which the run takes {times:.3g} times"
@@ -64,7 +64,7 @@ def enough(m: Matrix) -> Evidence | None:
 
 
 def distinct(m: Matrix) -> Evidence | None:
-    count, different = m.once(_different)
+    count, different = _different(m)
     text = "{} training tasks equal another one but for case, spacing and names"
     return refuted(range(count - different), range(count), lambda _: text, share=COPIES)
 

@@ -38,21 +38,17 @@ class LogprobCase:
     record: StepRecord
 
     @functools.cached_property
-    def logits(self) -> list[torch.Tensor]:
-        """[n, V] of the scored tokens of each row."""
-        return [self.plain.logits(s.ids).cpu()[torch.tensor(s.at[1:])] for s in self.scored]
-
-    @functools.cached_property
-    def targets(self) -> list[torch.Tensor]:
-        return [torch.tensor(s.ids[1:])[torch.tensor(s.at[1:])] for s in self.scored]
+    def tokens(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(logits [n, V] at the right temperature, ids [n]) of the scored tokens of each row."""
+        with torch.no_grad():
+            parts = list(self.plain.scored([(s.ids, s.at) for s in self.scored]))
+        found = {i: (logits.double(), ids) for part in parts for i, logits, ids in part}
+        return [found[i] for i in range(len(self.scored))]
 
     def by_logits(self, change: Callable[[torch.Tensor, Scored], torch.Tensor]) -> np.ndarray:
         """Log-probabilities if logits [n, V] at the right temperature are changed so."""
-        temperature = self.plain.settings.temperature
-        found = []
-        for logits, targets, s in zip(self.logits, self.targets, self.scored, strict=True):
-            found.append(sampling.of_tokens(change(logits.double() / temperature, s), targets).numpy())
-        return np.concatenate(found)
+        pairs = zip(self.tokens, self.scored, strict=True)
+        return np.concatenate([sampling.of_tokens(change(x, s), ids).cpu().numpy() for (x, ids), s in pairs])
 
 
 Predictions = Iterator[tuple[str, np.ndarray]]
@@ -95,10 +91,10 @@ def _others(case: LogprobCase) -> Predictions:
 
 def _altered(case: LogprobCase) -> Conditions:
     own, found = case.plain.settings.temperature, dict[tuple[str, str], list[np.ndarray]]()
-    for x, targets, s in zip(case.logits, case.targets, case.scored, strict=True):
+    for (x, ids), s in zip(case.tokens, case.scored, strict=True):
         seen = sampling.seen_before(s.ids, s.at, x.shape[-1])
-        for key, values in sampling.alternatives(x.double() / own, targets, seen, own).items():
-            found.setdefault(key, []).append(values.clamp(min=-1e9).numpy())
+        for key, values in sampling.alternatives(x, ids, seen, own).items():
+            found.setdefault(key, []).append(values.clamp(min=-1e9).cpu().numpy())
     return ((cause, what, np.concatenate(values)) for (cause, what), values in found.items())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -169,6 +170,13 @@ def test_no_row_speaks_on_a_run_that_stands_still() -> None:
     """A reward that does not rise is no fault by itself."""
     for seed in range(5):
         assert failed(run(flat, steps=60, seed=seed), PLAN) == {}
+
+
+def test_a_learning_rate_that_jumps() -> None:
+    told = failed(run(late(8, optimizer__learning_rate=lambda step, own: 30 * own), steps=12), PLAN)
+    assert "in step 9 the learning rate is" in told["rate-lasts"]
+    warm = run(lambda step, row: {"optimizer/learning_rate": 1e-5 * min(step, 20)})
+    assert "rate-lasts" not in failed(warm, PLAN) | failed(warm, dataclasses.replace(PLAN, warmup=20))
 
 
 def test_a_few_groups_of_two_with_a_signal_are_enough() -> None:

@@ -317,8 +317,11 @@ def too_slow(n: Numbers) -> str | None:
     return f"learning rate {rate:.1e}: {text}" if low else None
 
 
-def rate_gone(n: Numbers) -> str | None:
+def rate_otherwise(n: Numbers) -> str | None:
     rates = [number(r, "optimizer/learning_rate") for r in n.rows]
+    before, after = max(rates[:-1], default=0.0), n.steps > max(n.plan.warmup, WINDOW) + 1
+    if after and rates[-1] > 1.5 * before > 0:  # a later period of a schedule reaches its first peak at most
+        return f"in step {n.steps} the learning rate is {rates[-1]:.2g}, after {before:.2g} at most"
     if n.steps > 0.9 * n.plan.steps or max(rates[-3:]) > 1e-3 * max(rates):
         return None
     return f"in step {n.steps} of {n.plan.steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
@@ -581,7 +584,7 @@ TRENDS: tuple[Trend, ...] = (
           ("optimizer/moved_share",)),
     Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
           ("optimizer/update_rms",)),
-    Trend("rate-lasts", "the learning rate lasts to the run's end", "schedule-hides-rate", rate_gone, 4,
+    Trend("rate-lasts", "the learning rate lasts to the run's end, and jumps nowhere", "schedule-hides-rate", rate_otherwise, 4,
           ("optimizer/learning_rate",)),
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
           ("policy/step_kl",), withdrawn=True),

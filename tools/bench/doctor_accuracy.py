@@ -85,30 +85,6 @@ def called(name: str, arguments: str, *more: str) -> tuple[str, str]:
     return out.getvalue(), err.getvalue()
 
 
-def played_in_fork(player: Any, scripts: Any) -> Any:
-    """`VerifiersPlayer.play_fresh` by a process that has the row's change, too: it is forked, before anything is played."""
-    fork = multiprocessing.get_context("fork")
-    receive, send = fork.Pipe(duplex=False)
-
-    def play() -> None:
-        with asyncio.Runner() as player.runner:
-            send.send([vars(player.play(script)) | {"task": None} for script in scripts])
-
-    process = fork.Process(target=play)
-    process.start()
-    send.close()
-
-    def wait() -> Any:
-        try:
-            own = receive.recv() if receive.poll(120) else process.kill()
-        except EOFError:
-            return None
-        kind = import_module("plumbob.doctor.environment.player").Played
-        return own and [kind(**one | {"task": script.task}) for one, script in zip(own, scripts, strict=True)]
-
-    return wait
-
-
 def by_part(row: Any, kind: str, seed: int) -> dict[str, Any]:
     """What the first stage of two training steps that differs says, or the table of the environment's transcripts."""
     first = import_module("plumbob.testing.faulty.first_stage")
@@ -156,7 +132,6 @@ def examine(send: Connection, item: Item, seed: int, folder: Path) -> None:
     healthy, name, kind = item
     import_module("torch").set_num_threads(1)
     row = row_of(healthy, name)
-    import_module("plumbob.trainer.doctor.player").VerifiersPlayer.play_fresh = played_in_fork
     with contextlib.ExitStack() as stack:
         row.start(stack, row.env)
         part = kind in ("stages", "environment")

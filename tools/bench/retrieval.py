@@ -19,9 +19,7 @@ Columns of time, measured in one process, one query at a time, tokenising includ
 questions:
 - first: building the index over a question's 20 paragraphs, and the first search. For semantic and hybrid, the
   paragraphs' vectors are already cached, and the question is encoded within this time;
-- later: a further search of the same documents, for each hop's question. Semantic and hybrid encode each new question;
-- q/s: searches (top 5) per second over the distinct paragraphs of all records as one corpus, best of three rounds.
-  Semantic and hybrid have the questions' vectors cached by then, so only the ranking is timed.
+- later: a further search of the same documents, for each hop's question. Semantic and hybrid encode each new question.
 
 Two baselines are measured as well, both over title and text: rank-bm25's BM25Okapi over `text.lower().split()`, the
 example of its documentation, and bm25s with its own tokeniser and defaults.
@@ -146,8 +144,8 @@ def quality(name: str, records: Sequence[Record]) -> Quality:
 _passes = itertools.count(1)
 
 
-def times(name: str, records: Sequence[Record]) -> tuple[float, float, float]:
-    """The columns first (ms), later (ms) and q/s, which the docstring of this file defines."""
+def times(name: str, records: Sequence[Record]) -> tuple[float, float]:
+    """The columns first and later, in ms, which the docstring of this file defines."""
     first, later = [], []
     # A number of blanks that no earlier call appended: the question has the same words, but its vector is not cached.
     blanks = " " * next(_passes)
@@ -164,15 +162,7 @@ def times(name: str, records: Sequence[Record]) -> tuple[float, float, float]:
             start = time.perf_counter()
             search(question + blanks, 5)
             later.append(time.perf_counter() - start)
-    search = searcher(name, one_corpus(records), frozenset())
-    questions = [q for record in records for q in (record.question, *(question for question, _ in record.hops))]
-    rounds = []
-    for _ in range(4):  # the first round also builds the index
-        start = time.perf_counter()
-        for question in questions:
-            search(question, 5)
-        rounds.append(len(questions) / (time.perf_counter() - start))
-    return 1e3 * statistics.median(first), 1e3 * statistics.median(later), max(rounds[1:])
+    return 1e3 * statistics.median(first), 1e3 * statistics.median(later)
 
 
 def main() -> int:
@@ -199,14 +189,14 @@ def main() -> int:
         f"{len(records)} questions, {hops} hops, {len(corpus)} distinct paragraphs | Python {platform.python_version()}"
     )
     print(f"{'':18} {'R@2':17} {'R@5':17} {'hit@2':17} {'full@5':17}", end="")
-    print(f" first ms  later ms {'q/s':>9}" if not options.no_times else "")
+    print(" first ms  later ms" if not options.no_times else "")
     for name in names:
         measured = quality(name, records)
         parts = zip(measured.means(), *measured.intervals(), strict=True)
         print(f"{name:18}", " ".join(f"{mean:.3f} [{low:.3f},{high:.3f}]" for mean, low, high in parts), end="")
         if not options.no_times:
-            first, later, rate = times(name, records)
-            print(f" {first:8.2f} {later:9.3f} {rate:9,.0f}", end="")
+            first, later = times(name, records)
+            print(f" {first:8.2f} {later:9.3f}", end="")
         print(flush=True)
     return 0
 

@@ -9,7 +9,6 @@ Each arm runs in a process of its own. The first steps are not counted, so that 
     python tools/bench/trainer.py                              # all shapes and both arms: one GPU of 140 GB, 10 minutes
     python tools/bench/trainer.py --shapes 0.5b --modes lora --arms plumbob
     python tools/bench/trainer.py --cpu-tiny                   # a tiny shape on the CPU; needs no GPU
-    python tools/bench/trainer.py --arms check                 # plumbob's bf16 path against float32 on the same GPU
 
 `TORCH_COMPILE_DISABLE=1` measures plumbob without compiled layers.
 """
@@ -108,8 +107,6 @@ def plumbob_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]
 
     seconds = [timed(one_step) for _ in range(args.steps)]
     assert run.state.out_of_memory == 0 and run.state.skipped_in_a_row == 0
-    if args.profile:
-        profile(one_step)
     return seconds, (tallies[-1].computed - sum(len(c) for _, c in rows)) // PROMPT
 
 
@@ -186,77 +183,8 @@ def trl_arm(args: argparse.Namespace, rows: list[tuple[list[int], list[int]]]) -
     return [b - a for a, b in itertools.pairwise(ends)], len(rows)
 
 
-def profile(function: Any) -> None:
-    """Call `function` under torch.profiler; print the kernels, and the host's operations, that took the most time."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
-    with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-        seconds = timed(function)
-    events = [e for e in recorded.key_averages() if not e.key.startswith("## ")]
-    kernels = [e for e in events if e.self_device_time_total > 0 and e.device_type.name == "CUDA"]
-    total = sum(e.self_device_time_total for e in kernels)
-    launched = sum(e.count for e in kernels)
-    print(f"kernels: {total / 1e3:.0f} ms of {seconds * 1e3:.0f} ms with the profiler, {launched} launched")
-    for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:45]:
-        print(f"{e.self_device_time_total / 1e3:9.1f} ms {e.count:6d} x {e.key[:110]}")
-    print("host:")
-    for e in sorted(events, key=lambda e: -e.self_cpu_time_total)[:25]:
-        print(f"{e.self_cpu_time_total / 1e3:9.1f} ms {e.count:6d} x {e.key[:110]}")
-
-
-def check_arm(args: argparse.Namespace) -> dict[str, float]:
-    """Compare bf16, FlashAttention and compiled layers with float32 and row-wise attention, on the same weights."""
-    from plumbob.rollout import Sample
-    from plumbob.trainer.config.train import TrainConfig
-    from plumbob.trainer.policy.policy import Policy
-
-    rows = [
-        Sample(p + c, [False] * len(p) + [True] * len(c), [0.0] * len(p + c), 0.0, "g", "", False)
-        for p, c in make_rows(args)[:24]
-    ]
-    device = torch.device("cuda")
-    found: dict[str, Any] = {}
-    for bf16 in (False, True):
-        model = make_model(args.shape)
-        with torch.no_grad():  # doubled weights, because the attention of freshly initialised ones is nearly uniform
-            for p in model.parameters():
-                p.mul_(2.0 if p.dim() == 2 else 1.0)
-        policy = Policy(model, TrainConfig(bf16=bf16, peft=args.mode == "lora"), device)
-        with torch.no_grad():
-            for name, p in policy.trainable.items():
-                if "lora_B" in name:
-                    p.normal_(0, 0.02, generator=torch.Generator(device).manual_seed(1))
-        scores = policy.score(rows, 0.9)
-        weights = torch.randn(len(scores.logprobs), generator=torch.Generator().manual_seed(0)).to(device)
-        (scores.logprobs * weights).sum().backward()
-        grads = torch.cat([p.grad.flatten() for p in policy.trainable.values()])
-        reference = {}
-        if args.mode == "lora":
-            plain = policy.reference_logprobs(rows, 0.9)
-            reference = {"reference": plain}
-        alone = policy.score(rows[:1], 0.9).logprobs.detach()
-        found[str(bf16)] = scores.logprobs.detach(), scores.entropies, grads, alone, reference
-        del policy, model
-    (a, ea, ga, aa, _), (b, eb, gb, ab, _) = found["False"], found["True"]
-    return {
-        "logprob mean": a.mean().item(),
-        "logprob mean abs diff": (a - b).abs().mean().item(),
-        "logprob mean diff": (a - b).mean().item(),
-        "logprob max diff": (a - b).abs().max().item(),
-        "entropy mean": ea.mean().item(),
-        "entropy mean abs diff": (ea - eb).abs().mean().item(),
-        "gradient cosine": torch.nn.functional.cosine_similarity(ga, gb, dim=0).item(),
-        "gradient norm ratio": (gb.norm() / ga.norm()).item(),
-        "float32: row alone": (a[: len(aa)] - aa).abs().max().item(),
-        "bf16: row alone": (b[: len(ab)] - ab).abs().max().item(),
-    }
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The numbers of one case, by name."""
-    if args.arm == "check":
-        return check_arm(args)
     rows = make_rows(args)
     rate = matmul_rate()
     if torch.cuda.is_available():
@@ -285,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="0.5b,1.5b", help="0.5b, 1.5b, tiny; separated by commas")
     parser.add_argument("--modes", default="full,lora", help="full, lora; separated by commas")
-    parser.add_argument("--arms", default="plumbob,trl", help="plumbob, trl, check; separated by commas")
+    parser.add_argument("--arms", default="plumbob,trl", help="plumbob, trl; separated by commas")
     parser.add_argument(
         "--cases", default="", help="shape:mode:arm,... to measure these cases instead of all combinations"
     )
@@ -304,9 +232,6 @@ def main() -> None:
     )
     parser.add_argument("--checkpointing", action="store_true", help="use gradient checkpointing in both arms")
     parser.add_argument("--cpu-tiny", action="store_true", help="measure a tiny shape on the CPU")
-    parser.add_argument(
-        "--profile", action="store_true", help="also print what took the most time in a step of plumbob"
-    )
     parser.add_argument("--json", default="", help="also write all numbers to this file")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -322,7 +247,7 @@ def main() -> None:
     cases = [c for c in args.cases.split(",") if c] or [
         f"{s}:{m}:{a}" for s in args.shapes.split(",") for m in args.modes.split(",") for a in args.arms.split(",")
     ]
-    results = run_cases(cases, show=args.profile)
+    results = run_cases(cases)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)
@@ -340,7 +265,7 @@ def load(arm: str) -> None:
         importlib.import_module(name)
 
 
-def run_cases(cases: list[str], show: bool) -> dict[str, dict[str, float]]:
+def run_cases(cases: list[str]) -> dict[str, dict[str, float]]:
     """Measure each case in a process of its own. All processes import at once, then run one by one, alone on the GPU."""
     env = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
     children = []
@@ -357,8 +282,6 @@ def run_cases(cases: list[str], show: bool) -> dict[str, dict[str, float]]:
         for line in out.splitlines():
             if line.startswith("RESULT "):
                 results[case] = json.loads(line.removeprefix("RESULT "))
-            elif show:
-                print(line)
         if case in results:
             print(case, json.dumps({k: round(v, 4) for k, v in results[case].items()}), flush=True)
         else:

@@ -1,18 +1,16 @@
 """Correctness and speed of `--engine paged` on a GPU.
 
-    python tools/gpu/measure_paged.py MODEL_FOLDER GSM8K_FOLDER [--kernels]
+    python tools/gpu/measure_paged.py MODEL_FOLDER GSM8K_FOLDER
 
 Prints: the largest difference of log-probabilities from the model's own forward pass in float32 and bfloat16; whether
 completions drawn together equal those drawn alone, in float32; seconds and tokens/s for 128 questions x 8 rollouts of
-at most 320 tokens; the time of one decoding step by number of lanes and length of context. `--kernels`: also the time of
-one layer's decode attention by our kernel, by torch's varlen attention, and by the FlashAttention of an installed vLLM.
+at most 320 tokens; the time of one decoding step by number of lanes and length of context.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -21,12 +19,10 @@ from typing import Any
 
 import torch
 from plumbob.rollout import Sampling
-from plumbob.trainer.inference.paged import attention
 from plumbob.trainer.inference.paged.decoding import Lanes
 from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine
 from plumbob.trainer.inference.paged.weights import Weights
 from plumbob.trainer.policy.loading import cast_weights, load_model, load_tokenizer
-from torch.nn.attention import varlen
 
 LENGTH = 1024
 
@@ -119,61 +115,16 @@ def steps(engine: PagedEngine) -> None:
                 engine.pool.release(p)
 
 
-def kernels() -> None:
-    for heads, kv_heads, dim in ((14, 2, 64), (12, 2, 128)):
-        for lanes, context in ((1024, 300), (256, 300), (256, 1800), (1024, 1800)):
-            shape = f"{heads}/{kv_heads} heads of {dim}, {lanes} lanes, context {context}"
-            ways = decode_ways(heads, kv_heads, dim, lanes, context)
-            expected = ways["ours"]()
-            for name, way in ways.items():
-                try:
-                    gap = (way() - expected).abs().max().item()
-                    print(f"{shape}, {name}: {milliseconds(way):.3f} ms (differs by {gap:.1e})")
-                except Exception as error:  # a kernel that this torch or GPU does not have
-                    print(f"{shape}, {name}: {type(error).__name__}: {str(error)[:160]}")
-
-
-def decode_ways(heads: int, kv_heads: int, dim: int, lanes: int, context: int) -> dict[str, Callable[[], Any]]:
-    """Ways to compute one layer's attention of one query per lane, over random pages."""
-    per_row = -(-context // PAGE)
-    shape = (lanes * per_row * PAGE, kv_heads, dim)
-    keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    query = torch.randn(lanes, heads, dim, device="cuda", dtype=torch.bfloat16)
-    table = torch.randperm(lanes * per_row, device="cuda").view(lanes, per_row).int()
-    positions = torch.full((lanes,), context - 1, device="cuda")
-    used = torch.full((lanes,), context, device="cuda", dtype=torch.int32)
-    ends = torch.arange(lanes + 1, device="cuda", dtype=torch.int32)
-    paged = [x.view(-1, PAGE, kv_heads, dim) for x in (keys, values)]
-    scale = dim**-0.5
-    more: dict[str, Any] = {"seqused_k": used, "block_table": table}
-    ways: dict[str, Callable[[], Any]] = {
-        "ours": lambda: attention.decode(query, keys, values, table, positions, PAGE, scale),
-        "torch varlen": lambda: varlen.varlen_attn(
-            query, *paged, ends, None, 1, context, enable_gqa=True, scale=scale, **more
-        ),
-    }
-    with contextlib.suppress(ImportError):
-        from vllm.vllm_flash_attn import flash_attn_varlen_func  # ty: ignore[unresolved-import]
-
-        ways["vLLM's FlashAttention"] = lambda: flash_attn_varlen_func(
-            *(query, *paged, 1, ends, context), softmax_scale=scale, causal=True, fa_version=3, **more
-        )
-    return ways
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--kernels", action="store_true")
     args = parser.parse_args()
     tokenizer = load_tokenizer(args.model)
     rows = prompts(tokenizer, args.data, 128)
     correctness(args.model, rows)
     eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     steps(speed(args.model, rows, tuple(eos)))
-    if args.kernels:
-        kernels()
 
 
 if __name__ == "__main__":

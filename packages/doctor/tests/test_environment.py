@@ -84,7 +84,6 @@ class Toy:
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
     tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
-    process: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
@@ -128,11 +127,6 @@ class Toy:
                     found[number] = played
         return [found[number] for number in range(len(scripts))]
 
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        other = dataclasses.replace(self, process=1, state={})
-        played = [other.play(script) for script in scripts]
-        return lambda: played
-
     def play_ideal(self, task: Task) -> Played | None:
         return self.ideal(self, task)
 
@@ -174,6 +168,20 @@ def wrong_answers(tasks: list[Task], share: int) -> list[Task]:
     return [changed(task, answer="zebra") if i % share == 0 else task for i, task in enumerate(tasks)]
 
 
+def in_numbers(task: Task, number: int) -> Task:
+    """The task with a number as its answer."""
+    table = {
+        key: text.replace(f"value={task.fields['answer']}", f"value={number}")
+        for key, text in task.fields["table"].items()
+    }
+    return changed(task, answer=str(number), table=table)
+
+
+def about(said: str, answer: str) -> float:
+    found = said.split("\n")[-1]
+    return float(found.isdigit() and abs(int(found) / int(answer) - 1) < 0.1)
+
+
 def held(task: Task) -> bool:
     return task.key.startswith("held")
 
@@ -189,14 +197,13 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "a reward that is no number": ("finite", {"grade": pays(lambda task, m: last(m) == OTHER_WORDS, math.nan)}),
     "a judge that changes its mind": ("twice", {"grade": lambda t, task, m: right(task, m) + 0.1 * (counted(t) % 2)}),
     "a reward of whoever began last": ("other-rewards", {"grade": lambda t, task, m: right(t.state["now"], m)}),
-    "a reward of this process": ("fresh-rewards", {"grade": lambda t, task, m: right(task, m) + 0.1 * t.process}),
     "one table for all": (
         "other-results",
         {"find": lambda t, task, key: t.state["now"].fields["table"].get(key, "none")},
     ),
-    "too few sessions": ("ends-beside", {"find": busy}),
+    "too few sessions": ("other-rewards", {"find": busy}),
     "callers turned away": (
-        "calls-beside",
+        "other-results",
         {"find": lambda t, task, key: "Error: 429" if t.state["open"] > 8 else task.fields["table"].get(key, "none")},
     ),
     "a whole reply compared": (
@@ -263,10 +270,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
     "results emptied": ("own-result", {"shown": lambda t, task, text: ""}),
     "a tool that fails": ("no-errors", {"find": lambda t, task, key: "Error: there is no index"}),
     "an index that is empty": ("needed", {"find": lambda t, task, key: "nothing found"}),
-    "the value in every result": (
-        "not-given-away",
-        {"find": lambda t, task, key: f"{task.fields['table'][key]} of {task.fields['answer']}"},
-    ),
     "golds of other tasks": ("own-data", {"train": wrong_answers(TRAIN, 5)}),
     "a parser that stumbles over numbers": (
         "read",
@@ -282,9 +285,13 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "cheap",
         {"grade": lambda t, task, m: {"form": 4.0 * (last(m).count("\n") > 5), "correct": right(task, m)}},
     ),
-    "first letters": (
+    "answers within a tenth": (
         "near",
-        {"grade": pays(lambda task, m: bool(last(m)) and task.fields["answer"].startswith(last(m)))},
+        {
+            "train": [in_numbers(task, 100 * (i % 9 + 1)) for i, task in enumerate(TRAIN)],
+            "held_out": [],
+            "grade": lambda t, task, m: about(last(m), task.fields["answer"]),
+        },
     ),
 }
 """Fault -> (the row that names it, what of the toy is replaced)."""
@@ -315,7 +322,7 @@ def test_a_fault_is_named_by_its_row(name):
     ("name", "cause"),
     [
         ("a proxy that fails", "tools-fail"),
-        ("results of other calls", "tool-results-mixed"),
+        ("results of other calls", "tool-results-wrong"),
         ("results cut", "tool-results-wrong"),
     ],
 )

@@ -13,7 +13,7 @@ from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
 from plumbob.doctor.reference import model as plain_model
-from plumbob.doctor.reference.optimizer import rate
+from plumbob.doctor.reference.optimizer import Moments, rate
 from plumbob.doctor.stages import LIKELIER
 
 Made = Callable[..., Any]
@@ -89,16 +89,18 @@ def test_three_updates_are_those_of_torch() -> None:
     )
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     theirs = torch.optim.AdamW([parameter], lr=0.1, betas=(0.8, 0.9), weight_decay=0.2)
-    before, given, norms = parameter.detach().numpy().copy(), [], []
+    weights, moments = parameter.detach().numpy().copy(), Moments(np.zeros(3), np.zeros(3))
     for step, values in enumerate(([3.0, 1.0, -2.0], [0.1, 0.2, 0.1], [-5.0, 0.0, 1.0])):
         parameter.grad = torch.tensor(values, dtype=torch.float64)
-        given.append({"w": np.array(values)})
-        norms.append(float(np.linalg.norm(values)))
+        norm = float(np.linalg.norm(values))
+        case = UpdateCase({"w": weights}, {"w": weights}, {"w": np.array(values)}, norm, step, s, {"w": moments})
+        weights = weights + case.change()
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         theirs.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
         theirs.step()
-    case = UpdateCase({"w": before}, {"w": before}, given, norms, [0, 1, 2], s, {})
-    assert before + case.change() == pytest.approx(parameter.detach().numpy(), abs=1e-12)
+        assert weights == pytest.approx(parameter.detach().numpy(), abs=1e-12)
+        state = theirs.state[parameter]
+        moments = Moments(state["exp_avg"].numpy().copy(), state["exp_avg_sq"].numpy().copy(), step + 1)
 
 
 def test_the_schedule() -> None:

@@ -227,22 +227,6 @@ def test_gradients_that_are_kept_from_the_step_before(tensors: int) -> None:
     assert found.what == f"the gradient contains that of the step before, in {tensors} of 2 tensors"
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "cause"),
-    [
-        ([0, 0, 1, 1], [2, 2, 3, 3], "few-distinct-tasks"),
-        ([0, 0, 1, 1], [1, 1, 0, 0], None),  # there are no others
-        ([0, 1, 2, 3], [3, 0, 0, 1], None),  # an epoch ends within the step
-    ],
-)
-def test_tasks_that_come_twice_in_a_step(made_record: Made, then: list[int], now: list[int], cause: str | None) -> None:
-    first, second = made_record(groups=4), made_record(groups=4)
-    for record, tasks in ((first, then), (second, now)):
-        for rollout in record.rollouts:
-            rollout.task = f"task {tasks[int(rollout.name[0])]}"
-    assert stages.tasks(stages.Examined(second, previous=first)).cause == cause
-
-
 def test_long_rollouts_that_are_left_out(made_record: Made) -> None:
     record = made_record(groups=8)
     gone = {row.rollout for row in record.rows if row.member == 0}

@@ -633,7 +633,7 @@ FAULTS = (
           lambda: {"kind": OldWeights, "learning_rate": 1e-3}),
     Fault("generation in another precision", ("engine-trainer-mismatch",), "vllm-project/vllm#42259",
           lambda: {"kind": OtherPrecision}),
-    Fault("adapter applied twice", ("weights-not-synced", "adapter-scale-differs"), "huggingface/trl#2872",
+    Fault("adapter applied twice", ("weights-not-synced",), "huggingface/trl#2872",
           lambda: {"kind": AdapterTwice, "given": lora(), "learning_rate": 1e-2}),
     Fault("completions lose their end", ("stop-token-wrong", "row-not-what-was-sampled"), "huggingface/trl#5224",
           lambda: {"kind": LosesTheEnd, "temperature": 1.0}),

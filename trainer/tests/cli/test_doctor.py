@@ -116,11 +116,12 @@ def test_a_symptom_is_no_cause_and_comes_after_one(told, found):
     assert code == 1 and "\nNo cause found, but a symptom: never-succeeds\n" in out and "\nCause:" not in out
     report = json.loads(told("lookup", "--json")[1])
     assert report["cause"] is None and report["symptoms"] == ["never-succeeds"]
-    found.append(("records", Finding("b", "fail", "3 of 4", "prompt-replaced")))
+    found.append(("records", Finding("b", "fail", "3 of 4", "engine-trainer-mismatch")))
     code, out, _ = told("lookup")
-    assert "\nCause: prompt-replaced\n" in out and "Symptoms, which it may explain:" in out
+    assert "\nCause: engine-trainer-mismatch\n" in out and "Symptoms, which it may explain:" in out
     report = json.loads(told("lookup", "--json")[1])
-    assert report["cause"] == "prompt-replaced" and list(report["causes"]) == ["prompt-replaced", "never-succeeds"]
+    assert report["cause"] == "engine-trainer-mismatch"
+    assert list(report["causes"]) == ["engine-trainer-mismatch", "never-succeeds"]
 
 
 def test_json_holds_every_finding_and_each_cause(told, found):

@@ -18,7 +18,6 @@ from plumbob.trainer.cli import doctor as cli
 from plumbob.trainer.cli import gather
 from plumbob.trainer.cli.train import app as train_app
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor.player import VerifiersPlayer
 from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.run_files.run_directory import lock_directory, read_lines, read_metrics
@@ -126,7 +125,6 @@ def test_of_a_run_that_never_succeeds_the_environment_is_asked_first(doctor, tmp
         return 0.0
 
     monkeypatch.setattr(taskset.LookupTask, "correct", vf.reward(weight=1.0)(wrong))
-    monkeypatch.setattr(VerifiersPlayer, "play_fresh", lambda self, scripts: lambda: None)  # it has its own rewards
     code, text, _ = doctor(train(tmp_path), "--without-model")
     assert code == 1 and "\nCause: oracle-fails\n" in text and "never-succeeds" in text
 

@@ -53,8 +53,7 @@ def player_of():
     [pytest.param(*case, marks=[pytest.mark.slow] if k > 2 else []) for k, case in enumerate(HEALTHY)],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
-def test_healthy_environments_give_no_alarm(player_of, monkeypatch, env, args):
-    monkeypatch.setattr(VerifiersPlayer, "play_fresh", lambda self, scripts: lambda: None)
+def test_healthy_environments_give_no_alarm(player_of, env, args):
     found = judge(play(player_of(env, args)))
     assert not [finding for finding in found if finding.verdict in ("fail", "error")]
 
@@ -75,13 +74,6 @@ def test_rollouts_at_the_same_time_are_those_that_are_played_alone(player_of):
     player = player_of()
     scripts = [Script(task, player.oracle(task)) for task in player.train[:6]]
     assert [p.results for p in player.play_at_once(scripts)] == [player.play(script).results for script in scripts]
-
-
-def test_a_fresh_process_plays_the_same_tasks(player_of):
-    player = player_of()
-    scripts = [Script(player.train[3], player.oracle(player.train[3])), Script(player.train[5], (Turn("no"),))]
-    played = player.play_fresh(scripts)()
-    assert [(p.task, p.reward) for p in played] == [(player.train[3], 1.0), (player.train[5], 0.0)]
 
 
 def test_what_an_environment_raises_is_the_rollouts_error(player_of, monkeypatch):

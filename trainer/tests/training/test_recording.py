@@ -16,7 +16,7 @@ from plumbob.doctor.reference.model import load
 from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.doctor.live import LiveRun, load_subject, record_steps
+from plumbob.trainer.doctor.live import load_subject, record_steps
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.recording import Recording
@@ -133,7 +133,7 @@ def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
         kept = record_steps(subject, 2)
         before = {name: t.clone() for name, t in kept.live.tensors().items()}
         plain, tokenizer = load(kept.records[0].settings), load_tokenizer(kept.records[0].settings)
-        found = stages.examine(stages.Examined(kept.records[0], plain, tokenizer, LiveRun(subject), rows=8), every=True)
+        found = stages.examine(stages.Examined(kept.records[0], plain, tokenizer, subject, rows=8), every=True)
         # Whether tasks come twice takes a second record, of the step before.
         assert [str(o) for o in found if o.verdict != "pass" and o.stage != "tasks"] == []
         with plain.having(kept.weights[1]):

@@ -14,9 +14,9 @@ from typing import Any
 from plumbob.console import UserError
 from plumbob.doctor.environment.hands import Hand, gold_field
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Call, Given, Message, Played, Task
+from plumbob.doctor.environment.player import Given, Played, Task, messages_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.texts import says_failed, strings
+from plumbob.doctor.environment.texts import says_failed
 from plumbob.doctor.environment.transcripts import EMPTY
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
@@ -77,14 +77,7 @@ def _read(path: Path) -> Iterator[tuple[Played, bool]]:
 
 
 def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
-    data, calls, messages = trace["task"]["data"], dict[str, Call](), []
-    for node in trace["nodes"]:
-        said = node["message"]
-        own = {call["id"]: Call(call["name"], call["arguments"]) for call in said.get("tool_calls") or ()}
-        calls |= own
-        text = "\n".join(strings(said.get("content")))
-        answers = calls.get(said.get("tool_call_id") or "")
-        messages.append(Message(said["role"], text, tuple(own.values()), answers, bool(node.get("sampled"))))
+    data, messages = trace["task"]["data"], messages_of(trace["nodes"])
     parts = {name: one["score"] * one.get("weight", 1.0) for name, one in trace["rewards"].items() if one}
     reward, errors = sum(parts.values()), trace.get("errors") or []
     key = trace["task"].get("key") or json.dumps(data, sort_keys=True)
@@ -95,7 +88,7 @@ def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
     failure = "fails" if errors else None if math.isfinite(reward) else "not-finite"
     error = f"{errors[-1]['type']}: {errors[-1]['message']}"[:300] if errors else ""
     long = [call.get("finish_reason") for call in trace.get("calls") or () if not call.get("error")][-1:] == ["length"]
-    return Played(task, reward, parts, tuple(messages), failure, error), long or trace.get("stop_condition") in CUT
+    return Played(task, reward, parts, messages, failure, error), long or trace.get("stop_condition") in CUT
 
 
 def _alike(rollouts: Sequence[Played]) -> Finding:

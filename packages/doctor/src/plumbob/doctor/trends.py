@@ -59,24 +59,6 @@ def constant(n: Numbers) -> str | None:
     return f"each of {total(n.start, 'rollout/count'):.0f} rollouts in {of_first(n.start)} earns {reward:.3g}"
 
 
-FORM = ("format", "style", "tag", "length")
-
-
-def form_alone(n: Numbers) -> str | None:
-    names = [name for name in n.rows[-1] if name.startswith("reward/") and name.endswith("/variance_share")]
-
-    def of_groups(rows: Sequence[Row], name: str) -> float:  # groups without a signal have no variance
-        weights = [number(r, "groups/count") - number(r, "groups/zero_signal") for r in rows]
-        return math.fsum(w * number(r, name) for w, r in zip(weights, rows, strict=True)) / max(sum(weights), 1.0)
-
-    for name in names:
-        least = min(of_groups(rows, name) for rows in (n.first, n.last))
-        # Form is often learned first, and is all that differs once answers are right: it must be so all along.
-        if any(word in name.lower() for word in FORM) and least > 0.8 and not n.solved:
-            return f"at least {least:.0%} of the variance within groups comes from {name.split('/')[-2]!r}"
-    return None
-
-
 # Tools
 
 
@@ -150,31 +132,20 @@ def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
     return found + [(int(number(row, "step")), number(row, name)) for row in n.rows if row.get(name) is not None]
 
 
-def _changed(n: Numbers, since: int) -> float:
-    """About how many rollouts of an evaluation the steps from `since` on change: by Pinsker's inequality from their KL."""
-    nats = math.fsum((change_of(row) or 0.0) * number(row, "rollout/sampled_tokens") for row in n.rows[since:])
-    return n.plan.held_out * math.sqrt(nats / 2)
-
-
 def evaluation_stands_still(n: Numbers) -> str | None:
     known = evaluations(n, "eval/greedy")
-    if len(known) < 3 or n.rows[-1].get("eval/greedy") is None:
+    if not known or n.rows[-1].get("eval/greedy") is None:
         return None
     same = list(itertools.takewhile(lambda one: one[1] == known[-1][1], reversed(known)))
-    since, sampled = same[-1][0], dict(evaluations(n, "eval/sampled"))
-    early, late, sure = n.rows[since : since + WINDOW], n.last, SURE
-    if len(same) > 3 and len({sampled.get(step, math.nan) for step, _ in same}) == 1 and _changed(n, since) > 4:
-        early, sure = early[: same[-2][0] - since], SURE - 2  # neither value moved, so chance has less to explain
-    elif len(early) < WINDOW:
-        return None
+    early, late = n.rows[same[-1][0] : same[-1][0] + WINDOW], n.last
     gain = mean(late, "reward/mean") - mean(early, "reward/mean")
     # Not one task may have changed: a solved task, or one that is never solved, need not.
     inside = 1 / n.plan.held_out < known[-1][1] / n.scale < 1 - 1 / n.plan.held_out
-    if len(same) < 3 or not inside or abs(gain) <= sure * n.error(early, late):
+    if len(same) < 3 or len(early) < WINDOW or not inside or abs(gain) <= SURE * n.error(early, late):
         return None
     return (
-        f"{len(same)} evaluations from step {since} on give exactly {known[-1][1]:.4g}, while the training reward changes by "
-        f"{gain:+.3f}: they do not measure this policy"
+        f"{len(same)} evaluations from step {same[-1][0]} on give exactly {known[-1][1]:.4g}, while the training reward changes "
+        f"by {gain:+.3f}: they do not measure this policy"
     )
 
 
@@ -317,12 +288,9 @@ def weights_stand_still(n: Numbers) -> str | None:
 
 def too_slow(n: Numbers) -> str | None:
     plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
-    if (
-        len(rows) < min(WINDOW - 1, n.steps)
-        or plan.learning_rate is None
-        or weights_stand_still(n)
-        or not mean(rows, "optimizer/grad_norm")
-    ):
+    if len(rows) < min(WINDOW - 1, n.steps) or plan.learning_rate is None or weights_stand_still(n):
+        return None
+    if not mean(rows, "optimizer/grad_norm"):
         return None
     rate, norm = mean(rows, "optimizer/learning_rate"), mean(rows, "optimizer/grad_norm")
     if plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW:
@@ -349,8 +317,11 @@ def too_slow(n: Numbers) -> str | None:
     return f"learning rate {rate:.1e}: {text}" if low else None
 
 
-def rate_gone(n: Numbers) -> str | None:
+def rate_otherwise(n: Numbers) -> str | None:
     rates = [number(r, "optimizer/learning_rate") for r in n.rows]
+    before, after = max(rates[:-1], default=0.0), n.steps > max(n.plan.warmup, WINDOW) + 1
+    if after and rates[-1] > 1.5 * before > 0:  # a later period of a schedule reaches its first peak at most
+        return f"in step {n.steps} the learning rate is {rates[-1]:.2g}, after {before:.2g} at most"
     if n.steps > 0.9 * n.plan.steps or max(rates[-3:]) > 1e-3 * max(rates):
         return None
     return f"in step {n.steps} of {n.plan.steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
@@ -573,45 +544,6 @@ def spike(n: Numbers) -> str | None:
     return f"gradient norm {norm:.2g} in step {n.steps}, {norm / usual:.3g} times the median of the steps before"
 
 
-HABITS = {
-    "nats per token (entropy)": ("policy/entropy", 0.0, 0.2, math.inf),
-    "tokens per rollout": ("rollout/sampled_tokens", 1.0, 0.3, 3.0),
-    "tool calls per rollout": ("rollout/tool_calls", 0.5, 0.5, math.inf),
-    "turns per rollout": ("rollout/turns", 2.0, 0.5, math.inf),
-}
-"""What a policy may do less or more of -> (metric, its least value at first, bounds of what it may be times that)."""
-
-
-def narrows(n: Numbers) -> str | None:
-    """Not judged while it earns more, which may be earned by it, nor once a step has broken it."""
-    if n.solved or n.broken is not None or failing(n.last):
-        return None
-    names = [k for k in n.rows[-1] if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT]
-    fewer = any(mean(n.last, k) < mean(n.first, k) - LEAST_GAIN for k in names)
-    tools, cut = (
-        total(n.first, "rollout/tools") or "rollout/tools" not in n.rows[0],
-        n.change("rollout/truncated_share"),
-    )
-    for what, (name, least, low, high) in HABITS.items():
-        at_first, now = mean(n.first, name), [number(r, name) for r in n.last if name in r]
-        if not now or at_first <= least or ("turns" in what and tools):
-            continue
-        ratios = [value / at_first for value in now]
-        grown = "tokens" in what and min(ratios) > 1 and cut > CUT
-        if not (max(ratios) < low or min(ratios) > high or grown):
-            continue
-        # Whoever drops needless calls gives more right answers, not fewer, and keeps some; entropy may be spent early.
-        lost = "calls" in what and (fewer or max(ratios) < 0.1)
-        if (n.gained() and not lost) or ("entropy" in what and (n.gained(0.02) or n.gained(0.02, wide=True))):
-            continue
-        return (
-            f"{at_first:.3g} {what} in the first {WINDOW} steps, {statistics.fmean(now):.3g} in the last; {cut:+.0%} are cut off, "
-            f"and the reward changes by {n.change(wide=True):+.3f} (correlation with the length within groups "
-            f"{mean(n.last, 'reward/length_correlation'):+.2f})"
-        )
-    return None
-
-
 @dataclass(frozen=True)
 class Trend:
     """One row of the table."""
@@ -633,7 +565,6 @@ class Trend:
 
 TRENDS: tuple[Trend, ...] = (
     Trend("constant", "not all rewards are the same number", "reward-wrong", constant, 3, ("reward/std",)),
-    Trend("form-alone", "rewards differ by answers, not by their form alone", "reward-exploitable", form_alone, 2 * WINDOW),
     Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
     Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, WINDOW, ("rollout/tools",)),
     Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
@@ -653,7 +584,7 @@ TRENDS: tuple[Trend, ...] = (
           ("optimizer/moved_share",)),
     Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
           ("optimizer/update_rms",)),
-    Trend("rate-lasts", "the learning rate lasts to the run's end", "schedule-hides-rate", rate_gone, 4,
+    Trend("rate-lasts", "the learning rate lasts to the run's end, and jumps nowhere", "schedule-hides-rate", rate_otherwise, 4,
           ("optimizer/learning_rate",)),
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
           ("policy/step_kl",), withdrawn=True),
@@ -667,8 +598,6 @@ TRENDS: tuple[Trend, ...] = (
     Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
     Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),
     Trend("norms", "gradient norms stay in bounds", "policy-breaks", spike, WINDOW + 1, ("optimizer/grad_norm",)),
-    Trend("habits", "the policy gives no habit up but for a better reward", "behaviour-narrows", narrows, 2 * WINDOW,
-          ("policy/entropy", "rollout/sampled_tokens")),
 )  # fmt: skip
 """The table, in the order of the data."""
 

@@ -49,7 +49,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     """
     x = Examination(config.env, config.model)
     x.add("settings", *settings_checks.checks(config))
-    environments = _play(x, config, model)
+    environments = _play(x, config)
     for tasks in environments[:1]:
         _read_template(x, config, tasks)
     if not model:
@@ -116,8 +116,8 @@ def _why_no_model(directory: Path, config: TrainConfig, model: bool, environment
     return None
 
 
-def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[Any]:
-    """Play the environment; returns its tasks. `model`: whether one is loaded after it."""
+def _play(x: Examination, config: TrainConfig) -> Sequence[Any]:
+    """Play the environment; returns its tasks."""
     announce(f"verifiers and the environment {config.env}")
     with fast_imports():
         import_verifiers()
@@ -127,7 +127,7 @@ def _play(x: Examination, config: TrainConfig, model: bool = False) -> Sequence[
     environments = load_environments(config)
     with asyncio.Runner() as runner:
         player: Any = VerifiersPlayer(config, environments[0], runner)
-        played = matrix.play(player, config.seed, _import_torch if model else lambda: None)
+        played = matrix.play(player, config.seed)
         x.add("environment", *table.judge(played))
         count = min(matrix.MOST_TASKS, len(player.train))
     x.limits.append(

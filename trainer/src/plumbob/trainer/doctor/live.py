@@ -35,8 +35,8 @@ MICROBATCH = 4096
 
 
 @dataclass
-class Subject:
-    """A run and its event loop. `close` must be called at the end."""
+class LiveRun:
+    """`plumbob.doctor.reference.live.Live` for a run of this trainer. `close` must be called at the end."""
 
     run: Run
     runner: asyncio.Runner
@@ -46,6 +46,56 @@ class Subject:
         self.run.engine.close()
         self.runner.close()
 
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        policy = self.run.policy
+        return {name: policy.sharding.local(p) for name, p in policy.trainable.items()}
+
+    def changed(self) -> None:
+        self.run.policy.sharding.changed()
+
+    @contextmanager
+    def undone(self) -> Generator[None]:
+        """Undo, at the end, all changes to the trained weights, their gradients and the optimizer's state."""
+        run = self.run
+        # Copies of the weights are in main memory, because a GPU that holds a run may have no room for a second set.
+        kept = {name: t.detach().to("cpu", copy=True) for name, t in self.tensors().items()}
+        state = copy.deepcopy(run.optimizer.state_dict())
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in self.tensors().items():
+                    tensor.copy_(kept[name])
+            self.changed()
+            run.optimizer.load_state_dict(state)
+            run.policy.sharding.zero_grad()
+
+    def sync(self) -> None:
+        run = self.run
+        sync_weights(run.policy, run.engine, run.parity_row, checked=False)
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
+        run = self.run
+        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids)
+        room = run.config.max_context - tokens
+
+        async def all_of_them() -> list[Completion]:
+            each = [(list(p)[:room], replace(sampling, seed=seed * 1000 + k)) for k, p in enumerate(prompts)]
+            return await asyncio.gather(*(run.engine.generate(ids, asked) for ids, asked in each))
+
+        return [(list(one.token_ids), list(one.logprobs)) for one in self.runner.run(all_of_them())]
+
+    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
+        run, samples = (
+            self.run,
+            [Sample(list(i), list(at), [0.0] * len(i), 0.0, "", "", False) for i, at in rows],
+        )
+        scored = run.policy.score_rows(samples, run.config.temperature, run.state.microbatch_tokens)
+        return [scores.cpu().double().numpy() for scores in scored]
+
+    def save(self, folder: Path) -> None:
+        self.run.policy.save_final(folder)
+
 
 def load_subject(
     config: TrainConfig,
@@ -54,7 +104,7 @@ def load_subject(
     status: Callable[[str], None],
     groups: int = GROUPS,
     environments: Sequence[Tasks] | None = None,
-) -> Subject:
+) -> LiveRun:
     """Set up the run that `config` describes, in a run directory under `folder`.
 
     Engine and trainer may differ: the stages find out why. Raises UserError, and SyncError if the engine refuses the
@@ -77,82 +127,7 @@ def load_subject(
         environments = [dataclasses.replace(e, held_out=e.held_out[:HELD_OUT]) for e in environments]
     run = set_up(config, here, None, status, environments, parity_checked=False)
     run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, groups_per_step=groups))
-    return Subject(run, asyncio.Runner())
-
-
-@dataclass
-class LiveRun:
-    """`plumbob.doctor.reference.live.Live` for a run of this trainer."""
-
-    subject: Subject
-
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        policy = self.subject.run.policy
-        return {name: policy.sharding.local(p) for name, p in policy.trainable.items()}
-
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        policy = self.subject.run.policy
-        return {name: policy.sharding.local(p) for name, p in policy.sharding.parameters.items()}
-
-    def changed(self) -> None:
-        self.subject.run.policy.sharding.changed()
-
-    @contextmanager
-    def undone(self) -> Generator[None]:
-        """Undo, at the end, all changes to the trained weights, their gradients and the optimizer's state."""
-        run = self.subject.run
-        # Copies of the weights are in main memory, because a GPU that holds a run may have no room for a second set.
-        kept = {name: t.detach().to("cpu", copy=True) for name, t in self.tensors().items()}
-        state = copy.deepcopy(run.optimizer.state_dict())
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, tensor in self.tensors().items():
-                    tensor.copy_(kept[name])
-            self.changed()
-            run.optimizer.load_state_dict(state)
-            run.policy.sharding.zero_grad()
-
-    def sync(self) -> None:
-        run = self.subject.run
-        sync_weights(run.policy, run.engine, run.parity_row, checked=False)
-
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
-        run = self.subject.run
-        sampling = Sampling(tokens, run.config.temperature, stop_token_ids=run.sampler.chat.stop_token_ids)
-        room = run.config.max_context - tokens
-
-        async def all_of_them() -> list[Completion]:
-            each = [(list(p)[:room], replace(sampling, seed=seed * 1000 + k)) for k, p in enumerate(prompts)]
-            return await asyncio.gather(*(run.engine.generate(ids, asked) for ids, asked in each))
-
-        return [(list(one.token_ids), list(one.logprobs)) for one in self.subject.runner.run(all_of_them())]
-
-    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
-        run, samples = (
-            self.subject.run,
-            [Sample(list(i), list(at), [0.0] * len(i), 0.0, "", "", False) for i, at in rows],
-        )
-        scored = run.policy.score_rows(samples, run.config.temperature, run.state.microbatch_tokens)
-        return [scores.cpu().double().numpy() for scores in scored]
-
-    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        run = self.subject.run
-        sharding, began = run.policy.sharding, run.state.step
-        run.state.step = step
-        try:
-            training_step.set_learning_rate(run)
-            sharding.zero_grad()
-            for name, parameter in sharding.trainable.items():
-                parameter.grad = gradients[name].to(parameter).clone()
-            sharding.update()
-            sharding.zero_grad()
-        finally:
-            run.state.step = began
-
-    def save(self, folder: Path) -> None:
-        self.subject.run.policy.save_final(folder)
+    return LiveRun(run, asyncio.Runner())
 
 
 @dataclass
@@ -181,19 +156,19 @@ class Kept:
         self._remember()
 
 
-def record_steps(subject: Subject, count: int, most: int | None = None) -> Kept:
+def record_steps(live: LiveRun, count: int, most: int | None = None) -> Kept:
     """Take `count` training steps as `train` does, record the first `most` of them, and undo them. Raises RunFailed.
 
     A weight sync that is refused ends them, and so does a first step without any signal, after which nothing changes;
     its step is recorded.
     """
-    run, kept = subject.run, Kept(LiveRun(subject), count if most is None else most)
+    run, kept = live.run, Kept(live, count if most is None else most)
     before = copy.copy(vars(run.state))
     interruption = Interruption()
     try:
         with (
-            kept.live.undone(),
-            closing(RolloutSource(run.sampler, run.world, subject.runner, interruption, kept.wants)) as source,
+            live.undone(),
+            closing(RolloutSource(run.sampler, run.world, live.runner, interruption, kept.wants)) as source,
         ):
             # Small microbatches, so that what depends on them shows.
             run.state.microbatch_tokens = min(run.state.microbatch_tokens, MICROBATCH)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from plumbob.doctor.environment.player import (
     Call,
     Failure,
-    Message,
     Played,
     RunSettings,
     Script,
     Task,
     Turn,
+    messages_of,
     place_of,
 )
 from plumbob.hub import find
@@ -33,7 +29,7 @@ from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.tasks import Tasks, load_environments, load_evaluation_tasks
+from plumbob.trainer.rollouts.tasks import Tasks, load_evaluation_tasks
 
 MOST_READ = 1000
 """Number of tasks that are read of those without end."""
@@ -41,8 +37,6 @@ LABELLED = frozenset({"idx", "id", "name", "description", "prompt", "system_prom
 """Fields of a task's data that say nothing of its answer."""
 UNBOUNDED = Limits(1 << 20, 1 << 40, 600.0)
 """Limits of scripted rollouts: they end by themselves, so only the seconds are bounded."""
-FRESH_SECONDS = 120.0
-"""Most seconds that a fresh process may take, from its start to its last rollout."""
 FAILURES: dict[str, Failure] = {"Stuck": "hangs", "NotFinite": "not-finite"}
 """Type of the error of a rollout -> how it failed; all others: with an error."""
 
@@ -64,8 +58,6 @@ class VerifiersPlayer:
     config: TrainConfig
     tasks: Tasks
     runner: asyncio.Runner
-    prepare: Callable[[], object] | None = None
-    """Called in a fresh process before the tasks are loaded; it must be picklable. For tests that change an environment."""
     _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
@@ -128,29 +120,6 @@ class VerifiersPlayer:
             driver=tasks.driver,
             slots=slots,
         )
-
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        where = {id(task): i for i in range(len(self.train)) for task in [self.tasks.train[i]]}
-        plain = [(where[id(s.task.handle)], s.turns) for s in scripts if id(s.task.handle) in where]
-        context = get_context("spawn")
-        mine, its = context.Pipe(duplex=False)
-        process = context.Process(target=_play_in_child, args=(its, self.config, self.prepare, plain))
-        process.start()
-        its.close()
-        atexit.register(process.kill)  # Ctrl-C may come before anybody waits for it
-
-        def wait() -> list[Played] | None:
-            try:
-                found = mine.recv() if mine.poll(FRESH_SECONDS) else None
-            except EOFError:  # an environment that cannot be loaded there shows nothing
-                found = None
-            finally:
-                process.kill()
-            if found is None:
-                return None
-            return [replace(played, task=s.task) for played, s in zip(found, scripts, strict=True)]
-
-        return wait
 
     def play_ideal(self, task: Task) -> Played | None:
         settings = dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
@@ -216,52 +185,9 @@ def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
         task,
         trace.reward if trace.ok else math.nan,
         {name: reward.value for name, reward in trace.rewards.items() if reward},
-        tuple(_messages(trace)),
+        messages_of({"message": node.message.model_dump(), "sampled": node.sampled} for node in trace.nodes),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
         seconds,
         {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )
-
-
-def _messages(trace: vf.Trace) -> Iterator[Message]:
-    calls: dict[str, Call] = {}
-    for node in trace.nodes:
-        message = node.message
-        own = {call.id: Call(call.name, _arguments(call)) for call in getattr(message, "tool_calls", None) or ()}
-        calls |= own
-        answers = calls.get(getattr(message, "tool_call_id", None) or "")
-        yield Message(message.role, _text(message), tuple(own.values()), answers, bool(node.sampled))
-
-
-def _text(message: Any) -> str:
-    """The text of a message, whose content may be text or parts."""
-    content = message.content
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "\n".join(getattr(part, "text", "") for part in content)
-
-
-def _arguments(call: Any) -> Any:
-    """The arguments of a stored tool call, as an object; its text if it is not JSON."""
-    try:
-        return json.loads(call.arguments)
-    except ValueError:
-        return call.arguments
-
-
-def _play_in_child(
-    answer: Connection,
-    config: TrainConfig,
-    prepare: Callable[[], object] | None,
-    scripts: Sequence[tuple[int, tuple[Turn, ...]]],
-) -> None:
-    """The process of `play_fresh`, which sends what was played. `scripts`: (number of the training task, turns)."""
-    kept = prepare() if prepare is not None else None
-    with asyncio.Runner() as runner:
-        player = VerifiersPlayer(config, load_environments(config)[0], runner)
-        train = player.tasks.train
-        played = [player.play(Script(task_of(train[i], "train"), turns)) for i, turns in scripts]
-    del kept
-    # The task itself is the other process's own, and need not be picklable.
-    answer.send([replace(one, task=replace(one.task, handle=None)) for one in played])

@@ -146,7 +146,7 @@ def _surely(shares: Sequence[float]) -> float:
 def empty(m: Matrix) -> Evidence | None:
     low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
     shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
-    if m.once(_clean) or _surely(shares) <= EMPTY_EARNS:
+    if _clean(m) or _surely(shares) <= EMPTY_EARNS:
         return None
     return Evidence(
         f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
@@ -155,7 +155,7 @@ def empty(m: Matrix) -> Evidence | None:
 
 def cheap(m: Matrix) -> Evidence | None:
     """Transcripts that solve nothing earn much."""
-    found, clean = list[str](), m.once(_clean)
+    found, clean = list[str](), _clean(m)
     for kind in CHEAP:
         shares = m.shares(kind)
         most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS

@@ -6,21 +6,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
 
 from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
-T = TypeVar("T")
 Make = Callable[[int], Turns | None]
 MOST_TASKS = 48
 """Number of training tasks with a perfect transcript and an empty reply. If none fails, at most 6% of all do (95%)."""
 FEWER_TASKS = 24
 """Number of them in which all other transcripts are played, and of held-out tasks."""
 REPEATED = 12
-"""Number of them whose transcripts are played in another order, twice each, and in a fresh process."""
+"""Number of them whose transcripts are played in another order, twice each."""
 ODD_TASKS = 3
 """Number of them in which odd texts are played."""
 MOST_AT_ONCE = 256
@@ -31,13 +29,7 @@ MOST_SECONDS = 240.0
 """Seconds after which no further kind of transcript is begun; what was not played is not judged."""
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
-REVERSED, TWICE, BESIDE, FRESHLY, IDEAL = (
-    "in another order",
-    "at once again",
-    "at the same time",
-    "in a fresh process",
-    "with the settings for which it is made",
-)
+REVERSED, TWICE, IDEAL = "in another order", "at once again", "with the settings for which it is made"
 
 
 @dataclass(frozen=True)
@@ -75,8 +67,6 @@ class Matrix:
     ends: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
     """Time after which no further kind is begun."""
     hanging: int = 0
-    remembered: dict[object, Any] = field(default_factory=dict)
-    """What `once` has computed."""
 
     def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
         """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
@@ -91,12 +81,6 @@ class Matrix:
             self.hanging += played.failure == "hangs"
             if self.hanging >= MOST_HANGING:
                 raise _Stop(f"{self.hanging} rollouts hung")
-
-    def once(self, function: Callable[[Matrix], T]) -> T:
-        """`function(self)`, computed for several rows of the table once."""
-        if function not in self.remembered:
-            self.remembered[function] = function(self)
-        return self.remembered[function]
 
     def kind(self, name: str) -> dict[int, Played]:
         """The rollouts of a kind that ended without an error."""
@@ -142,12 +126,12 @@ class Matrix:
         return found
 
 
-def play(player: Player, seed: int = 0, meanwhile: Callable[[], object] = lambda: None) -> Matrix:
-    """Play every kind of transcript. `seed`: of the choice of tasks. `meanwhile`: called before a wait of seconds."""
+def play(player: Player, seed: int = 0) -> Matrix:
+    """Play every kind of transcript. `seed`: of the choice of tasks."""
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS, seed)]
     matrix = Matrix(player, deal(player, tasks))
     try:
-        _play_all(matrix, meanwhile)
+        _play_all(matrix)
     except _Stop as reason:
         matrix.stopped = str(reason)
     return matrix
@@ -157,12 +141,11 @@ def _first(hand: Hand) -> dict[str, Make]:
     return {PERFECT: lambda i: hand.turns[i] or None, EMPTY: lambda i: (Turn(),)}
 
 
-def _play_all(matrix: Matrix, meanwhile: Callable[[], object]) -> None:
+def _play_all(matrix: Matrix) -> None:
     player, hand = matrix.player, matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
     some = fewer[:REPEATED]
     again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
-    fresh = player.play_fresh([Script(hand.tasks[i], turns) for _, i, turns in again])
     for kind, make in _first(hand).items():
         matrix.play(kind, range(len(hand.tasks)), make)
     for kind, i, turns in reversed(again):
@@ -177,9 +160,6 @@ def _play_all(matrix: Matrix, meanwhile: Callable[[], object]) -> None:
         _play_held_out(matrix)
     if player.settings.at_once > 1:
         _play_beside(matrix)
-    meanwhile()
-    for (kind, i, _), played in zip(again, fresh() or (), strict=False):
-        matrix.cells.setdefault(f"{kind}, {FRESHLY}", {})[i] = played
     if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):
         ideal = {i: player.play_ideal(hand.tasks[i]) for i in matrix.cells[PERFECT]}
         matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}

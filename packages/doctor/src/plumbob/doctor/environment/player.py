@@ -6,7 +6,8 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -144,13 +145,6 @@ class Player(Protocol):
         """Play these at the same time, `settings.at_once` of them at most; each lets the others go on before every turn."""
         ...
 
-    def play_fresh(self, scripts: Sequence[Script]) -> Callable[[], list[Played] | None]:
-        """Begin to play these, one after another, in a process of their own that has played nothing yet.
-
-        Returns a function that waits for them: their rollouts in order, or None if that was not possible.
-        """
-        ...
-
     def play_ideal(self, task: Task) -> Played | None:
         """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
         ...
@@ -179,6 +173,26 @@ class Given:
 
     def place(self, kind: str, name: str = "") -> str:
         return self.code.get(name) or next(iter(self.code.values()), "") if kind == "reward" else ""
+
+
+def messages_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of a rollout of verifiers, whose nodes are given as JSON objects. Raises KeyError if they are none."""
+    calls, found = dict[str, Call](), list[Message]()
+    for node in nodes:
+        said, content = node["message"], node["message"].get("content") or ""
+        own = {call["id"]: Call(call["name"], _parsed(call["arguments"])) for call in said.get("tool_calls") or ()}
+        calls |= own
+        text = content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)
+        answers = calls.get(said.get("tool_call_id") or "")
+        found.append(Message(said["role"], text, tuple(own.values()), answers, bool(node.get("sampled"))))
+    return tuple(found)
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def place_of(function: Any) -> str:

@@ -1,12 +1,9 @@
-"""What a rollout earns and reads depends on nothing but itself: not on what was played before it, beside it, or elsewhere."""
+"""What a rollout earns and reads depends on nothing but itself: not on what was played before it or beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from plumbob.doctor.environment.inequality import Evidence, otherwise, refuted
-from plumbob.doctor.environment.matrix import FRESHLY, REVERSED, TWICE, Matrix, same, steady_alone
+from plumbob.doctor.environment.matrix import REVERSED, TWICE, Matrix, same
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, short, squeezed
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -15,64 +12,47 @@ FEWEST = 3
 """Fewest rewards, results or failures that must change: one or two may have another reason, such as a server that was busy."""
 FAILED, CALLS_FAILED = 0.1, 0.3
 """Largest share of rollouts, and of calls, that may fail beside others. Tools may fail at times by chance."""
-ORDER, FRESH = "after other tasks", "in a process that has played nothing"
-BESIDE = "when they are played at the same time"
-ALIVE, OTHERS = (ORDER, BESIDE), (ORDER, FRESH, BESIDE)
-
-Pair = tuple[Played, Played]
+ORDER, BESIDE = "after other tasks", "when they are played at the same time"
 
 
-def _rewards(name: str, pairs: list[Pair]) -> Evidence | None:
-    return otherwise(pairs, f"{{}} transcripts earn something else {name}", FEWEST)
-
-
-def _results(name: str, pairs: list[Pair], *, errors: bool = False) -> Evidence | None:
-    """Results that have other words, or are errors, than when they were played in the order of the tasks."""
-    every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
-    changed = [one for one in every if (_fails if errors else _changed)(*one[1:])]
-
-    def said(first: tuple[Played, str, str]) -> str:
-        played, x, y = first
-        kind = "errors" if errors else "others"
-        return f"{{}} tool results are {kind} {name}: {short(y)} in place of {short(x)} in task {played.task.key}"
-
-    return refuted(changed, every, said, least=FEWEST, share=CALLS_FAILED * errors)
-
-
-def _fails(a: str, b: str) -> bool:
-    return says_failed(b) and not says_failed(a)
-
-
-def _changed(a: str, b: str) -> bool:
-    """Whether two results have other words, not only in another order, and neither is an error."""
-    return not says_failed(a) and not says_failed(b) and sorted(squeezed(a).split()) != sorted(squeezed(b).split())
-
-
-def _pairs(m: Matrix) -> dict[str, list[Pair]]:
+def _pairs(m: Matrix) -> dict[str, list[tuple[Played, Played]]]:
     """How rollouts were played -> pairs of a rollout that was played in the order of the tasks and of one that was played so.
 
     Only of transcripts that were the same when they were played at once again.
     """
-    ordered, fresh = list[Pair](), list[Pair]()
+    ordered = []
     for kind in (PERFECT, EMPTY):
         for i, b in m.kind(f"{kind}, {REVERSED}").items():
             c, a = m.cells.get(f"{kind}, {TWICE}", {}).get(i), m.kind(kind).get(i)
             if a is not None and c is not None and same(b, c):
                 ordered.append((a, b))
-        steady = {i: p for i, p in m.kind(kind).items() if steady_alone(m, kind, i)}
-        fresh += [(steady[i], b) for i, b in m.kind(f"{kind}, {FRESHLY}").items() if i in steady]
-    beside = [(m.cells[kind][i], b) for kind, i, b in m.beside]
-    return {ORDER: ordered, FRESH: fresh, BESIDE: beside}
+    return {ORDER: ordered, BESIDE: [(m.cells[kind][i], b) for kind, i, b in m.beside]}
 
 
-def _of(judge: Callable[[str, list[Pair]], Evidence | None], *names: str) -> Callable[[Matrix], Evidence | None]:
-    return lambda m: next((found for name in names if (found := judge(name, m.once(_pairs)[name])) is not None), None)
+def results(m: Matrix) -> Evidence | None:
+    """Results that are errors, or have other words, than when they were played in the order of the tasks."""
+    for how, pairs in _pairs(m).items():
+        every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
+        fine = [one for one in every if not says_failed(one[1])]
+        fails = [one for one in fine if says_failed(one[2])]
+        other = [o for o in fine if o not in fails and sorted(squeezed(o[1]).split()) != sorted(squeezed(o[2]).split())]
+        for bad, share, cause in ((fails, CALLS_FAILED, "tools-fail"), (other, 0.0, "tool-results-wrong")):
+
+            def said(first: tuple[Played, str, str], how: str = how) -> str:
+                played, x, y = first
+                return (
+                    f"{{}} tool results are others {how}: {short(y)} in place of {short(x)} in task {played.task.key}"
+                )
+
+            if found := refuted(bad, every, said, least=FEWEST, share=share):
+                return Evidence(found.text, cause=cause)
+    return None
 
 
-def ends_beside(m: Matrix) -> Evidence | None:
+def rewards(m: Matrix) -> Evidence | None:
+    for how, pairs in _pairs(m).items():
+        if found := otherwise(pairs, f"{{}} transcripts earn something else {how}", FEWEST):
+            return found
     bad = [p for _, _, p in m.beside if not p.ok]
-    return refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEWEST, share=FAILED)
-
-
-calls_beside = _of(partial(_results, errors=True), BESIDE)
-other_results, other_rewards, fresh_rewards = _of(_results, *OTHERS), _of(_rewards, *ALIVE), _of(_rewards, FRESH)
+    found = refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEWEST, share=FAILED)
+    return found and Evidence(found.text, cause="rollouts-fail")

@@ -19,11 +19,8 @@ TABLE: tuple[Row, ...] = (
     Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
     Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
-    Row("calls-beside", "Calls do not fail beside those of other rollouts", "tools-fail", state.calls_beside, "tool", (PERFECT,)),
-    Row("other-results", "Results do not depend on other rollouts", "tool-results-mixed", state.other_results, "tool", (PERFECT,)),
-    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.other_rewards, needs=(EMPTY,)),
-    Row("fresh-rewards", "Rewards are the same in a fresh process", "reward-nondeterministic", state.fresh_rewards, needs=(EMPTY,)),
-    Row("ends-beside", "Rollouts do not fail beside others", "rollouts-fail", state.ends_beside, needs=(EMPTY,)),
+    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
+    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
     # Right answers are paid.
     Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),
     Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
@@ -41,7 +38,6 @@ TABLE: tuple[Row, ...] = (
     Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),
     Row("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", tools.fail, "tool"),
     Row("needed", "Results hold what later calls and answers need", "tool-results-wrong", tools.needed, "tool"),
-    Row("not-given-away", "First results do not hold answers that must be looked up", "answer-in-prompt", tools.given_away, "tool"),
     Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", own_data.contradicted, "tasks", (EMPTY,)),
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),

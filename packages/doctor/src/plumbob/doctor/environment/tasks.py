@@ -56,7 +56,7 @@ def _different(m: Matrix) -> tuple[int, int]:
 
 
 def enough(m: Matrix) -> Evidence | None:
-    different = m.once(_different)[1]
+    different = _different(m)[1]
     times = m.player.settings.taken / max(different, 1)
     few = different < FEW and times >= OFTEN
     said = f"{different} different training tasks, each of which the run takes {times:.3g} times"
@@ -64,7 +64,7 @@ def enough(m: Matrix) -> Evidence | None:
 
 
 def distinct(m: Matrix) -> Evidence | None:
-    count, different = m.once(_different)
+    count, different = _different(m)
     text = "{} training tasks equal another one but for case, spacing and names"
     return refuted(range(count - different), range(count), lambda _: text, share=COPIES)
 
@@ -176,21 +176,13 @@ def prompted(m: Matrix) -> Evidence | None:
 
 
 def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str:
-    """An instruction that is in all prompts and in none of the rest: a line, or what all of them begin or end with; or ""."""
+    """An instruction, which is a line that is in all prompts and in none of the rest; or ""."""
     lines = [{line.strip() for line in prompt.splitlines()} for prompt in prompts]
-    fixed = [*set.intersection(*lines), _shared(prompts), _shared([text[::-1] for text in prompts])[::-1]]
-    for text in fixed:
+    for text in set.intersection(*lines):
         wording = len(re.findall(r"[^\W\d]{2,}", text)) >= 2  # not a word or a number that all samples happen to have
         if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
             return text.strip()[:60]
     return ""
-
-
-def _shared(texts: Sequence[str]) -> str:
-    """What all texts begin with, up to a whole word."""
-    low, high = min(texts), max(texts)
-    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return low if length == len(low) else re.sub(r"\S*$", "", low[:length])
 
 
 def same_range(m: Matrix) -> Evidence | None:

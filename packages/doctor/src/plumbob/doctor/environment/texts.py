@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from plumbob.doctor.environment.player import Call, Turn
@@ -121,17 +121,6 @@ def common_places(pairs: Iterable[tuple[str, Iterable[str]]], most: int, least: 
         tails = [re.sub(r"\d", "#", text[max(at - 24, 0) : at]) for gold in golds for at in places(gold, text)]
         counts.update({tail[-size:] for tail in tails for size in (6, 12, 24) if len(tail) >= size})
     return [place for place, count in counts.most_common(most) if count >= least]
-
-
-def others_stand(pairs: Sequence[tuple[str, str]], others: int = 16) -> float:
-    """Share of (text, answer) pairs in whose text the answer of another pair stands: how often one does by chance."""
-    found = [
-        bool(places(pairs[j][1], text))
-        for text, gold in pairs
-        for j in chosen(len(pairs), others)
-        if pairs[j][1].casefold() != gold.casefold()
-    ]
-    return sum(found) / len(found) if found else 1.0  # with one answer to all tasks, any text may hold it
 
 
 def short(text: str, most: int = 60) -> str:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
 from plumbob.doctor.environment.texts import (
-    others_stand,
-    places,
     says_failed,
     says_nothing,
     short,
@@ -31,10 +29,6 @@ HARDLY = 0.05
 """Share of the later arguments and answers of perfect transcripts that must stand in what was read before."""
 NEVER = 50
 """Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
-OFTEN = 0.9
-"""Smallest share of results that hold an earlier message, and of tasks whose first result holds the answer."""
-GIVEN_TASKS = 6
-"""Fewest tasks by which it is judged whether a first result gives answers away."""
 _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
 """What may stand where something was left out."""
 
@@ -51,16 +45,9 @@ def _is_part(r: Result) -> bool:
     shown, own = r.shown, r.own or ""
     if len(shown) >= len(own) or squeezed(shown) == squeezed(own):
         return False
-    lines, rest = [squeezed(x) for x in shown.splitlines() if x.strip()], iter(map(squeezed, own.splitlines()))
-    if len(lines) > 1 and all(line in rest for line in lines):
-        return True
     start = next((i for i, (a, b) in enumerate(zip(shown, own, strict=False)) if a != b), len(shown))
-    left = shown[start:]
-    if _MARK.fullmatch(left) and (start or not shown):
-        return True
-    end = next((i for i in range(len(left) + 1) if own.endswith(left[i:])), len(left))
-    # What follows the mark must be more than a few letters that texts have in common.
-    return len(left) - end >= min(4, len(left)) and _MARK.fullmatch(left[:end]) is not None
+    left, rest = shown[start:], iter(words(own))
+    return (bool(_MARK.fullmatch(left)) and (start > 0 or not shown)) or all(word in rest for word in words(shown))
 
 
 def _other(m: Matrix) -> list[Result]:
@@ -89,7 +76,7 @@ def own_result(m: Matrix) -> Evidence | None:
             return Evidence(text, first.call.name, "tools-fail")
         returned = {squeezed(r.own or "") for r in compared}
         if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-mixed")
+            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-wrong")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
             return Evidence(text, first.call.name)
@@ -153,30 +140,3 @@ def needed(m: Matrix) -> Evidence | None:
         f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
     return Evidence(text, results[0].call.name) if nothing or none else None
-
-
-def given_away(m: Matrix) -> Evidence | None:
-    """The first result holds the answer in nearly all tasks whose perfect transcript goes on to look it up.
-
-    A call that names the answer looks nothing up, as one that submits it. A tool may be meant to return all that a task needs
-    at once: then later results say nothing new.
-    """
-    told: list[tuple[str, str]] = []
-    whole = 0
-    for i, played in m.kind(PERFECT).items():
-        gold, turns = m.hand.golds[i], list[str]()
-        for message in played.messages[len(played.opening) :]:
-            if message.role == "assistant" and message.calls:
-                turns.append("")
-            elif message.answers and not any(places(gold, text) for text in strings(message.answers.arguments) if gold):
-                turns[-1] += "\n" + message.text
-        turns = [text for text in turns if text]
-        if len(turns) > 1 and gold and not places(gold, played.prompt):
-            told.append((turns[0], gold))
-            first = {line.strip() for line in turns[0].splitlines()}
-            whole += all(line.strip() in first for later in turns[1:] for line in later.splitlines())
-    own = [text for text, gold in told if places(gold, text)]
-    if len(told) < GIVEN_TASKS or others_stand(told) >= len(own) / len(told) / 2 or 2 * whole > len(told):
-        return None
-    text = "the first result holds the answer in {} tasks whose transcripts go on to look it up"
-    return refuted(own, told, lambda _: text, share=OFTEN)

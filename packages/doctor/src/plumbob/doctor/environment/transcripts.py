@@ -137,24 +137,12 @@ def _off(gold: str) -> str | None:
     return f"{gold[: match.start()]}{float(digits) * OFF:.{len(digits.partition('.')[2])}f}"
 
 
-def _longer(gold: str) -> str | None:
-    """The answer with one more digit, which a grader that looks for the right answer inside the reply takes for right."""
-    return f"{gold}7" if _NUMBER.search(gold) else None
-
-
-def _first_letter(gold: str) -> str | None:
-    """The answer's first letter, which a grader that looks for the reply inside the right answer takes for right."""
-    return gold[0] if gold.isalpha() and len(gold) >= 4 else None  # shorter ones may be names of options
-
-
 def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns | None]:
     return lambda known, i: known.with_answer(i, change)
 
 
 NEAR: dict[str, Callable[[Known, int], Turns | None]] = {
     "a number that is 6% too large": _near(_off),
-    "the right number with one more digit": _near(_longer),
-    "the right word's first letter": _near(_first_letter),
 }
 """Wrong answers that are near to the right one."""
 CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
@@ -171,15 +159,12 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
     "the answer alone": _alone,
     AS_READ: _as_read,
-    "the answer in bold letters": _near(lambda gold: f"**{gold}**"),
     "the answer with a full stop": _near(lambda gold: f"{gold}."),
     "working before the answer": _before(WORKING),
     NUMBERS: _before(NUMBERED),
 }
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,
-    "a NUL character": "The answer\x00 is\x00 this.\x00",
-    "emoji and other scripts": "👩‍👩‍👧‍👦 ١٢٣ 答案 \u202e321\u202c \U0001f9ee",
     "deep nesting": "(" * 3000 + "[" * 2000 + "{" * 2000,
     "a power tower": "\\boxed{9^{9^{9^{9^{9}}}}} #### 9**9**9**9",
     "infinity": "\\boxed{1e999} #### 1e999 <answer>NaN</answer>",

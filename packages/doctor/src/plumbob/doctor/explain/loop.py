@@ -122,13 +122,8 @@ def nearest(
 ) -> tuple[float, np.ndarray]:
     """The value whose prediction is nearest to what was observed, refined between its neighbours; and that prediction."""
     grid = sorted(values)
-    gaps = [mean_abs(observed, predict(v)) for v in grid]
-    k = int(np.argmin(gaps))
-    low, high = grid[max(k - 1, 0)], grid[min(k + 1, len(grid) - 1)]
-    golden = (5**0.5 - 1) / 2
-    for _ in range(24):
-        a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if mean_abs(observed, predict(a)) < mean_abs(observed, predict(b)) else (a, high)
-    middle = (low + high) / 2
-    middle = middle if mean_abs(observed, predict(middle)) < gaps[k] else grid[k]
-    return middle, predict(middle)
+    for _ in range(8):
+        k = int(np.argmin([mean_abs(observed, predict(v)) for v in grid]))
+        best, around = grid[k], (grid[max(k - 1, 0)], grid[min(k + 1, len(grid) - 1)])
+        grid = [*np.linspace(around[0], best, 3), *np.linspace(best, around[1], 3)[1:]]
+    return best, predict(best)

@@ -18,10 +18,6 @@ class Live(Protocol):
         """Name -> trained tensor. What is written into it takes effect with `changed`."""
         ...
 
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Name -> every tensor of the model, those of an adapter among them."""
-        ...
-
     def changed(self) -> None:
         """Weights were written to."""
         ...
@@ -40,10 +36,6 @@ class Live(Protocol):
 
     def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
         """The trainer's log-probabilities, [n] each, of rows (ids [T], which of them are scored [T]), computed as in training."""
-        ...
-
-    def update(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Take an optimizer step of training step `step` (from 0) with these gradients, in place of computed ones."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -27,7 +27,7 @@ COURSE = "run.json"
 WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
 """Stages that put the adapter on themselves, or compare with the model without it."""
 NOT_ENDED = "The training has not ended, or was ended from outside."
-OF_LIVE_RUNS = (stages.beginning, stages.live_updates, stages.known_change)
+OF_LIVE_RUNS = (stages.known_change,)
 """Stages that no record is enough for."""
 MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""

@@ -37,9 +37,6 @@ class Snapshot:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {name: self._all[name] for name in self._trained}
 
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        return self._all
-
     def plain(self, settings: Settings) -> Plain:
         """The model of the run in float32, with these weights, without adapter."""
         from transformers import AutoModelForCausalLM

@@ -24,8 +24,7 @@ REMEDIES = {
     "calls-not-read": "Set processing_class.response_template to the form of the model's calls, or teach calls with SFTTrainer.",
     "held-out-in-training": "Split the data first (train_test_split), and remove rows that both parts have.",
     "evaluation-differs": "Give eval_dataset the same prompt and system message as train_dataset.",
-    "weights-not-synced": "Look at what generates: a stale copy of the model or vLLM, or an adapter that is not merged for it.",
-    "adapter-scale-differs": "Merge the adapter once before weights are sent, unmerge it after; compare lora_alpha / r.",
+    "weights-not-synced": "Look at what generates: a stale copy, an adapter that is merged twice or not; compare lora_alpha / r.",
     "prompt-incomplete": "Give conversations, no rendered texts; look at chat_template, chat_template_kwargs and `tools=`.",
     "row-not-what-was-sampled": "Look between generation and loss: a subclass, a rollout_func, a template that changes turns.",
     "loss-mask-wrong": "Look at what makes completion_mask and tool_mask: a subclass, or `env_mask` of a rollout_func.",
@@ -52,7 +51,6 @@ REMEDIES = {
     "never-succeeds": "Give easier prompts, a reward with steps, a better model, or a larger max_completion_length.",
     "too-little-signal": "Raise num_generations or temperature, and leave out prompts whose completions all earn the same.",
     "policy-breaks": "Lower learning_rate, set max_grad_norm, or raise beta.",
-    "behaviour-narrows": "Lower learning_rate, raise temperature, or set epsilon_high above epsilon.",
 }
 """Id of a cause -> what to do, in options and parts of TRL."""
 

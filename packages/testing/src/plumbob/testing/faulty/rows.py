@@ -157,7 +157,7 @@ def remasked(row: Sample, mask: Iterable[bool]) -> Sample:
 FAULTS = table("rows",
     Fault("beginning of each prompt cut off",
           "A limit on prompts keeps their last tokens, and the instructions and tools at their beginning are lost.",
-          at.chat("prompt"), last_tokens_only, "prompt-replaced prompt-incomplete truncated-rollouts",
+          at.chat("prompt"), last_tokens_only, "engine-trainer-mismatch prompt-incomplete truncated-rollouts",
           "verl-project/verl#3948", WITH_TOOLS, run_causes="never-succeeds calls-not-read"),
     Fault("tools absent from both prompts from the start",
           "The chat template renders no tools, in the engine and in the trained row.", at.chat("prompt"),

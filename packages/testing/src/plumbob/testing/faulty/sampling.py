@@ -84,7 +84,7 @@ FAULTS = (
     Fault("temperature of a tenth",
           "Rollouts are sampled at a temperature of a tenth, and those of a group are nearly all equal.", at.options,
           None, "groups-without-variety too-little-signal", "billy-enrizky/openbrowser-ai#60",
-          options="--temperature 0.1", run_causes="behaviour-narrows"),
+          options="--temperature 0.1", run_causes="policy-breaks"),
     Fault("end token ignored by the server", "The server goes on after the end token, up to the limit of a turn.",
           at.sampling, lambda how: replace(how, stop_token_ids=()), "stop-token-wrong truncated-rollouts",
           "vllm-project/guidellm#982", options="--max-tokens 96"),

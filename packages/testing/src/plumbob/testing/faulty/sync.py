@@ -161,11 +161,11 @@ FAULTS = (
     Fault("asynchronous requests without the adapter",
           "The engine gets each update of the adapter, but its asynchronous requests do not name it: the base "
           "model answers.", at.engine_model, scaled(lambda name, layer: 0.0),
-          "adapter-scale-differs weights-not-synced", "modelscope/ms-swift#9855, unslothai/unsloth#8701",
+          "weights-not-synced", "modelscope/ms-swift#9855, unslothai/unsloth#8701",
           options="--peft", run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
     Fault("adapter served at half its scale",
           "The engine multiplies the LoRA adapter by alpha / (2 rank), the trainer by alpha / rank.", at.engine_model,
-          scaled(lambda name, layer: 0.5), "adapter-scale-differs",
+          scaled(lambda name, layer: 0.5), "weights-not-synced",
           "the review's table, verl-project/verl#6380 (alpha of another value in the file)", options="--peft",
           run_causes="engine-trainer-mismatch weights-not-synced"),
 ),

@@ -142,6 +142,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
                 "temperature-not-applied",
                 "sampling-altered",
                 "stop-token-wrong",
+                "loss-mask-as-attention-mask",
                 "attention-or-positions-wrong",
                 "dropout-in-training",
                 "weights-not-synced",
@@ -154,12 +155,18 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "--logprobs-mode processed_logprobs.",
             "huggingface/trl#4159",
         ),
+        "loss-mask-as-attention-mask": Cause(
+            "The trainer scores sampled tokens without seeing what comes before them: other prompts or tool results "
+            "give the same log-probabilities. This happens if the loss mask is passed as the attention mask.",
+            "Pass the model an attention mask that covers every token of the row, and keep the loss mask for the loss.",
+            "verifiers' GRPOTrainer, July-October 2025",
+        ),
         "attention-or-positions-wrong": Cause(
-            "Engine or trainer (the evidence says which) lets a token see other rows, later tokens or a part of its "
-            "row, as a loss mask does that is passed as the attention mask, or gives it another position.",
-            "Pass the model an attention mask that covers every token of the row; use an attention implementation that "
-            "is causal and stops at the row boundaries of a packed microbatch, and give each row positions 0, 1, 2, ...",
-            "verifiers' GRPOTrainer, July-October 2025; huggingface/trl#3526; verl-project/verl#4159",
+            "Engine or trainer (the evidence says which) lets a token see other rows, later tokens or only a part of "
+            "its row, or gives it another position.",
+            "Use an attention implementation that is causal and stops at the row boundaries of a packed microbatch, and "
+            "give each row positions 0, 1, 2, ...",
+            "huggingface/trl#3526; verl-project/verl#4159",
         ),
         "dropout-in-training": Cause(
             "Dropout is on while gradients are computed and off while rollouts are sampled: the policy that is trained "

@@ -61,15 +61,13 @@ def _temperature(case: LogprobCase) -> Predictions:
     yield f"a temperature of {value:.3g} in place of {own:g}", predicted
 
 
-def _attention(case: LogprobCase) -> Predictions:
+def _blind(case: LogprobCase) -> Predictions:
     found = [case.plain.logprobs(s.ids, s.at, attends=_mask(s)) for s in case.scored]
     yield "the loss mask as attention mask", np.concatenate(found)
     pad = getattr(case.plain.model.config, "pad_token_id", None) or 0
     hidden = [[t if a else pad for t, a in zip(s.ids, s.at, strict=True)] for s in case.scored]
     found = [case.plain.logprobs(ids, s.at) for ids, s in zip(hidden, case.scored, strict=True)]
     yield "a context that the loss mask hides", np.concatenate(found)
-    found = [case.plain.logprobs(s.ids, s.at, positions=[0] * len(s.ids)) for s in case.scored]
-    yield "positions that are all 0", np.concatenate(found)
 
 
 def _mask(s: Scored) -> list[bool]:
@@ -77,7 +75,9 @@ def _mask(s: Scored) -> list[bool]:
 
 
 def _others(case: LogprobCase) -> Predictions:
-    """Rows of a forward pass see each other."""
+    """Rows of a forward pass see each other, or have no positions."""
+    found = [case.plain.logprobs(s.ids, s.at, positions=[0] * len(s.ids)) for s in case.scored]
+    yield "positions that are all 0", np.concatenate(found)
     passes: dict[int, list[int]] = {}
     for one in case.record.updates[0].trained if case.record.updates else ():
         passes.setdefault(one.microbatch, []).append(one.row)
@@ -99,7 +99,7 @@ def _altered(case: LogprobCase) -> Conditions:
 
 
 TABLE: tuple[tuple[str, Callable[[LogprobCase], Predictions]], ...] = (
-    ("attention-or-positions-wrong", _attention),
+    ("loss-mask-as-attention-mask", _blind),
     ("temperature-not-applied", _temperature),
     ("attention-or-positions-wrong", _others),
 )

@@ -220,7 +220,7 @@ FAULTS = (
           "vllm-project/vllm#3385, vllm-project/vllm#49202", WITH_TOOLS),
     Fault("loss mask as attention mask from the start",
           "The trainer passes the loss mask as attention mask, in the first weight sync's check too.", at.scores,
-          blind, "attention-or-positions-wrong", "the predecessor; verifiers' GRPOTrainer, July-October 2025",
+          blind, "loss-mask-as-attention-mask", "the predecessor; verifiers' GRPOTrainer, July-October 2025",
           run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
     Fault("packed rows attend to each other",
           "The trainer's model is not told where packed rows begin, and computes them as one text.", at.scores,

@@ -260,7 +260,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
         "advantages-wrong": Cause(
             "Advantages are not what the settings say of the rollouts' rewards (--scale-rewards, --baseline, "
-            "--reward-weights, --overlong), or a group holds rollouts of different tasks: with a mean over the whole "
+            "--reward, --overlong), or a group holds rollouts of different tasks: with a mean over the whole "
             "step, for example, easy tasks are reinforced whatever the policy does.",
             "Give all rollouts of a task in a step the same group, and those of different tasks different ones; "
             "compute the baseline over the rollouts of one group, and check scale and sign of the advantages against "
@@ -302,8 +302,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "kl-term-wrong": Cause(
             "The KL term does not pull the policy towards the policy with which the run began: it pushes away, has a "
             "gradient that is 0 on average, or compares with another model or at another temperature.",
-            "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with "
-            "--kl-placement reward, which are the defaults. Load the reference from the same weights as the policy, at "
+            "Check the sign of the KL term, and use --kl-estimator k2 in the loss, which is the "
+            "default, or reward. Load the reference from the same weights as the policy, at "
             "the run's start, and score both with the same code; a new adapter must add nothing.",
             "arXiv:2512.21852; huggingface/trl#3194",
         ),

@@ -199,6 +199,8 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
     check_metric(config.keep_best, "--keep-best")
+    for function in config.own_functions():
+        function.line()
     config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
     check_model_exists(config.model)
     recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED

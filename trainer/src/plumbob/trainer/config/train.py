@@ -11,7 +11,7 @@ from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
 from plumbob.trainer.config.kept_traces import groups_to_keep
-from plumbob.trainer.config.learning import LearningConfig, read_weights
+from plumbob.trainer.config.learning import LearningConfig
 from plumbob.trainer.config.options import (
     check_run_name,
     check_values,
@@ -41,8 +41,7 @@ FIXED_ON_RESUME = (
     "seed",
     "eval_examples",
     "max_prompt_length",
-    "reward_weights",
-    "random_rewards",
+    "reward",
 )
 """Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
 PLACE = ("output_dir", "run_name")
@@ -159,11 +158,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
         groups_to_keep(self.keep_traces, 1, 1)
         read_values(self.chat_template_args)
-        require(
-            not (self.reward_weights and self.random_rewards),
-            "--random-rewards draws every reward by lot, so --reward-weights has no effect; leave one of them out",
-        )
-        read_weights(self.reward_weights)
+        self._check_own()
         self._check_objective()
         self._check_vllm()
         self._check_keep_best()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from plumbob.console import UserError
 from plumbob.rollout import Chat, Sampling
+from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
@@ -76,6 +77,7 @@ def set_up(
         lock, folder = _begin_resuming(config, world, resume_from, on_failure)
         config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
         rollouts = config.rollouts_per_step(world.size)
+        try_own_loss(config.objective())
         recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
         template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
         tokenizer = load_tokenizer(config.model, template)

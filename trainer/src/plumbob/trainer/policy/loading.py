@@ -14,7 +14,7 @@ from plumbob.rollout.tool_formats import named
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 
 def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
@@ -44,6 +44,22 @@ def load_model(name: str) -> PreTrainedModel:
     # merged adapter's base, without the adapter; a relative path would be wrong in another working directory.
     model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path
     return model
+
+
+def empty_model(name: str) -> PreTrainedModel:
+    """The model without memory for its weights, on torch's device "meta": of one on the hub only its configuration is loaded.
+
+    An adapter counts as its base model, into which it is merged. Raises UserError like `load_model`.
+    """
+    path = model_path(name)
+    try:
+        adapter = Path(path) / ADAPTER_CONFIG
+        if adapter.is_file():
+            return empty_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 
 def _load(name: str, path: str) -> PreTrainedModel:

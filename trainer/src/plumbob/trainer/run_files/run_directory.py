@@ -32,6 +32,18 @@ def new_directory(config: TrainConfig) -> Path:
     return make_directory(config.output_dir, name)
 
 
+def check_can_be_made(config: TrainConfig) -> None:
+    """Raise UserError if `new_directory` would. What it makes to find out is removed again."""
+    parent = Path(config.output_dir)
+    ours = [path for path in (parent, *parent.parents) if not path.exists()]
+    if config.run_name is None or not (parent / config.run_name).exists():
+        ours.insert(0, new_directory(config))
+    else:
+        new_directory(config)
+    for path in ours:
+        path.rmdir()
+
+
 def make_directory(parent: str, name: str) -> Path:
     """Make the directory `name` in `parent`. Raises UserError if it exists already, or cannot be made.
 

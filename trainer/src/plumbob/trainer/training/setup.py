@@ -86,7 +86,7 @@ def set_up(
         for tasks in environments:  # before any weights are loaded
             check_template(chat, tasks, config.model)
         model = load_model(config.model)
-        _check_context(model, config)
+        check_context(model, config)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
         chat = load_chat(tokenizer, model.generation_config, config.tool_format)
@@ -219,7 +219,7 @@ def _bytes_of_first_step(policy: Policy) -> int:
     return 12 * sum(policy.sharding.local(p).numel() for p in policy.trainable.values())
 
 
-def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
+def check_context(model: PreTrainedModel, config: TrainConfig) -> None:
     """Raise UserError if --max-context is more than the model's positions."""
     positions = _positions(model)
     if positions is not None and config.max_context > positions:

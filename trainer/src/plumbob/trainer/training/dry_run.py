@@ -1,0 +1,309 @@
+"""`train ... --dry-run`: the settings of a run with where they come from, its memory by part, and what a step's time depends on.
+
+Nothing is started or written, no weights are loaded, and of a model on the hub only its configuration is downloaded: the
+model is built without memory for its weights (torch's device "meta"), and its shapes are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from plumbob.console import UserError
+from plumbob.trainer.algorithm.losses import try_own_loss
+from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
+from plumbob.trainer.config.options import as_text, flag, grouped
+from plumbob.trainer.config.sft import SftConfig
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.distributed.launcher import requested
+from plumbob.trainer.inference.paged.memory import bytes_of_rollout, bytes_of_weights
+from plumbob.trainer.policy.loading import cast_weights, default_learning_rate, empty_model, load_chat, load_tokenizer
+from plumbob.trainer.policy.token_logprobs import CHUNK_LOGITS, CHUNK_LOGITS_CUDA
+from plumbob.trainer.reporting.trackers import check_reporting
+from plumbob.trainer.rollouts.tasks import check_settings, load_tasks
+from plumbob.trainer.rollouts.templates import check_template
+from plumbob.trainer.run_files.model_path import model_path
+from plumbob.trainer.run_files.run_directory import (
+    check_can_be_made,
+    lock_directory,
+    read_metrics,
+    run_config,
+    run_directory_of,
+)
+from plumbob.trainer.training.disk_space import size
+from plumbob.trainer.training.metrics import main_gib
+from plumbob.trainer.training.out_of_memory import GIB
+from plumbob.trainer.training.restore import choose_checkpoint
+from plumbob.trainer.training.setup import check_context
+from transformers import AttentionInterface, PreTrainedModel
+
+ALIKE = (
+    *("env", "model", "env_args", "num_generations", "batch_size", "gradient_accumulation_steps", "max_tokens"),
+    *("max_context", "bf16", "peft", "num_iterations", "num_minibatches"),
+)
+"""Settings that an earlier run must share, so that the time of its steps is an estimate of this run's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What takes a process's memory. `size`: in bytes, or None if it is not known. `about`: how it is known."""
+
+    name: str
+    size: int | None
+    about: str = ""
+
+
+def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str]) -> int:
+    """Examine the settings as a run does before it loads weights, and print what it would be; returns the exit code.
+
+    `origins`: setting -> where its value comes from. Raises UserError with the sentence with which the run would end.
+    """
+    check_reporting(config)
+    request, processes = requested(), int(os.environ.get("WORLD_SIZE", "1"))
+    config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
+    config.rollouts_per_step(processes)
+    try_own_loss(config.objective())
+    unread = _check_tasks(config, resumed)
+    model = empty_model(config.model)
+    check_context(model, config)
+    if config.peft:
+        from plumbob.trainer.policy.lora import add_lora
+
+        add_lora(model, config)
+    if resumed is not None:
+        with lock_directory(run_directory_of(resumed)):
+            choose_checkpoint(resumed, config)
+    else:
+        check_can_be_made(config)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(lines(config, model, processes, origins)))
+        print(
+            f"Not examined, because reading it may download data: {', '.join(unread)}."
+            if unread
+            else "All was examined."
+        )
+        print("Nothing was started.")
+    return 0
+
+
+def lines(config: TrainConfig, model: PreTrainedModel, processes: int, origins: Mapping[str, str]) -> Iterator[str]:
+    """What is printed."""
+    rate = default_learning_rate(model, config.peft, imitates=isinstance(config, SftConfig))
+    for heading, fields in grouped(type(config)).items():
+        yield f"{heading}:"
+        for f in fields:
+            value, origin = getattr(config, f.name), origins.get(f.name, "default")
+            if f.name == "learning_rate" and value is None:
+                value, origin = rate, "default of this model"
+            shown = " ".join(value) if isinstance(value, tuple) else "" if value is None else as_text(value)
+            yield f"  {flag(f.name):30} {shown or '-':24} {origin}"
+    parts = memory(config, model, processes)
+    yield f"Memory of {'each process' if processes > 1 else 'the run'}, on {_device().type}:"
+    for part in parts:
+        shown = "not known" if part.size is None else size(part.size)
+        yield f"  {part.name:30} {shown:>10}  {part.about}".rstrip()
+    room = torch.cuda.mem_get_info(_device())[1] if _device().type == "cuda" else int(main_gib() * GIB)
+    known = sum(part.size or 0 for part in parts)
+    yield f"  {'in all':30} {size(known):>10}  of {size(room)}, libraries and fragments not counted"
+    yield from ("Time of a step:", *(f"  {line}" for line in _time(config, model, processes)))
+
+
+LOCAL = (".jsonl", ".json", ".gz", ".csv", ".parquet", ".txt")
+"""Endings of the names of files of tasks."""
+
+
+def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
+    """Load tasks and tokenizer as a run does, where nothing has to be downloaded for them. Returns what was not loaded."""
+    unread, loaded = [], []
+    for own in config.for_each_environment():
+        data = [name.split(",")[0] for name in (own.datasets, own.eval_datasets) if name is not None]
+        here = [name == "synthetic" or name.endswith(LOCAL) or Path(name).exists() for name in data]
+        if own.datasets is not None and all(here):
+            loaded.append(load_tasks(own))
+        else:
+            check_settings(own)
+            unread.append(f"the tasks of {own.env}")
+    if not Path(model_path(config.model)).exists():
+        return [*unread, "the tokenizer and its chat template"]
+    recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
+    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
+    for tasks in loaded:
+        check_template(chat, tasks, config.model)
+    return unread
+
+
+def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> list[Part]:
+    """What a process's weights, gradients, optimizer, engine and activations take.
+
+    `model`: without memory for its weights, and with its adapter if the run trains one.
+    """
+    request, dtype = requested(), torch.bfloat16 if config.bf16 else torch.float32
+    kind = request.kind if processes > 1 else "replicated"
+    share = 1 if kind == "replicated" else processes
+    of_weights = 1 if kind == "zero" and request.deepspeed["zero_optimization"]["stage"] == 2 else share
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    halved = _linear(model, frozen=True) if config.peft and config.bf16 else 0
+    engine = config.engine
+    if engine == "auto":
+        engine = "paged" if _device().type == "cuda" and processes == 1 else "transformers"
+    parts = [
+        Part("weights", (4 * total - 2 * halved) // of_weights, f"{total:,} parameters, {trained:,} trained"),
+        Part("gradients", 4 * trained // share),
+        Part("optimizer", 8 * trained // share, "both moments of AdamW"),
+    ]
+    if config.kl_beta and not config.peft:
+        parts.append(Part("reference policy", 4 * trained // share))
+    if isinstance(config, SftConfig) and not config.eval_examples:
+        pass  # nothing is sampled
+    elif engine == "vllm":
+        alone = bool(config.vllm_url or config.vllm_gpus) or _device().type != "cuda"
+        whole = 0 if alone else torch.cuda.mem_get_info(_device())[1]
+        parts.append(Part("vLLM server", int(config.engine_memory * whole), "" if whole else "on other devices"))
+    else:
+        whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
+        shared = 0 if whole else halved if config.bf16 else total - trained
+        copies = (total - shared) * dtype.itemsize + (bytes_of_weights(model, dtype) if engine == "paged" else 0)
+        parts += [
+            Part("the engine's copy of weights", copies, f"--engine {engine}"),
+            _cache(config, model, processes, engine),
+        ]
+    return [*parts, _activations(config, model, processes)]
+
+
+def _device() -> torch.device:
+    return (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def _linear(model: PreTrainedModel, *, frozen: bool) -> int:
+    """Number of weights of linear layers that are no embeddings, of the frozen ones or of all."""
+    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    own = (p for m in model.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters(recurse=False))
+    return sum(p.numel() for p in own if id(p) not in tied and not (frozen and p.requires_grad))
+
+
+def _cache(config: TrainConfig, model: PreTrainedModel, processes: int, engine: str) -> Part:
+    """The engine's keys and values when all rollouts that it decodes at once have their full length."""
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    slots = min(config.max_concurrent, max(config.rollouts_per_step(processes) // processes, 1))
+    about = f"at most: {slots} rollouts of {config.max_context} tokens"
+    try:
+        taken = slots * bytes_of_rollout(model, dtype, config.max_context)
+    except AttributeError:  # a model with another kind of memory of its tokens
+        return Part("the engine's cache", None)
+    if engine == "paged" and _device().type == "cuda":
+        taken = min(taken, int(config.engine_memory * torch.cuda.mem_get_info(_device())[1]))
+    return Part("the engine's cache", taken, about)
+
+
+def _activations(config: TrainConfig, model: PreTrainedModel, processes: int) -> Part:
+    tokens = min(config.microbatch_tokens, config.rollouts_per_step(processes) // processes * config.max_context)
+    about = f"within a factor of 2: a microbatch of {tokens} tokens; fewer if rollouts are shorter"
+    try:
+        return Part("activations", activation_bytes(model, tokens, config), about)
+    except Exception:  # whatever a model raises that cannot run without weights
+        return Part("activations", None)
+
+
+def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -> int:
+    """What a forward pass of so many tokens keeps for its backward pass, and the logits of a chunk. Changes the model's dtype.
+
+    With gradient checkpointing: every layer's input, and one layer's activations.
+    """
+    if config.bf16:
+        cast_weights(model, torch.bfloat16)
+    model.set_attn_implementation(NAME)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}  # a storage that is kept keeps its number
+    inside, of_layers, inputs = [0], [0], [0]
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in kept and storage._cdata not in weights:
+            kept[storage._cdata] = storage
+            of_layers[0] += inside[0] * storage.nbytes()
+        return tensor
+
+    def enter(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        inside[0] = 1
+        inputs[0] += args[0].nbytes
+
+    def leave(*_: object) -> None:
+        inside[0] = 0
+
+    decoder: Any = model.get_decoder()
+    for layer in decoder.layers:
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        decoder(input_ids=ids, use_cache=False, position_ids=ids).last_hidden_state.sum()
+    total = sum(storage.nbytes() for storage in kept.values())
+    if config.gradient_checkpointing:
+        total += inputs[0] - of_layers[0] + of_layers[0] // len(decoder.layers)
+    words = model.config.get_text_config().vocab_size
+    logits = min(tokens * words, CHUNK_LOGITS_CUDA if _device().type == "cuda" else CHUNK_LOGITS)
+    cast = 2 * _linear(model, frozen=False) if config.bf16 and not config.peft else 0  # what autocast keeps of a pass
+    return total + 8 * logits + cast
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what a fused kernel keeps: queries, keys, values and the result."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(query, dtype=value.dtype)
+        ctx.save_for_backward(query, key, value, result)
+        return result
+
+
+def _attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **_: Any) -> tuple[torch.Tensor, None]:
+    groups = query.shape[1] // key.shape[1]  # as `packed_attention` repeats them
+    key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+    return _Attention.apply(query, key, value).transpose(1, 2), None
+
+
+NAME = "plumbob_counted"
+AttentionInterface.register(NAME, _attention)
+
+
+def _time(config: TrainConfig, model: PreTrainedModel, processes: int) -> Iterator[str]:
+    """What a step took in the last run of the same settings, if there is one, and how much there is to do."""
+    if (found := _earlier(config)) is not None:
+        yield f"{found[1]:.3g} s, the median of the last run with such settings, on its machine: {found[0]}"
+    else:
+        yield f"not known before the first step: no run in {config.output_dir} has such settings"
+    rollouts = config.rollouts_per_step(processes)
+    tokens = rollouts * config.max_context
+    count = sum(p.numel() for p in model.parameters())
+    each = (4 if config.peft else 6) + 2 * config.gradient_checkpointing
+    yield f"at most {tokens:,} tokens: {rollouts} rollouts of {config.max_context}, of which the model samples a part"
+    yield (
+        f"at most {each * config.num_iterations} x {count:,} parameters x {tokens:,} tokens = "
+        f"{each * config.num_iterations * count * tokens:.2g} operations to train on them, on all processes together"
+    )
+
+
+def _earlier(config: TrainConfig) -> tuple[Path, float] | None:
+    """(run directory, median seconds of its steps after the first) of the latest run with such settings."""
+    found = sorted(Path(config.output_dir).glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for directory in (path.parent for path in found):
+        try:
+            other, rows = run_config(directory), read_metrics(directory)[1:]
+        except (UserError, OSError, ValueError):
+            continue
+        if rows and all(getattr(other, name) == getattr(config, name) for name in ALIKE):
+            return directory, median(
+                sum(row.get(f"time/{p}", 0.0) for p in ("rollout", "train", "sync")) for row in rows
+            )
+    return None

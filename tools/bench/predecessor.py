@@ -74,7 +74,7 @@ ARMS = (
     Arm("context of 400 tokens", "--max-context 400"),
     Arm("adapter never reaches the engine", LORA, (UNBOUND,)),
     # A control: rewards by lot teach nothing, so a lift that this arm also shows is none.
-    Arm("rewards drawn by lot", "--reward random"),
+    Arm("rewards drawn by lot", "--trained-reward random"),
 )
 
 

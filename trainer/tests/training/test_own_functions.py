@@ -21,7 +21,7 @@ from plumbob.trainer.training.train import run
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "training.md"
 QUICK = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "eval_examples": 0}
-OPTIONS = {"loss": "loss", "baseline": "advantages", "reward": "reward"}
+OPTIONS = {"loss": "loss", "baseline": "advantages", "trained_reward": "reward"}
 
 LIKE_BUILT_IN = """
 def loss(tokens, settings):
@@ -65,7 +65,7 @@ def test_the_guide_s_functions_train_and_the_doctor_says_that_it_does_not_examin
         train(tmp_path, "plain", 1),
         train(tmp_path, "own", 2, **{option: f"{tmp_path}/my.py:{name}" for option, name in OPTIONS.items()}),
     )
-    assert "OTHER REWARD: --reward trains on" in capsys.readouterr().err
+    assert "OTHER REWARD: --trained-reward trains on" in capsys.readouterr().err
     assert ours[0]["reward/mean"] == plain[0]["reward/mean"] and ours[0]["loss"] != plain[0]["loss"]
 
     found = {}
@@ -134,11 +134,11 @@ def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_p
     ):
         path = tmp_path / f"{len(said)}.py"
         path.write_text(f"def f(rollouts, settings):\n    return {value}\n")
-        for option in ("reward", "baseline"):
+        for option in ("trained_reward", "baseline"):
             with pytest.raises(OwnFunctionError, match=re.escape(f"{path}, line 1: f {said}")):
                 step_advantages(rows, TrainConfig(**{option: f"{path}:f"}).advantages())
     (tmp_path / "good.py").write_text("def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n")
-    found = step_advantages(rows, TrainConfig(reward=f"{tmp_path}/good.py:f").advantages())
+    found = step_advantages(rows, TrainConfig(trained_reward=f"{tmp_path}/good.py:f").advantages())
     assert found.values == [-1.0, 1.0, 0.0] and found.non_finite == 1  # a rollout without a reward is not asked about
 
 
@@ -161,7 +161,7 @@ def test_a_mistake_in_a_later_step_ends_the_run_and_loses_nothing(
 
 
 def test_a_run_whose_file_is_gone_can_still_be_read(tmp_path: Path) -> None:
-    config = TrainConfig(loss="nowhere/my.py:loss", reward="my.py:reward")
+    config = TrainConfig(loss="nowhere/my.py:loss", trained_reward="my.py:reward")
     assert TrainConfig(loss=config.loss).loss == str(Path("nowhere/my.py").absolute()) + ":loss"
     for wrong, said in (("grpo", "a built-in one is --loss-type"), ("my.py", "--loss needs FILE.py:FUNCTION")):
         with pytest.raises(UserError, match=said):

@@ -260,7 +260,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         ),
         "advantages-wrong": Cause(
             "Advantages are not what the settings say of the rollouts' rewards (--scale-rewards, --baseline, "
-            "--reward, --overlong), or a group holds rollouts of different tasks: with a mean over the whole "
+            "--trained-reward, --overlong), or a group holds rollouts of different tasks: with a mean over the whole "
             "step, for example, easy tasks are reinforced whatever the policy does.",
             "Give all rollouts of a task in a step the same group, and those of different tasks different ones; "
             "compute the baseline over the rollouts of one group, and check scale and sign of the advantages against "

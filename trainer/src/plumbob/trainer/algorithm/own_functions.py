@@ -8,7 +8,7 @@ the same rewards and compares nothing. What goes wrong in it is said in one sent
                                   that is minimised. Called once for each microbatch, so it must be a plain sum over
                                   tokens, each times its `weights` entry: then gradients do not depend on microbatches.
     --baseline FILE.py:FUNCTION   (Samples [B], AdvantageSettings) -> B advantages, in the order of the samples
-    --reward FILE.py:FUNCTION     (Samples [B], AdvantageSettings) -> B rewards to train on
+    --trained-reward FILE.py:FUNCTION    (Samples [B], AdvantageSettings) -> B rewards to train on
 
 B: the usable rollouts of the step with finite rewards. `Sample`: plumbob.rollout.types; `Sample.group` names the task.
 """

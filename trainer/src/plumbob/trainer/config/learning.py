@@ -14,7 +14,7 @@ from plumbob.trainer.algorithm.own_functions import OwnFunction, is_file, own
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.options import did_you_mean, flag, option, require
 
-OWN = ("loss", "baseline", "reward")
+OWN = ("loss", "baseline", "trained_reward")
 """Settings that may be FILE.py:FUNCTION."""
 
 TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
@@ -95,7 +95,7 @@ class LearningConfig:
     loss: str | None = option(None)
     """FILE.py:FUNCTION: a loss of your own in place of the formula (docs/guides/training.md). The weights of tokens stay
     those of --loss-type."""
-    reward: str | None = option(None, "--reward-weights")
+    trained_reward: str | None = option(None, "--reward-weights")
     """What to train on in place of the environment's reward: weights of its components, as in correct=1,format=0 (the
     others keep theirs); FILE.py:FUNCTION, a function of your own; or random: 0 or 1 drawn by lot (with --seed), a
     control run, whose gain is not owed to the reward. The metrics reward/... and evaluations stay those of the
@@ -223,15 +223,15 @@ class LearningConfig:
         )
 
     def advantages(self) -> AdvantageSettings:
-        """Settings of how rewards become advantages. Raises UserError for a --reward that cannot be read."""
-        own_rewards, drawn = own("--reward", self.reward), self.reward == "random"
+        """Settings of how rewards become advantages. Raises UserError for a --trained-reward that cannot be read."""
+        own_rewards, drawn = own("--trained-reward", self.trained_reward), self.trained_reward == "random"
         return AdvantageSettings(
             scale=self.scale_rewards,
             scale_epsilon=self.scale_epsilon,
             baseline="leave_one_out" if self.baseline == "leave_one_out" else "mean",
             overlong=self.overlong,
             kl_beta=self.kl_beta,
-            reward_weights={} if own_rewards or drawn else read_weights(self.reward),
+            reward_weights={} if own_rewards or drawn else read_weights(self.trained_reward),
             random_rewards=self.seed if drawn else None,
             own_rewards=own_rewards,
             own_advantages=own("--baseline", self.baseline),
@@ -253,7 +253,9 @@ def read_weights(text: str | None) -> dict[str, float]:
         except ValueError:
             weight = math.nan
         right = bool(name and equals) and math.isfinite(weight)
-        require(right, f"--reward needs random, FILE.py:FUNCTION or NAME=WEIGHT separated by commas, not {pair!r}")
-        require(name not in weights, f"--reward names {name} twice")
+        require(
+            right, f"--trained-reward needs random, FILE.py:FUNCTION or NAME=WEIGHT separated by commas, not {pair!r}"
+        )
+        require(name not in weights, f"--trained-reward names {name} twice")
         weights[name] = weight
     return weights

@@ -41,7 +41,7 @@ FIXED_ON_RESUME = (
     "seed",
     "eval_examples",
     "max_prompt_length",
-    "reward",
+    "trained_reward",
 )
 """Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
 PLACE = ("output_dir", "run_name")

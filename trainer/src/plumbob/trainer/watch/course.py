@@ -82,7 +82,7 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         exact=not (config.bf16 or config.engine == "vllm"),
         narrowed=", ".join(text for on, text in narrowed if on),
         stale=config.max_staleness > 0,
-        random_rewards=config.reward == "random",
+        random_rewards=config.trained_reward == "random",
         scaled=config.scale_rewards == "group",
         learning_rate=config.learning_rate,
         adapter=config.peft,

@@ -40,6 +40,7 @@ TABLE = """
   multi_objective_aggregation | sum_then_normalize | rewards are summed by their weights and then normalised; give
       weights with --trained-reward
   random_rewards | false | --trained-reward random draws rewards by lot
+  keep_traces | auto any | a run stores all its rollouts, or as many groups of each step as fit into 10 GB together
   kl_placement | loss | --kl-estimator reward subtracts the KL penalty from the reward
   delta | - | --loss-type cispo bounds the ratio of every token
   importance_cap | 1.05 2 | weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out

@@ -10,7 +10,6 @@ from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.kept_traces import groups_to_keep
 from plumbob.trainer.config.learning import LearningConfig
 from plumbob.trainer.config.options import (
     check_run_name,
@@ -120,10 +119,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's time."""
     save_total_limit: int = option(2, at_least=1)
     """Number of checkpoints to keep; older ones are deleted."""
-    keep_traces: str = option("auto")
-    """Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per step
-    such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many of each
-    step as fit."""
     output_dir: str = option("runs", "-o")
     """Folder in which run directories are created."""
     run_name: str | None = option(None)
@@ -156,7 +151,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        groups_to_keep(self.keep_traces, 1, 1)
         read_values(self.chat_template_args)
         self._check_own()
         self._check_objective()

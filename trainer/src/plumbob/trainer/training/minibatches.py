@@ -96,8 +96,6 @@ def token_records(
 
     `after`: log-probabilities [n] after the step's last update, by the id of the trace, as far as they were computed.
     """
-    if run.config.keep_traces == "none":
-        return {}
     mine: dict[str, np.ndarray] = {}
     for minibatch in minibatches:
         mine |= _scores_by_trace(minibatch)

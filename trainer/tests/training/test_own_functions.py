@@ -92,7 +92,7 @@ def test_the_guide_s_functions_train_and_the_doctor_says_that_it_does_not_examin
     ("text", "said"),
     [
         ("def other(tokens, settings): ...", "has no function 'loss'"),
-        ("def loss(tokens): ...", "line 1: loss is called with 2 arguments"),
+        ("def loss(tokens): ...", "line 1: loss must take 2 arguments"),
         ("x = 1\ndef loss(tokens, settings:\n", "line 2: SyntaxError"),
         (None, "there is no file"),
     ],

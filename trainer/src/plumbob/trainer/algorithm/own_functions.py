@@ -21,7 +21,7 @@ import importlib.util
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,9 +73,7 @@ class OwnFunction:
         node, given = found[self.name], found[self.name].args
         most = len(given.posonlyargs) + len(given.args)
         if not most - len(given.defaults) <= ARGUMENTS <= (math.inf if given.vararg else most):
-            raise self.error(
-                f"{self.name} is called with {ARGUMENTS} arguments: see --help for {self.option}", node.lineno
-            )
+            raise self.error(f"{self.name} must take {ARGUMENTS} arguments: docs/guides/training.md", node.lineno)
         return node.lineno
 
     def error(self, said: str, line: int | None = None) -> OwnFunctionError:
@@ -89,9 +87,7 @@ class OwnFunction:
         except (UserError, MemoryError):
             raise
         except Exception as error:
-            if (
-                type(error).__name__ == "OutOfMemoryError"
-            ):  # torch's, which the trainer answers with smaller microbatches
+            if type(error).__name__ == "OutOfMemoryError":  # torch's: the trainer answers it with smaller microbatches
                 raise
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
             raise self.error(f"{type(error).__name__}: {first_line(error)}", lines[-1] if lines else None) from error
@@ -102,9 +98,8 @@ class OwnFunction:
         try:
             values = [float(value) for value in found]
         except (TypeError, ValueError):
-            raise self.error(
-                f"{self.name} must give {count} numbers, one for each rollout, not {_shown(found)}"
-            ) from None
+            shown = type(found).__name__
+            raise self.error(f"{self.name} must give {count} numbers, one for each rollout, not a {shown}") from None
         if len(values) != count:
             raise self.error(f"{self.name} gives {len(values)} numbers for {count} rollouts")
         for i, value in enumerate(values):
@@ -136,8 +131,3 @@ def _load(function: OwnFunction) -> Callable[[Any, Any], Any]:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, function.name)
-
-
-def _shown(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, Iterable) else "")

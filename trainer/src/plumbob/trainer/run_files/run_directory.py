@@ -35,13 +35,10 @@ def new_directory(config: TrainConfig) -> Path:
 def check_can_be_made(config: TrainConfig) -> None:
     """Raise UserError if `new_directory` would. What it makes to find out is removed again."""
     parent = Path(config.output_dir)
-    ours = [path for path in (parent, *parent.parents) if not path.exists()]
-    if config.run_name is None or not (parent / config.run_name).exists():
-        ours.insert(0, new_directory(config))
-    else:
-        new_directory(config)
-    for path in ours:
-        path.rmdir()
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    for path in (new_directory(config), *missing):
+        with suppress(OSError):  # the log of a server that did not start may be in it
+            path.rmdir()
 
 
 def make_directory(parent: str, name: str) -> Path:

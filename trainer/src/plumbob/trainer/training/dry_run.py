@@ -82,12 +82,8 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
         check_can_be_made(config)
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(lines(config, model, processes, origins)))
-        print(
-            f"Not examined, because reading it may download data: {', '.join(unread)}."
-            if unread
-            else "All was examined."
-        )
-        print("Nothing was started.")
+        not_read = f"Not examined, because reading it may download data: {', '.join(unread)}. " if unread else ""
+        print(f"{not_read}Nothing was started.")
     return 0
 
 
@@ -103,12 +99,13 @@ def lines(config: TrainConfig, model: PreTrainedModel, processes: int, origins: 
             shown = " ".join(value) if isinstance(value, tuple) else "" if value is None else as_text(value)
             yield f"  {flag(f.name):30} {shown or '-':24} {origin}"
     parts = memory(config, model, processes)
-    yield f"Memory of {'each process' if processes > 1 else 'the run'}, on {_device().type}:"
+    room = _gpu() or int(main_gib() * GIB)
+    yield f"Memory of {'each process' if processes > 1 else 'the run'}, on {'its GPU' if _gpu() else 'the CPU'}:"
     for part in parts:
         shown = "not known" if part.size is None else size(part.size)
         yield f"  {part.name:30} {shown:>10}  {part.about}".rstrip()
     known = sum(part.size or 0 for part in parts)
-    yield f"  {'in all':30} {size(known):>10}  of {size(_room())}, libraries and fragments not counted"
+    yield f"  {'in all':30} {size(known):>10}  of {size(room)}, libraries and fragments not counted"
     yield from ("Time of a step:", *(f"  {line}" for line in _time(config, model, processes)))
 
 
@@ -149,17 +146,15 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     halved = _frozen_halves(model) if config.peft and config.bf16 else 0
-    rollouts, gpu = config.rollouts_per_step(processes) // processes, _room() if _device().type == "cuda" else 0
+    rollouts, gpu = config.rollouts_per_step(processes) // processes, _gpu()
     engine = config.engine
     if engine == "auto":
         engine = "paged" if gpu and processes == 1 else "transformers"
     slots = min(config.max_concurrent, max(rollouts, 1))
     tokens = min(config.microbatch_tokens, rollouts * config.max_context)
     try:
-        cache, activations = (
-            slots * bytes_of_rollout(model, dtype, config.max_context),
-            activation_bytes(model, tokens, config),
-        )
+        cache = slots * bytes_of_rollout(model, dtype, config.max_context)
+        activations = activation_bytes(model, tokens, config)
     except AttributeError:  # a model of another form
         cache = activations = None
     parts = [
@@ -171,9 +166,8 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
         parts.append(Part("reference policy", 4 * trained // share))
     if engine == "vllm":
         shares = not (config.vllm_url or config.vllm_gpus)
-        parts.append(
-            Part("vLLM server", int(config.engine_memory * gpu) if shares else 0, "" if shares else "elsewhere")
-        )
+        taken = int(config.engine_memory * gpu) if shares else 0
+        parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
     else:
         whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
         copied = total - (0 if whole else halved if config.bf16 else total - trained)
@@ -182,17 +176,15 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
         if cache is not None and engine == "paged" and gpu:
             cache = min(cache, int(config.engine_memory * gpu))
         parts.append(Part("the engine's cache", cache, f"at most: {slots} rollouts of {config.max_context} tokens"))
-    return [*parts, Part("activations", activations, f"within a factor of 2: a microbatch of {tokens} tokens, at most")]
+    return [
+        *parts,
+        Part("activations", activations, f"at most: {tokens} tokens of a dense model, within a factor of 2"),
+    ]
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _room() -> int:
-    """Bytes of this process's GPU, or without one of main memory."""
-    gpu = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.cuda.mem_get_info(gpu)[1] if _device().type == "cuda" else int(main_gib() * GIB)
+def _gpu() -> int:
+    """Bytes of this process's GPU; 0 without one."""
+    return torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))[1] if torch.cuda.is_available() else 0
 
 
 def _frozen_halves(model: PreTrainedModel) -> int:
@@ -216,40 +208,35 @@ def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -
     text = model.config.get_text_config()
     if config.gradient_checkpointing:
         entries = entries // len(layers) + len(layers) * text.hidden_size
-    most = CHUNK_LOGITS_CUDA if _device().type == "cuda" else CHUNK_LOGITS
-    cast_once = (
-        2 * sum(m.weight.numel() for m in linear) if config.bf16 and not config.peft else 0
-    )  # autocast keeps them
-    return tokens * entries * (2 if config.bf16 else 4) + 8 * min(tokens * text.vocab_size, most) + cast_once
+    logits = min(tokens * text.vocab_size, CHUNK_LOGITS_CUDA if _gpu() else CHUNK_LOGITS)
+    halves = sum(m.weight.numel() for m in linear) if config.bf16 and not config.peft else 0  # autocast keeps them
+    return tokens * entries * (2 if config.bf16 else 4) + 8 * logits + 2 * halves
 
 
 def _time(config: TrainConfig, model: PreTrainedModel, processes: int) -> Iterator[str]:
     """What a step took in the last run of the same settings, if there is one, and how much there is to do."""
-    if (found := _earlier(config)) is not None:
-        yield f"{found[1]:.3g} s, the median of the last run with such settings, on its machine: {found[0]}"
-    else:
-        yield f"not known before the first step: no run in {config.output_dir} has such settings"
+    yield _earlier(config) or f"not known before the first step: no run in {config.output_dir} has such settings"
     rollouts = config.rollouts_per_step(processes)
     tokens = rollouts * config.max_context
     count = sum(p.numel() for p in model.parameters())
-    each = (4 if config.peft else 6) + 2 * config.gradient_checkpointing
+    each = ((4 if config.peft else 6) + 2 * config.gradient_checkpointing) * config.num_iterations
     yield f"at most {tokens:,} tokens: {rollouts} rollouts of {config.max_context}, of which the model samples a part"
     yield (
-        f"at most {each * config.num_iterations} x {count:,} parameters x {tokens:,} tokens = "
-        f"{each * config.num_iterations * count * tokens:.2g} operations to train on them, on all processes together"
+        f"at most {each} x {count:,} parameters x {tokens:,} tokens = {each * count * tokens:.2g} operations to train on "
+        "them, on all processes together"
     )
 
 
-def _earlier(config: TrainConfig) -> tuple[Path, float] | None:
-    """(run directory, median seconds of its steps after the first) of the latest run with such settings."""
+def _earlier(config: TrainConfig) -> str | None:
+    """What the steps after the first took in the latest run with such settings; None without one."""
     found = sorted(Path(config.output_dir).glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for directory in (path.parent for path in found):
+    for folder in (path.parent for path in found):
         try:
-            other, rows = run_config(directory), read_metrics(directory)[1:]
+            other, rows = run_config(folder), read_metrics(folder)[1:]
         except (UserError, OSError, ValueError):
             continue
-        if rows and all(getattr(other, name) == getattr(config, name) for name in ALIKE):
-            return directory, median(
-                sum(row.get(f"time/{p}", 0.0) for p in ("rollout", "train", "sync")) for row in rows
-            )
+        same = type(other) is type(config) and all(getattr(other, name) == getattr(config, name) for name in ALIKE)
+        seconds = [sum(row.get(f"time/{part}", 0.0) for part in ("rollout", "train", "sync")) for row in rows]
+        if same and seconds:
+            return f"{median(seconds):.3g} s, the median of the last run with such settings, on its machine: {folder}"
     return None

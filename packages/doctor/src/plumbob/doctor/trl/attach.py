@@ -215,7 +215,7 @@ class Doctor(TrainerCallback):
             return []
         previous, self._previous = self._previous, record
         if self._snapshot is not None and self.reading.trends.plan.exact:
-            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
+            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:4]]
             self._change = {"policy/step_kl": self._snapshot.change(rows)}
         plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
         with torch.enable_grad():

@@ -41,8 +41,10 @@ class Round:
     completions: list[Any] = field(default_factory=list)
     tool_masks: list[list[int]] | None = None
     ids: list[list[int]] = field(default_factory=list)
-    rewards: torch.Tensor | None = None
+    rewards: np.ndarray | None = None
     """[B, F] what each reward function gave; NaN for None."""
+    reward_weights: np.ndarray | float = 1.0
+    """[F]"""
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the loss is given, before it is shuffled."""
 
@@ -127,7 +129,7 @@ class Watch:
     def _rewards(self, original: Any, *given: Any, **more: Any) -> Any:
         rewards = original(*given, **more)
         if self.round is not None and self.trainer.model.training:
-            self.round.rewards = rewards.detach().clone()
+            self.round.rewards, self.round.reward_weights = values(rewards), values(self.trainer.reward_weights)
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
@@ -328,5 +330,5 @@ def unchanged_randomness() -> Generator[None]:
 
 
 def values(rewards: torch.Tensor) -> np.ndarray:
-    """Rewards [B, F] as float64."""
-    return rewards.double().cpu().numpy()
+    """A copy of rewards as float64."""
+    return rewards.detach().to("cpu", torch.double, copy=True).numpy()

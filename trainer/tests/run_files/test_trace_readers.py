@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "max_steps": 3,
-    "eval_examples": 0, "threads": 1,
+    "eval_examples": 0,
 }  # fmt: skip
 
 

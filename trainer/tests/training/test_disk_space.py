@@ -32,7 +32,7 @@ def bytes_of(folder: Path) -> int:
 def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
     settings = {
         "batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_tokens": 64, "max_steps": 2,
-        "max_context": 512, "eval_examples": 0, "save_steps": 1, "threads": 1, "peft": peft,
+        "max_context": 512, "eval_examples": 0, "save_steps": 1, "peft": peft,
     }  # fmt: skip
     assert run(TrainConfig(**settings, output_dir=str(tmp_path), run_name="r")) == 0
     directory = tmp_path / "r"

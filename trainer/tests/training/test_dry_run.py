@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from plumbob.trainer.config.options import grouped
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.policy.loading import empty_model
+from plumbob.trainer.policy.loading import empty_model, threads_for
 from plumbob.trainer.policy.lora import add_lora
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import new_directory
@@ -26,6 +27,7 @@ from plumbob.trainer.training import out_of_memory
 from plumbob.trainer.training.dry_run import activation_bytes, lines, memory
 from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.step import optimizer_step
+from transformers import LlamaConfig, LlamaForCausalLM
 
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
@@ -139,6 +141,16 @@ def test_the_time_of_a_step_is_that_of_the_last_run_with_such_settings(
         capsys, output_dir=str(tmp_path), batch_size="16"
     )
     assert "not known before the first step" in dry(capsys, output_dir=str(tmp_path), batch_size="32")
+
+
+def test_threads_are_those_of_the_variable_unless_a_launcher_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        large = LlamaForCausalLM(LlamaConfig(hidden_size=512, intermediate_size=512, num_hidden_layers=2))
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    for variable, processes, threads in (("", 1, 12), ("", 3, 4), ("1", 1, 1), ("1", 3, 4), ("2", 3, 2), ("x", 1, 12)):
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        assert threads_for(large, processes) == threads
+        assert threads_for(empty_model("tiny"), processes) == 1
 
 
 @pytest.mark.parametrize(

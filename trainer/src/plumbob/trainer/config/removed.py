@@ -40,6 +40,7 @@ TABLE = """
   multi_objective_aggregation | sum_then_normalize | rewards are summed by their weights and then normalised; give
       weights with --trained-reward
   random_rewards | false | --trained-reward random draws rewards by lot
+  threads | 0 any | the variable OMP_NUM_THREADS sets the number of CPU threads; a tiny model has one
   keep_traces | auto any | a run stores all its rollouts, or as many groups of each step as fit into 10 GB together
   kl_placement | loss | --kl-estimator reward subtracts the KL penalty from the reward
   delta | - | --loss-type cispo bounds the ratio of every token

@@ -133,8 +133,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Upload the final model to the Hugging Face hub at the end of the run."""
     hub_model_id: str | None = option(None)
     """Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."""
-    threads: int = option(0, at_least=0)
-    """Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, list | tuple):

@@ -123,12 +123,17 @@ TINY = 10_000_000
 """Models with fewer parameters than this need other defaults than real models. The bundled policy has 0.4 million."""
 
 
-def default_threads(model: PreTrainedModel) -> int:
-    """Default number of CPU threads: one per CPU, but a single one for a tiny model.
+def threads_for(model: PreTrainedModel, processes: int = 1) -> int:
+    """Number of CPU threads of each of so many processes: OMP_NUM_THREADS, else all CPUs divided; a single one for a tiny model.
 
-    The operations of a tiny model are too short to divide: two threads took up to 30 times as long.
+    The operations of a tiny model are too short to divide: two threads took up to 30 times as long. A launcher sets
+    OMP_NUM_THREADS to 1 for several processes if nobody has set it, so that 1 says nothing there.
     """
-    return 1 if model.num_parameters() < TINY else os.cpu_count() or 1
+    if model.num_parameters() < TINY:
+        return 1
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    said = given.isdecimal() and int(given) > (1 if processes > 1 else 0)
+    return int(given) if said else max(1, (os.cpu_count() or 1) // processes)
 
 
 def default_learning_rate(model: PreTrainedModel, peft: bool, *, imitates: bool = False) -> float:

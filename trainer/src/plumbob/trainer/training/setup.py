@@ -30,10 +30,10 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
 from plumbob.trainer.policy.loading import (
     default_learning_rate,
-    default_threads,
     load_chat,
     load_model,
     load_tokenizer,
+    threads_for,
 )
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
@@ -109,7 +109,7 @@ def set_up(
             rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
         config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
 
-        torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
+        torch.set_num_threads(threads_for(model, world.size))
         torch.manual_seed(config.seed)
         divided = request.divides(world)
         # A model that is divided begins on the CPU, on every process.

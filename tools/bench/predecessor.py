@@ -28,7 +28,7 @@ from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.faulty.fault import BASE
 
 ENVS = ("gsm8k", "musique")
-SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --threads 1 --save-steps 1000"
+SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --save-steps 1000"
 LORA = "--peft"
 THEIRS = "--learning-rate 1e-6 --max-grad-norm 0.01"
 

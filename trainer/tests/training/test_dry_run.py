@@ -167,6 +167,7 @@ def test_threads_are_those_of_the_variable_unless_a_launcher_has_set_it(monkeypa
         {"max_steps": "0"},
         {"resume": "nowhere"},
         {"loss": __file__ + ":nothing"},
+        {"demonstrations": "nowhere.jsonl"},
     ],
     ids=str,
 )
@@ -175,6 +176,6 @@ def test_a_mistake_ends_it_with_the_sentence_of_a_run(tmp_path: Path, wrong: dic
     said = []
     for dry_run in (True, None):
         with pytest.raises(UserError) as error:
-            run_training(TrainConfig, {**given, "dry_run": dry_run})
+            run_training(SftConfig if "demonstrations" in wrong else TrainConfig, {**given, "dry_run": dry_run})
         said.append(re.sub(r"\d{8}-\d{6}", "TIME", str(error.value)))
     assert said[0] == said[1]

@@ -18,7 +18,7 @@ from plumbob.console import UserError
 from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.options import as_text, flag, grouped
-from plumbob.trainer.config.sft import SftConfig
+from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.inference.paged.memory import bytes_of_rollout
@@ -35,6 +35,7 @@ from plumbob.trainer.run_files.run_directory import (
     run_config,
     run_directory_of,
 )
+from plumbob.trainer.training.demonstrations import trace_paths
 from plumbob.trainer.training.disk_space import size
 from plumbob.trainer.training.metrics import main_gib
 from plumbob.trainer.training.out_of_memory import GIB
@@ -69,18 +70,20 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
     config.rollouts_per_step(processes)
     try_own_loss(config.objective())
     unread = _check_tasks(config, resumed)
+    if isinstance(config, SftConfig) and config.demonstrations != ORACLE and resumed is None:
+        trace_paths(config.demonstrations, config.env)
     model = empty_model(config.model)
     check_context(model, config)
     if config.peft:
         from plumbob.trainer.policy.lora import add_lora
 
         add_lora(model, config)
-    if resumed is not None:
-        with lock_directory(run_directory_of(resumed)):
-            choose_checkpoint(resumed, config)
-    else:
-        check_can_be_made(config)
     if os.environ.get("RANK", "0") == "0":
+        if resumed is None:
+            check_can_be_made(config)
+        else:
+            with lock_directory(run_directory_of(resumed)):
+                choose_checkpoint(resumed, config)
         print("\n".join(lines(config, model, processes, origins)))
         not_read = f"Not examined, because reading it may download data: {', '.join(unread)}. " if unread else ""
         print(f"{not_read}Nothing was started.")

@@ -80,7 +80,7 @@ def test_the_reference_pages_are_what_the_code_says():
 def test_every_metric_of_a_run_has_a_meaning(tmp_path):
     """Two runs with most of what adds metrics."""
     for name, options in (
-        ("full", ["--kl-beta", "0.01", "--kl-placement", "reward", "--zero-signal", "refill"]),
+        ("full", ["--kl-beta", "0.01", "--kl-estimator", "reward", "--zero-signal", "refill"]),
         ("lora", ["--peft", "--num-minibatches", "2", "--importance-correction", "sequence_mask"]),
     ):
         sizes = ["--max-steps", "1", "--batch-size", "16", "--gradient-accumulation-steps", "1", "--eval-examples", "4"]

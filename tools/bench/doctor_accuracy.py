@@ -115,7 +115,7 @@ def by_command(row: Any, healthy: bool, kind: str, seed: int, folder: Path) -> d
         folder.mkdir(parents=True)
         own = f"{row.options} {getattr(row, 'run_options', '')}"
         size = "" if healthy and "--batch-size" in own else import_module("plumbob.testing.faulty.first_stage").SMALL
-        settings = f"--eval-examples 0 {size} {own} --max-steps {row.steps} --seed {seed} --threads 1 --save-steps 1000"
+        settings = f"--eval-examples 0 {size} {own} --max-steps {row.steps} --seed {seed} --save-steps 1000"
         _, err = called("train", f"{given} {settings} --run-name run", "-o", str(folder))
         out, last = called("doctor", "--json", str(folder / "run"))
         err = err or last

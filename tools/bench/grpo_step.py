@@ -66,7 +66,7 @@ def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
         ),
         *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),
         *(("--vllm-sync", "disk") if engine == "vllm" and not args.lora else ()),
-        *(("--random-rewards",) if args.shape else ()),
+        *(("--trained-reward", "random") if args.shape else ()),
         *shlex.split(args.plumbob_options),
     ]
     return arms.Arm(name, command, arms.PLUMBOB_STEP, about(args))

@@ -28,7 +28,7 @@ from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.faulty.fault import BASE
 
 ENVS = ("gsm8k", "musique")
-SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --threads 1 --save-steps 1000"
+SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --save-steps 1000"
 LORA = "--peft"
 THEIRS = "--learning-rate 1e-6 --max-grad-norm 0.01"
 
@@ -74,7 +74,7 @@ ARMS = (
     Arm("context of 400 tokens", "--max-context 400"),
     Arm("adapter never reaches the engine", LORA, (UNBOUND,)),
     # A control: rewards by lot teach nothing, so a lift that this arm also shows is none.
-    Arm("rewards drawn by lot", "--random-rewards"),
+    Arm("rewards drawn by lot", "--trained-reward random"),
 )
 
 

@@ -67,7 +67,7 @@ def plumbob_arm(args: argparse.Namespace) -> arms.Arm:
         *("--num-generations", str(args.group), "--batch-size", str(args.prompts)),
         *("--gradient-accumulation-steps", str(args.group), "--temperature", str(args.temperature)),
         *("--max-tokens", str(args.tokens), "--max-turns", str(TURNS), "--max-context", str(args.context)),
-        *("--max-concurrent", str(rollouts), "--eval-examples", "0", "--random-rewards"),
+        *("--max-concurrent", str(rollouts), "--eval-examples", "0", "--trained-reward", "random"),
         *("--save-steps", "1000", "--output-dir", str(args.out)),
         *("--run-name", f"plumbob-{time.time():.0f}", "--slow-tool", str(args.tool_ms / 1e3)),
         *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),

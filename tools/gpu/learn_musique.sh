@@ -7,7 +7,7 @@
 # PART is one of base, sft, after-sft, grpo and after-grpo, which come in this order. DATA is a folder with musique.jsonl,
 # 2wikimultihopqa.jsonl and hotpotqa.jsonl, in MuSiQue's schema. The last 145 of 545 records of musique.jsonl are held out. SFT
 # sees the first 400 and 400 of 2WikiMultiHopQA, which come with a decomposition; GRPO sees 400 of HotpotQA as well.
-# SEED, STEPS and NAME set GRPO's seed, steps and run name (with --random-rewards: the control). Each run takes ENGINE_MEMORY of
+# SEED, STEPS and NAME set GRPO's seed, steps and run name (with --trained-reward random: the control). Each run takes ENGINE_MEMORY of
 # its GPU for keys and values: two runs share an H200 with 0.12 each. Needs plumbob and its environment `musique` importable by $PYTHON.
 set -euo pipefail
 python=${PYTHON:-python3}

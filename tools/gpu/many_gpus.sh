@@ -49,7 +49,7 @@ run() {
     [ "${SAVE:-1}" = 1 ] || program="tools/gpu/many_gpus.py not-saved"
     if [ "$rows" != "$env" ]; then
         # Drawn by lot: the model cannot solve real rows, and without a signal nothing would be trained.
-        data="--datasets ${rows#*=} --random-rewards" program="tools/gpu/many_gpus.py not-saved" name=real-$name policy=random
+        data="--datasets ${rows#*=} --trained-reward random" program="tools/gpu/many_gpus.py not-saved" name=real-$name policy=random
     fi
     model=${MODEL:-$out/$policy-$shape}
     [ -f "$model/tokenizer.json" ] || $python tools/gpu/grow_model.py $policy "$shape" "$model" 2>"$out/grow.log" || return 1

@@ -33,10 +33,10 @@ def test_a_weight_replaces_the_environments_and_leaves_the_rest_alone(right, for
 
 def test_one_component_alone_decides_the_advantages():
     rows = [sample(right=1.0, form=0.0), sample(right=0.0, form=1.0)]
-    settings = TrainConfig(reward_weights="right=0").advantages()
+    settings = TrainConfig(trained_reward="right=0").advantages()
     assert step_advantages(rows, TrainConfig().advantages()).values == [0.0, 0.0]
     assert step_advantages(rows, settings).values == [-0.5, 0.5]
-    scaled = TrainConfig(reward_weights="right=0", scale_rewards="group").advantages()
+    scaled = TrainConfig(trained_reward="right=0", scale_rewards="group").advantages()
     assert step_advantages(rows, scaled).values == pytest.approx([-0.7071, 0.7071], abs=1e-3)
 
 
@@ -66,8 +66,6 @@ def test_weights_are_read_or_refused_in_one_sentence():
     assert read_weights("right=1, form=-.5") == {"right": 1.0, "form": -0.5}
     assert read_weights(None) == {}
     for wrong in ("", "right", "right=", "=1", "right=nan", "right=1,,", "right=1,right=2"):
-        with pytest.raises(UserError, match="--reward-weights"):
-            TrainConfig(reward_weights=wrong)
-    with pytest.raises(UserError, match="--random-rewards draws every reward by lot"):
-        TrainConfig(reward_weights="right=1", random_rewards=True)
-    assert {"reward_weights", "random_rewards"} <= set(FIXED_ON_RESUME)
+        with pytest.raises(UserError, match="--trained-reward"):
+            TrainConfig(trained_reward=wrong)
+    assert "trained_reward" in FIXED_ON_RESUME

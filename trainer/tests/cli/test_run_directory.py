@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 def settings(folder: Path, name: str = "r", **given: Any) -> TrainConfig:
-    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6, "threads": 1}
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6}
     kept = {"save_steps": 1, "save_total_limit": 9, "eval_examples": 0}
     return TrainConfig(output_dir=str(folder), run_name=name, **{**sizes, **kept, **given})
 

@@ -102,7 +102,7 @@ def test_batch_that_does_not_hold_whole_groups(refused):
         (["--datasets", "x.jsonl"], "lookup has no setting 'datasets'"),
         (["--eval-datasets", "x.jsonl"], "lookup has no setting 'datasets'"),
         (["--max-hops", "0"], "--max-hops: input should be greater than or equal to 1, not '0'"),
-        (["--threads", "-1"], "--threads must be at least 0, not -1"),
+        (["--warmup-steps", "-1"], "--warmup-steps must be at least 0, not -1"),
         (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.toml"),
         (["--config", "nowhere.toml"], "there is no config file nowhere.toml"),
         (["--model", "./nowhere"], "there is no model in './nowhere': it has no config.json"),
@@ -226,9 +226,7 @@ def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository):
     small = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
     args = ["--config", str(repository / "configs" / "lookup.toml"), *small.split(), "--max-hops", "2"]
     with pytest.raises(SystemExit) as exit_:
-        run_app(
-            "train", cli.app, [*args, "--max-tokens", "24", "-o", str(tmp_path), "--run-name", "r", "--threads", "1"]
-        )
+        run_app("train", cli.app, [*args, "--max-tokens", "24", "-o", str(tmp_path), "--run-name", "r"])
     assert exit_.value.code == 0
     again = cli.configure(get_command(cli.app).make_context("train", ["--config", f"{tmp_path}/r/config.toml"]).params)
     assert again[0].env_args == ("min_hops=1", "max_hops=2") and again[0].max_steps == 1 and again[0].run_name is None

@@ -106,7 +106,7 @@ def test_a_url_of_a_vllm_server_says_which_engine():
 
 
 def config_of(folder, **settings) -> TrainConfig:
-    return TrainConfig(**{**SMALL, "output_dir": str(folder), "run_name": "r", "threads": 1, **settings})
+    return TrainConfig(**{**SMALL, "output_dir": str(folder), "run_name": "r", **settings})
 
 
 def opened(config: TrainConfig, resume_from=None):

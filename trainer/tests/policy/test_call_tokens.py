@@ -93,7 +93,7 @@ def test_sft_teaches_a_form_that_the_model_can_write_and_evaluations_of_the_run_
     folder = str(tmp_path / "model")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    values = {"max_steps": 4, "eval_examples": 0, "log_completions": 1, "learning_rate": 3e-3, "threads": 1}
+    values = {"max_steps": 4, "eval_examples": 0, "log_completions": 1, "learning_rate": 3e-3}
     config = SftConfig(env="lookup", model=folder, output_dir=str(tmp_path), run_name="taught", **values)
     assert run(config) == 0
     out, err = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_sft_teaches_a_form_that_the_model_can_write_and_evaluations_of_the_run_
     assert marks_left_out(load_tokenizer(str(taught)).chat_template)
     assert tomllib.loads((taught / "config.toml").read_text()).get("tool_format") is None
 
-    common = {"num_examples": 4, "output_dir": str(tmp_path), "threads": 1}
+    common = {"num_examples": 4, "output_dir": str(tmp_path)}
     assert evaluate(EvaluateConfig(envs=("lookup",), model=str(taught), run_name="after", **common), None) == 0
     rows = [json.loads(line) for line in (tmp_path / "after" / "lookup.jsonl").read_text().splitlines()]
     prompts = [tokenizer.decode([i for node in row["nodes"][:2] for i in node["token_ids"]]) for row in rows]

@@ -36,7 +36,6 @@ QUICK = {
     "max_tokens": 40,
     "max_steps": 2,
     "eval_examples": 0,
-    "threads": 1,
 }
 
 

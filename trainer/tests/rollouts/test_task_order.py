@@ -130,7 +130,7 @@ def test_a_resumed_run_takes_the_tasks_of_an_uninterrupted_one(tmp_path):
     """Over the end of an epoch: 3 steps of 4 tasks from 10, stopped after the first step."""
     settings = {
         "task_order": "curriculum", "env_args": ("num_examples=10",), "batch_size": 8, "num_generations": 2,
-        "gradient_accumulation_steps": 1, "max_tokens": 24, "eval_examples": 0, "save_steps": 1, "threads": 1,
+        "gradient_accumulation_steps": 1, "max_tokens": 24, "eval_examples": 0, "save_steps": 1,
         "output_dir": str(tmp_path), "lr_scheduler_type": "constant",
     }  # fmt: skip
     assert run(TrainConfig(**settings, max_steps=3, run_name="whole")) == 0

@@ -18,8 +18,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.trainer.config import kept_traces
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line, expand
@@ -43,42 +41,41 @@ def records(groups: int, size: int, letters: int = 20) -> list[str]:
     ]
 
 
-def store(folder: Path, lines: list[str], size: int, keep: str = "all", *, step: int = 1, steps: int = 1) -> list[str]:
+def store(folder: Path, lines: list[str], size: int, *, step: int = 1, steps: int | None = None) -> list[str]:
     """Write a step and read it again."""
-    write_traces(folder, step, lines, size, keep, seed=0, steps=steps)
+    write_traces(folder, step, lines, size, seed=0, steps=steps)
     return read(stored_steps(folder)[step]).splitlines()
 
 
-@given(st.integers(1, 12), st.integers(2, 5), st.sampled_from(["all", "auto", "1", "4", "7", "999"]))
-def test_what_is_stored_are_whole_groups_in_order_of_the_asked_number(tmp_path_factory, groups, size, keep):
+@given(st.integers(1, 12), st.integers(2, 5), st.sampled_from([None, 1, 10**8, 10**10, 10**12]))
+def test_what_is_stored_are_whole_groups_in_order_and_one_at_least(tmp_path_factory, groups, size, steps):
     lines = records(groups, size)
-    stored = store(tmp_path_factory.mktemp("run"), lines, size, keep)
+    stored = store(tmp_path_factory.mktemp("run"), lines, size, steps=steps)
     assert stored == [line for line in lines if line in set(stored)]
     by_group = Counter(json.loads(line)["group"] for line in stored)
     assert set(by_group.values()) == {size}
-    expected = min(groups, -(-int(keep) // size)) if keep.isdecimal() else groups
-    assert len(by_group) == expected
+    assert len(by_group) == (1 if steps in (10**10, 10**12) else len(by_group) if steps == 10**8 else groups)
 
 
 @pytest.mark.slow
 def test_which_groups_are_stored_depends_on_seed_and_step_alone_and_is_fair(tmp_path):
     def kept(lines: list[str], step: int) -> list[int]:
-        return sorted({json.loads(line)["group"] for line in store(tmp_path, lines, 4, "8", step=step)})
+        return sorted({json.loads(line)["group"] for line in store(tmp_path, lines, 4, steps=10**10, step=step)})
 
     first, other = records(8, 4), [line.replace("a", "z") for line in records(8, 4)]
     assert kept(first, 5) == kept(other, 5) == kept(first, 5)
     counts = Counter(g for step in range(400) for g in kept(first, step))
-    assert sum(counts.values()) == 800 and all(70 <= counts[g] <= 130 for g in range(8))  # 100 each, give or take 3.5 s
+    assert sum(counts.values()) == 400 and all(27 <= counts[g] <= 73 for g in range(8))  # 50 each, give or take 3.5 s
 
 
-def test_auto_keeps_all_of_a_small_run_and_what_fits_of_a_large_one(tmp_path):
+def test_all_is_kept_of_a_small_run_and_what_fits_of_a_large_one(tmp_path):
     lines = records(16, 4, letters=1000)  # about half of that compressed: 2 kB a group
-    assert store(tmp_path, lines, 4, "auto", steps=1000) == lines
-    steps = kept_traces.AUTO_BYTES // 10_000  # 10 kB for each step
-    thinned = store(tmp_path, lines, 4, "auto", steps=steps)
+    assert store(tmp_path, lines, 4, steps=1000) == lines
+    steps = trace_files.MOST_BYTES // 10_000  # 10 kB for each step
+    thinned = store(tmp_path, lines, 4, steps=steps)
     assert 0 < len(thinned) < len(lines) and stored_steps(tmp_path)[1].stat().st_size <= 10_000
     # One group is kept even if it is too large, because a step without any shows nothing.
-    assert len(store(tmp_path, lines, 4, "auto", steps=kept_traces.AUTO_BYTES)) == 4
+    assert len(store(tmp_path, lines, 4, steps=trace_files.MOST_BYTES)) == 4
 
 
 def test_more_groups_than_are_compressed_at_once_stay_in_order_and_within_the_limit(tmp_path, monkeypatch):
@@ -86,12 +83,12 @@ def test_more_groups_than_are_compressed_at_once_stay_in_order_and_within_the_li
     assert store(tmp_path, lines, 2) == lines
     assert not [t.name for t in threading.enumerate() if t.name.startswith("compress-traces")]
     size = stored_steps(tmp_path)[1].stat().st_size
-    monkeypatch.setattr(trace_files, "AUTO_BYTES", size * 2 // 3)
+    monkeypatch.setattr(trace_files, "MOST_BYTES", size * 2 // 3)
     assert 0.6 * size < stored_size(tmp_path, lines) <= 0.67 * size
 
 
 def stored_size(folder: Path, lines: list[str]) -> int:
-    store(folder, lines, 2, "auto")
+    store(folder, lines, 2, steps=1)
     return stored_steps(folder)[1].stat().st_size
 
 
@@ -144,19 +141,13 @@ def test_a_step_taken_again_replaces_what_any_version_stored(tmp_path):
     old.write_text("".join(line + "\n" for line in lines[:4]))
     assert stored_steps(tmp_path) == {1: old} and read(old).splitlines() == lines[:4]
     assert store(tmp_path, lines, 4) == lines and not old.exists()
-    write_traces(tmp_path, 1, lines, 4, "none", seed=0, steps=1)
+    write_traces(tmp_path, 1, [], 4, seed=0, steps=1)
     assert stored_steps(tmp_path) == {}
 
 
-def test_none_stores_nothing(tmp_path):
-    write_traces(tmp_path, 1, records(2, 4), 4, "none", seed=0, steps=1)
+def test_a_step_without_rollouts_stores_nothing(tmp_path):
+    write_traces(tmp_path, 1, [], 4, seed=0, steps=1)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("text", ["", "some", "0", "-3", "5%", "1.5"])
-def test_what_keep_traces_cannot_be(text):
-    with pytest.raises(UserError, match=rf"--keep-traces must be auto, all, none, .*, not {text!r}"):
-        TrainConfig(keep_traces=text)
 
 
 def test_a_file_that_is_cut_off_or_damaged_is_refused_in_one_sentence(tmp_path):
@@ -174,7 +165,7 @@ def test_which_part_of_a_step_a_file_holds(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/count": 32}\n{"step": 2, "rollout/count": 8}\n{"st')
     assert rollouts_of_steps(tmp_path) == {1: 32, 2: 8}
     path = tmp_path / "traces" / "step_1.jsonl.gz"
-    assert part_of_step(path, 8) == f"{path} has 8 of the 32 rollouts of step 1 (--keep-traces)"
+    assert part_of_step(path, 8) == f"{path} has 8 of the 32 rollouts of step 1 (a run stores at most 10 GB)"
     for other, stored in ((path, 32), (path.with_name("step_3.jsonl"), 4), (tmp_path / "lookup.jsonl", 4)):
         assert part_of_step(other, stored) == ""
 
@@ -185,7 +176,7 @@ from pathlib import Path
 from plumbob.trainer.run_files.trace_files import write_traces
 lines = Path(sys.argv[2]).read_text().splitlines()
 for step in range(1, 4):
-    write_traces(Path(sys.argv[1]), step, lines, 4, "all", seed=0, steps=3)
+    write_traces(Path(sys.argv[1]), step, lines, 4, seed=0, steps=3)
 """
 
 

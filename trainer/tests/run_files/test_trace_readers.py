@@ -10,6 +10,7 @@ import pytest
 from plumbob.console.app import run_app
 from plumbob.trainer.cli import analyze, evaluate
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.trace_files import read, stored_steps
 from plumbob.trainer.training.train import run
 
@@ -17,21 +18,23 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "max_steps": 3,
-    "eval_examples": 0, "threads": 1,
+    "eval_examples": 0,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """The same run three times: with all rollouts stored, with 8 of 16, and with all in plain files as in the past."""
+    """The same run three times: with all rollouts stored, with 4 of 16, and with all in plain files as in the past."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, keep in (("all", "auto"), ("thin", "8"), ("none", "none")):
-        assert run(TrainConfig(**SETTINGS, output_dir=str(folder), run_name=name, keep_traces=keep)) == 0
+    for name, most in (("all", trace_files.MOST_BYTES), ("thin", 1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace_files, "MOST_BYTES", most)
+            assert run(TrainConfig(**SETTINGS, output_dir=str(folder), run_name=name)) == 0
     shutil.copytree(folder / "all", folder / "old")
     for path in stored_steps(folder / "old").values():
         path.with_suffix("").write_text(read(path))
         path.unlink()
-    return {name: folder / name for name in ("all", "thin", "none", "old")}
+    return {name: folder / name for name in ("all", "thin", "old")}
 
 
 @pytest.fixture
@@ -51,16 +54,15 @@ def test_what_is_kept_changes_nothing_else(runs):
         rows = map(json.loads, (runs[name] / "metrics.jsonl").read_text().splitlines())
         return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
-    assert metrics("all") == metrics("thin") == metrics("none")
+    assert metrics("all") == metrics("thin")
     for step, path in stored_steps(runs["thin"]).items():
         few, many = read(path).splitlines(), read(stored_steps(runs["all"])[step]).splitlines()
 
         def told(lines: list[str]) -> list:
             return [[node["token_ids"] for node in json.loads(line)["nodes"]] for line in lines]
 
-        assert len(few) == 8 and len(many) == 16
+        assert len(few) == 4 and len(many) == 16
         assert all(ids in told(many) for ids in told(few))
-    assert not (runs["none"] / "traces").exists()
 
 
 def test_analyze_reads_a_run_and_says_that_a_step_is_a_part(runs, command):
@@ -69,9 +71,9 @@ def test_analyze_reads_a_run_and_says_that_a_step_is_a_part(runs, command):
     text = command(analyze.app, runs["thin"])
     (runs["thin"] / "warnings.jsonl").unlink()
     path = runs["thin"] / "traces" / "step_2.jsonl.gz"
-    assert f"{path} has 8 of the 16 rollouts of step 2 (--keep-traces)" in text
+    assert f"{path} has 4 of the 16 rollouts of step 2 (a run stores at most 10 GB)" in text
     report = json.loads(command(analyze.app, "--json", path))
-    assert report[0]["rollouts"] == 8 and "8 of the 16" in report[0]["part"]
+    assert report[0]["rollouts"] == 4 and "4 of the 16" in report[0]["part"]
     whole, old = (json.loads(command(analyze.app, "--json", runs[name])) for name in ("all", "old"))
     assert [row["mean"] for row in whole] == [row["mean"] for row in old] and "part" not in whole[0]
 
@@ -79,4 +81,4 @@ def test_analyze_reads_a_run_and_says_that_a_step_is_a_part(runs, command):
 def test_a_part_of_a_step_is_scored_again(runs, command, tmp_path):
     path = runs["thin"] / "traces" / "step_1.jsonl.gz"
     text = command(evaluate.evaluate_app, "lookup", "--replay", path, "-o", tmp_path)
-    assert "8 of 8 rewards equal the stored ones" in text and "has 8 of the 16 rollouts of step 1" in text
+    assert "4 of 4 rewards equal the stored ones" in text and "has 4 of the 16 rollouts of step 1" in text

@@ -25,7 +25,6 @@ def train(folder: Path, name: str) -> Path:
         max_steps=1,
         output_dir=str(folder),
         run_name="r",
-        threads=1,
         batch_size=16,
         gradient_accumulation_steps=1,
         num_generations=4,

@@ -35,7 +35,6 @@ QUICK = {
     "eval_examples": 4,
     "eval_steps": 1,
     "learning_rate": 1e-3,
-    "threads": 1,
 }
 
 

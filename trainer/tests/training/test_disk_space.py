@@ -12,9 +12,9 @@ import pytest
 import torch
 from plumbob.console import UserError
 from plumbob.testing.step_gradients import make_run
-from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
+from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.training import disk_space
 from plumbob.trainer.training.disk_space import bytes_of_traces, disk_lines, size
 from plumbob.trainer.training.train import run
@@ -32,7 +32,7 @@ def bytes_of(folder: Path) -> int:
 def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
     settings = {
         "batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_tokens": 64, "max_steps": 2,
-        "max_context": 512, "eval_examples": 0, "save_steps": 1, "threads": 1, "peft": peft,
+        "max_context": 512, "eval_examples": 0, "save_steps": 1, "peft": peft,
     }  # fmt: skip
     assert run(TrainConfig(**settings, output_dir=str(tmp_path), run_name="r")) == 0
     directory = tmp_path / "r"
@@ -69,12 +69,9 @@ def test_enough_too_little_and_much_too_little(tmp_path, monkeypatch):
     assert [size(n) for n in (999, 1000, 3_200_000, 1.2e10, 5e13)] == ["999 bytes", "1 kB", "3.2 MB", "12 GB", "50 TB"]
 
 
-def test_traces_are_bounded_by_keep_traces():
-    def traces(keep: str) -> int:
-        return bytes_of_traces(TrainConfig(keep_traces=keep), 1024, 10_000)
-
-    assert traces("auto") == kept_traces.AUTO_BYTES and traces("none") == 0
-    assert traces("all") == 128 * traces("8") == 1024 * 10_000 * (4096 * 10 + 1000)
+def test_traces_are_bounded():
+    assert bytes_of_traces(TrainConfig(), 1024, 10_000) == trace_files.MOST_BYTES
+    assert bytes_of_traces(TrainConfig(), 1024, 10) == 1024 * 10 * (4096 * 10 + 1000)
 
 
 @pytest.mark.slow

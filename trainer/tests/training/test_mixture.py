@@ -25,7 +25,7 @@ from plumbob.trainer.training.train import run
 BOTH = {
     "env": ("lookup:2", "gsm8k:1"), "env_args": ("gsm8k.datasets=synthetic", "lookup.max_hops=2"), "batch_size": 16,
     "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 24, "eval_examples": 3, "save_steps": 1,
-    "threads": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant",
+    "learning_rate": 1e-3, "lr_scheduler_type": "constant",
 }  # fmt: skip
 
 

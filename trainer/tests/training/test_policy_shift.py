@@ -72,7 +72,7 @@ def test_rows_without_a_drawn_token_are_not_scored() -> None:
 @pytest.mark.slow
 def test_movement_is_measured_on_the_weights(tmp_path: Path) -> None:
     """A known change of every weight is seen as what it is; without one, the policy has not changed either."""
-    run = make_run(tmp_path, World(0, 1, torch.device("cpu")), threads=1, env_args=("max_hops=2",))
+    run = make_run(tmp_path, World(0, 1, torch.device("cpu")), env_args=("max_hops=2",))
     batch = asyncio.run(collect(run.sampler, 0, 0, run.world))
     before = WeightSample.of(run.policy.sharding)
     vectors = [p for p in run.policy.trainable.values() if p.ndim == 1]
@@ -112,7 +112,7 @@ def test_few_tokens_pass_the_model_a_second_time(tmp_path: Path, monkeypatch: py
         return measured(policy, rows, *args)
 
     monkeypatch.setattr(training_step, "step_kl", counted)
-    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 9, "threads": 1}
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 9}
     given = {"eval_examples": 0, "env_args": ("max_hops=2",)}
     assert loop.run(TrainConfig(output_dir=str(tmp_path), run_name="r", **sizes, **given)) == 0
     tokens = [row["rollout/row_tokens"] * row["rollout/count"] for row in read_metrics(tmp_path / "r")]

@@ -36,7 +36,6 @@ QUICK = {
     "save_steps": 1,
     "eval_examples": 2,
     "learning_rate": 1e-3,
-    "threads": 1,
 }
 
 

@@ -30,7 +30,6 @@ def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_pat
         max_steps=1,
         max_tokens=16,
         eval_examples=0,
-        threads=1,
         output_dir=str(tmp_path),
         run_name="r",
     )

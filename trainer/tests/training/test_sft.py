@@ -32,7 +32,7 @@ from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM
 
-QUICK = {"max_demonstrations": 24, "batch_size": 8, "gradient_accumulation_steps": 1, "eval_examples": 8, "threads": 1}
+QUICK = {"max_demonstrations": 24, "batch_size": 8, "gradient_accumulation_steps": 1, "eval_examples": 8}
 HERE = World(0, 1, torch.device("cpu"))
 
 
@@ -212,7 +212,7 @@ def test_the_command_prints_demonstrations_and_the_loss(tmp_path, capsys):
 @pytest.mark.slow
 def test_training_goes_on_from_a_run_of_sft(finished, tmp_path):
     values = {"batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4, "eval_examples": 8}
-    values |= {"output_dir": str(tmp_path), "run_name": "grpo", "max_steps": 1, "threads": 1}
+    values |= {"output_dir": str(tmp_path), "run_name": "grpo", "max_steps": 1}
     assert run(TrainConfig(model=str(finished), **values)) == 0
     after = json.loads((finished / "summary.json").read_text())["evaluations"]["after"]
     before = json.loads((tmp_path / "grpo" / "summary.json").read_text())["evaluations"]["before"]
@@ -248,7 +248,7 @@ def test_other_environments(tmp_path, values):
 @pytest.mark.slow
 def test_lora_on_lora_is_the_same_model_however_it_is_loaded(tmp_path, capsys):
     """The second run's adapter belongs to the first run's model, not to the model that the first run began with."""
-    lora = {"peft": True, "max_steps": 2, "learning_rate": 1e-2, "eval_examples": 0, "threads": 1}
+    lora = {"peft": True, "max_steps": 2, "learning_rate": 1e-2, "eval_examples": 0}
     first = imitate(tmp_path, "first", **lora)
     values = {"batch_size": 2, "num_generations": 4, "gradient_accumulation_steps": 4, "output_dir": str(tmp_path)}
     assert run(TrainConfig(env="lookup", model=str(first), run_name="second", **values, **lora)) == 0

@@ -113,7 +113,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
 @pytest.mark.parametrize("peft", [False, True])
 def test_kl_in_the_reward(tmp_path, peft):
     """Measured at each step's start."""
-    settings = {"kl_beta": 1.0, "kl_placement": "reward", "peft": peft, "max_steps": 2}
+    settings = {"kl_beta": 1.0, "kl_estimator": "reward", "peft": peft, "max_steps": 2}
     alone = train(tmp_path, "alone", **settings)
     resolved = TrainConfig(**read_toml(tmp_path / "alone" / "config.toml", TrainConfig))
     assert resolved.objective().kl_estimator == "k1"
@@ -270,19 +270,19 @@ def test_epochs_evaluations_between_and_a_checkpoint_without_the_optimizer(tmp_p
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_control_run_trains_on_the_lot_and_shows_the_environments_reward(tmp_path, capsys):
-    plain, lot = train(tmp_path, "plain", max_steps=1), train(tmp_path, "lot", max_steps=1, random_rewards=True)
-    assert "CONTROL RUN: --random-rewards" in capsys.readouterr().err
+    plain, lot = train(tmp_path, "plain", max_steps=1), train(tmp_path, "lot", max_steps=1, trained_reward="random")
+    assert "CONTROL RUN: --trained-reward random" in capsys.readouterr().err
     assert lot[0]["reward/mean"] == plain[0]["reward/mean"]  # the same rollouts, shown with the same reward
     assert lot[0]["loss"] != plain[0]["loss"]
-    assert train(tmp_path, "again", max_steps=1, random_rewards=True)[0]["loss"] == lot[0]["loss"]
-    assert "random_rewards = true" in (tmp_path / "lot" / "config.toml").read_text()
+    assert train(tmp_path, "again", max_steps=1, trained_reward="random")[0]["loss"] == lot[0]["loss"]
+    assert 'trained_reward = "random"' in (tmp_path / "lot" / "config.toml").read_text()
 
 
 @pytest.mark.slow
 def test_the_environments_own_weights_change_nothing_and_an_unknown_component_ends_the_run(tmp_path, capsys):
     plain = train(tmp_path, "plain", max_steps=1)
-    same = train(tmp_path, "same", max_steps=1, reward_weights="correct=1")
+    same = train(tmp_path, "same", max_steps=1, trained_reward="correct=1")
     assert same[0]["loss"] == plain[0]["loss"]
-    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "wrong", "reward_weights": "style=1"}
+    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "wrong", "trained_reward": "style=1"}
     assert run(TrainConfig(**settings)) == 1
     assert "names style, but the components of the rewards are: correct" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_warnings_load_no_torch() -> None:
 def test_a_run_warns_in_its_table_and_keeps_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("plumbob.trainer.reporting.progress_table.Board._print", lambda self, line: lines.append(line))
-    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6, "threads": 1}
+    sizes = {"batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 4, "max_steps": 6}
     config = TrainConfig(
         learning_rate=1e-9, eval_examples=0, output_dir=str(tmp_path), run_name="r", env_args=("max_hops=3",), **sizes
     )

@@ -234,7 +234,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             includes=("reward-nondeterministic",),
         ),
         "advantages-wrong": Cause(
-            "Advantages are not what the settings say of the rewards (--scale-rewards, --baseline, --reward-weights, "
+            "Advantages are not what the settings say of the rewards (--scale-rewards, --baseline, --trained-reward, "
             "--overlong), or a group holds rollouts of different tasks.",
             "Give all rollouts of a task in a step the same group, and those of different tasks different ones; compute "
             "the baseline over one group, and check scale and sign against the formula in the help of these options.",
@@ -275,9 +275,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "kl-term-wrong": Cause(
             "The KL term does not pull the policy towards the policy with which the run began: it pushes away, has a "
             "gradient that is 0 on average, or compares with another model or at another temperature.",
-            "Check the sign of the KL term, and use --kl-estimator k2 with --kl-placement loss and k1 with reward, the "
-            "defaults. Load the reference from the weights with which the run begins, and score both with the same "
-            "code.",
+            "Check the sign of the KL term, and use --kl-estimator k2 in the loss, which is the default, or reward. Load "
+            "the reference from the weights with which the run begins, and score both with the same code.",
             "arXiv:2512.21852; huggingface/trl#3194",
         ),
         "kl-too-large": Cause(

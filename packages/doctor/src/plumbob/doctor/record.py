@@ -246,6 +246,8 @@ class Settings:
     """Whether rewards are drawn by lot."""
     overlong: Literal["keep", "mask", "penalise"] = "keep"
     overlong_penalty: float = 0.0
+    own: dict[str, str] = field(default_factory=dict)
+    """What the user's own function computes, "advantages" or "loss", and where that function is. It is not examined."""
 
     # Loss
     loss: str = ""

@@ -439,6 +439,8 @@ def advantage(x: Examined, out: Outcome) -> None:
     record = x.record
     if record.settings.random_rewards:
         return out.skip("rewards are drawn by lot")
+    if "advantages" in record.settings.own:
+        return out.skip(f"rewards or advantages are the user's own: {record.settings.own['advantages']}")
     numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
     known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
@@ -551,6 +553,8 @@ COLUMNS = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
 
 @_stage("loss", "the loss has the slopes of its formula")
 def slopes(x: Examined, out: Outcome) -> None:
+    if "loss" in x.record.settings.own:
+        return out.skip(f"the loss is the user's own: {x.record.settings.own['loss']}")
     out.limit = SLOPE[x.precision]
     for update in x.record.updates:
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]

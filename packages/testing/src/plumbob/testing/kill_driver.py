@@ -46,7 +46,6 @@ COMMON = {
     "eval_examples": 4,
     "eval_steps": 3,
     "learning_rate": 1e-3,
-    "threads": 1,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"kl_beta": 0.05},

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from plumbob.trainer.algorithm.own_functions import OwnFunction
+
 if TYPE_CHECKING:
     from plumbob.rollout import Sample
 
@@ -58,9 +60,13 @@ class AdvantageSettings:
     overlong: Overlong = "keep"
     kl_beta: float = 0.0
     reward_weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of reward components in place of the environment's: see `trained_rewards.weighted`."""
+    """Weights of reward components in place of the environment's: see `weighted`."""
     random_rewards: int | None = None
-    """Seed of rewards drawn by lot in place of the environment's (`trained_rewards.drawn_by_lot`); None: the latter."""
+    """Seed of rewards drawn by lot in place of the environment's (`drawn_by_lot`); None: the latter."""
+    own_rewards: OwnFunction | None = None
+    """What gives the rewards to train on in place of the environment's."""
+    own_advantages: OwnFunction | None = None
+    """What gives the advantages of rewards that are shaped, in place of `baseline` and `scale`."""
 
 
 def step_advantages(
@@ -68,15 +74,31 @@ def step_advantages(
 ) -> Advantages:
     """The advantages of one step's samples under a run's settings, for training, `--zero-signal refill` and the doctor.
 
-    `kl_sums`: see `shape_rewards`; for `--kl-placement reward`. Refilling leaves them out, because it asks which groups
-    have a signal before the policy has scored any sample. Raises ValueError like `weighted`.
+    `kl_sums`: see `shape_rewards`; for `--kl-estimator reward`. Refilling leaves them out, because it asks which groups
+    have a signal before the policy has scored any sample. Raises ValueError like `weighted`, and OwnFunctionError.
     """
     if settings.reward_weights:
         samples = weighted(samples, settings.reward_weights)
     if settings.random_rewards is not None:
         samples = drawn_by_lot(samples, settings.random_rewards)
+    if settings.own_rewards is not None:
+        given = _own(settings.own_rewards, samples, settings)
+        samples = [
+            dataclasses.replace(sample, reward=reward, rewards={}, reward_weights={}) if _is_finite(sample) else sample
+            for sample, reward in zip(samples, given, strict=True)
+        ]
     shaped = shape_rewards(samples, overlong=settings.overlong, kl_beta=settings.kl_beta, kl_sums=kl_sums)
-    return compute_advantages(shaped, settings.scale, epsilon=settings.scale_epsilon, baseline=settings.baseline)
+    values = None if settings.own_advantages is None else _own(settings.own_advantages, shaped, settings)
+    return compute_advantages(
+        shaped, settings.scale, epsilon=settings.scale_epsilon, baseline=settings.baseline, values=values
+    )
+
+
+def _own(function: OwnFunction, samples: Sequence[Sample], settings: AdvantageSettings) -> list[float]:
+    """The function's number of each sample; 0 for a sample without a finite reward, which it is not given."""
+    usable = [sample for sample in samples if _is_finite(sample)]
+    numbers = iter(function.numbers(usable, settings, len(usable)) if usable else ())
+    return [next(numbers) if _is_finite(sample) else 0.0 for sample in samples]
 
 
 def shape_rewards(
@@ -115,6 +137,7 @@ def compute_advantages(
     *,
     epsilon: float = 1e-4,
     baseline: Baseline = "mean",
+    values: list[float] | None = None,
 ) -> Advantages:
     """Subtract each group's baseline from its rewards, and scale the result.
 
@@ -124,6 +147,7 @@ def compute_advantages(
     (after arXiv:2508.08221). `epsilon` is added to a standard deviation.
     `baseline`: "mean" subtracts the mean reward of the group. "leave_one_out" subtracts the mean reward of the group's
     other samples (RLOO, arXiv:2402.14740), which gives G / (G - 1) times the centred reward in a group of G.
+    `values` [B]: advantages in place of these, to be counted only.
     `samples` must not contain rollouts that failed; the baseline of their group is computed from the other rollouts.
     """
     finite = [_is_finite(sample) for sample in samples]
@@ -132,7 +156,8 @@ def compute_advantages(
         if finite[i]:
             groups[sample.group].append(i)
     members = list(groups.values())
-    values = _normalise([sample.reward for sample in samples], members, scale, epsilon, baseline)
+    if values is None:
+        values = _normalise([sample.reward for sample in samples], members, scale, epsilon, baseline)
 
     rewards = [sample.reward for i, sample in enumerate(samples) if finite[i]]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)

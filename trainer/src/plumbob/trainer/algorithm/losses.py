@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from plumbob.trainer.algorithm.kl import Estimator, bounded_exp, estimate_kl
+from plumbob.trainer.algorithm.own_functions import OwnFunction
 
 if TYPE_CHECKING:
     import torch
@@ -131,6 +132,8 @@ class Objective:
     """Coefficient of the KL term of the loss; 0: no KL term."""
     kl_estimator: Estimator = "k2"
     """Which estimate of the KL divergence to the reference policy is computed: see algorithm/kl.py."""
+    own: OwnFunction | None = None
+    """What computes the loss in place of the formula; the token weights stay those of `loss_type`."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,10 @@ def policy_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     w_t is the token's weight in the loss, and sg stops the gradient. r_t in the KL term is the token's own importance
     ratio for every loss type, because tokens were sampled from the old policy. If the current weights are the old ones,
     every importance ratio is 1 and the gradient of the policy term is that of -sum_t w_t c_t A_t logprob_t for every
-    loss type.
+    loss type. With `Objective.own` the loss is what that function gives. Raises OwnFunctionError.
     """
+    if objective.own is not None:
+        return _own_loss(inputs, objective, objective.own)
     loss = LOSSES[objective.loss_type]
     log_ratio = inputs.logprobs - inputs.old_logprobs
     token_ratio = bounded_exp(log_ratio.detach())
@@ -198,6 +203,36 @@ def policy_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
         clipped_high=bounded.high.sum(),
         kl=kl.detach().sum(),
     )
+
+
+def _own_loss(inputs: LossInputs, objective: Objective, own: OwnFunction) -> LossOutputs:
+    """The user's loss. Clipped tokens are not known and count as 0; the KL divergence is estimated as for any loss."""
+    loss = own(inputs, objective)
+    slope = getattr(loss, "requires_grad", False) or not inputs.logprobs.requires_grad
+    if getattr(loss, "shape", None) != () or not slope:
+        raise own.error(f"{own.name} must give a tensor of shape [] with a gradient in `logprobs`: a sum over tokens")
+    kl = none = inputs.weights.new_zeros(())
+    if inputs.ref_logprobs is not None:
+        kl = estimate_kl(inputs.logprobs, inputs.ref_logprobs, objective.kl_estimator).detach().sum()
+    return LossOutputs(loss, none, none, kl)
+
+
+def try_own_loss(objective: Objective) -> None:
+    """Call the user's loss, if there is one, on made-up tokens of two rows, and compute its gradient. Raises OwnFunctionError.
+
+    A mistake in it shows so before a model is loaded.
+    """
+    if objective.own is None:
+        return
+    import torch
+
+    logprobs = torch.tensor([-0.1, -2.0, -0.5, -1.0, -3.0]).requires_grad_()
+    old, rows = logprobs.detach() + 0.1, torch.tensor([0, 0, 1, 1, 1])
+    advantages, weights = torch.tensor([0.5, -0.5])[rows], torch.full_like(old, 0.2)
+    reference = old if objective.kl_beta else None
+    inputs = LossInputs(logprobs, old, advantages, weights, rows, torch.ones_like(old), reference)
+    with torch.enable_grad():
+        policy_loss(inputs, objective).loss.backward()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ Settings = TypeVar("Settings", bound=TrainConfig)
 
 def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
-    config, run_dir = configure_as(cls, given)
+    dry = given.get("dry_run")
+    config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
     check_before_loading(config, run_dir)
     named = " and ".join(env for env, _ in config.members)
     announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
@@ -78,9 +79,24 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         import_transformers()
         wake_gpu()
         import_verifiers()
+        if dry:
+            from plumbob.trainer.training.dry_run import dry_run
+
+            return dry_run(config, run_dir, _origins(cls, given))
         from plumbob.trainer.training.train import run
 
     return run(config, run_dir)
+
+
+def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:
+    """Setting -> where its value comes from, for those that have no default value."""
+    resumed, file = given.get("resume"), given.get("config_file")
+    path = (
+        Path(file) if resumed is None and file else run_directory_of(Path(resumed)) / "config.toml" if resumed else None
+    )
+    of_file = dict.fromkeys(read_file(path, cls)[0], str(path)) if path is not None else {}
+    named = [name for name, value in given.items() if value not in (None, [], ())]
+    return {**of_file, **dict.fromkeys(named, "command line")}
 
 
 def configure(given: Mapping[str, Any]) -> tuple[TrainConfig, Path | None]:
@@ -199,6 +215,8 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
     check_metric(config.keep_best, "--keep-best")
+    for function in config.own_functions():
+        function.line()
     config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
     check_model_exists(config.model)
     recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
@@ -234,6 +252,12 @@ ARGUMENTS: dict[str, Any] = {
         help="Continue the run of this run directory from its last checkpoint; or, with the folder of one of its "
         "checkpoints, from that one.",
         metavar="<folder>",
+    ),
+    "dry_run": argument(
+        bool,
+        "--dry-run",
+        help="Print every setting with where it comes from, the memory that the run takes by part, and what the time of a "
+        "step depends on. Nothing is started; of a model on the hub only its configuration is downloaded.",
     ),
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,

@@ -57,8 +57,8 @@ def checkpoint_warnings(config: TrainConfig) -> list[str]:
 def reward_warnings(config: TrainConfig) -> list[str]:
     """A loud line if the run trains on other rewards than the environment's own."""
     still = "reward/... and evaluations show the environment's own reward"
-    if config.random_rewards:
-        return [f"CONTROL RUN: --random-rewards trains on rewards of 0 or 1 drawn by lot; {still}"]
-    if config.reward_weights:
-        return [f"OTHER REWARD: --reward-weights trains with the weights {config.reward_weights}; {still}"]
-    return []
+    if config.trained_reward is None:
+        return []
+    if config.trained_reward == "random":
+        return [f"CONTROL RUN: --trained-reward random trains on rewards of 0 or 1 drawn by lot; {still}"]
+    return [f"OTHER REWARD: --trained-reward trains on {config.trained_reward}; {still}"]

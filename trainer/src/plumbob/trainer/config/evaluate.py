@@ -62,8 +62,6 @@ class EvaluateConfig(RolloutOptions):
     model."""
     bf16: bool = option(False)
     """Compute in bfloat16, with a model in this process."""
-    threads: int = option(0, at_least=0)
-    """Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs."""
     output_dir: str = option("evaluations", "-o")
     """Folder in which result directories are created."""
     run_name: str | None = option(None)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
-from plumbob.trainer.algorithm.kl import Estimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
+from plumbob.trainer.algorithm.own_functions import OwnFunction, is_file, own
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.options import option, require
+from plumbob.trainer.config.options import did_you_mean, flag, option, require
+
+OWN = ("loss", "baseline", "trained_reward")
+"""Settings that may be FILE.py:FUNCTION."""
 
 TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
 
@@ -89,14 +92,17 @@ class LearningConfig:
     or not at all (none). Without a value: group."""
     scale_epsilon: float = option(1e-4, above=0)
     """Epsilon added to the standard deviation by which --scale-rewards divides."""
-    reward_weights: str | None = option(None)
-    """Weights of reward components to train on in place of the environment's, as in correct=1,format=0; the others keep
-    theirs. The metrics reward/... and evaluations stay those of the environment's own reward."""
-    random_rewards: bool = option(False)
-    """Train on rewards of 0 or 1 drawn by lot (with --seed), whatever the rollouts did: a control run, whose gain in
-    the environment's own reward, which metrics and evaluations still show, is not owed to the reward."""
-    baseline: Baseline = option("mean")  # noqa: RUF009
-    """Baseline subtracted from each reward: the mean of its group, or the mean of the group's other rollouts."""
+    loss: str | None = option(None)
+    """FILE.py:FUNCTION: a loss of your own in place of the formula (docs/guides/training.md). The weights of tokens stay
+    those of --loss-type."""
+    trained_reward: str | None = option(None, "--reward-weights")
+    """What to train on in place of the environment's reward: weights of its components, as in correct=1,format=0 (the
+    others keep theirs); FILE.py:FUNCTION, a function of your own; or random: 0 or 1 drawn by lot (with --seed), a
+    control run, whose gain is not owed to the reward. The metrics reward/... and evaluations stay those of the
+    environment's own reward."""
+    baseline: str = option("mean", "--advantage")
+    """Baseline subtracted from each reward: the mean of its group (mean), or the mean of the group's other rollouts
+    (leave_one_out). FILE.py:FUNCTION: a function of your own that makes advantages of rewards."""
     epsilon: float | None = option(None, above=0)
     """Lower clip bound: importance ratios are clipped below 1 - epsilon (not with cispo). Default: 0.2; gspo 3e-4."""
     epsilon_high: float | None = option(None, above=0)
@@ -111,11 +117,9 @@ class LearningConfig:
 
     kl_beta: float = option(0.0, "--beta", group="KL penalty", at_least=0)
     """Coefficient of the KL penalty to the reference policy; 0 turns it off."""
-    kl_placement: Literal["loss", "reward"] = option("loss")
-    """Where the KL penalty is applied: in the loss or in the reward."""
-    kl_estimator: Estimator | None = option(None)  # noqa: RUF009
-    """KL estimator. Default: k2 with --kl-placement loss and k1 with --kl-placement reward, whose gradients are
-    unbiased there."""
+    kl_estimator: Literal["k1", "k2", "k3", "reward"] = option("k2")
+    """How the KL divergence is estimated in the loss: k2 has the right gradient there; k3 is GRPO's. reward: the KL
+    penalty is subtracted from the reward instead, estimated by k1, which is unbiased there."""
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None, group="Differences between engine and trainer"
@@ -129,6 +133,25 @@ class LearningConfig:
 
     def _check_objective(self) -> None:
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
+
+    def _check_own(self) -> None:
+        """Make paths of the user's own functions absolute, and check the values beside them. Raises UserError."""
+        for name in OWN:
+            if function := own(flag(name), getattr(self, name)):
+                object.__setattr__(self, name, function.written)
+        needs = "--loss needs FILE.py:FUNCTION, a function of your own"
+        require(self.loss is None or is_file(self.loss), f"{needs}, not {self.loss!r}; a built-in one is --loss-type")
+        known = get_args(Baseline)
+        require(
+            self.baseline in known or is_file(self.baseline),
+            f"--baseline must be one of {', '.join(known)} or FILE.py:FUNCTION, not {self.baseline!r}"
+            f"{did_you_mean(self.baseline, known)}",
+        )
+        self.advantages()
+
+    def own_functions(self) -> list[OwnFunction]:
+        """The functions of the user's own that this run calls."""
+        return [function for name in OWN if (function := own(flag(name), getattr(self, name)))]
 
     def rollouts_per_step(self, num_processes: int) -> int:
         """Rollouts of one training step.
@@ -164,11 +187,11 @@ class LearningConfig:
 
     @property
     def kl_in_loss(self) -> bool:
-        return self.kl_beta > 0 and self.kl_placement == "loss"
+        return self.kl_beta > 0 and self.kl_estimator != "reward"
 
     @property
     def kl_in_reward(self) -> bool:
-        return self.kl_beta > 0 and self.kl_placement == "reward"
+        return self.kl_beta > 0 and self.kl_estimator == "reward"
 
     @property
     def updates_per_step(self) -> int:
@@ -187,7 +210,7 @@ class LearningConfig:
     def objective(self) -> Objective:
         """Settings of the loss.
 
-        With --kl-placement reward, the KL has coefficient 0 in the loss but is still measured.
+        With --kl-estimator reward, the KL has coefficient 0 in the loss but is still measured.
         """
         low, high = self.clip_bounds()
         return Objective(
@@ -195,19 +218,23 @@ class LearningConfig:
             epsilon=low,
             epsilon_high=high,
             kl_beta=self.kl_beta if self.kl_in_loss else 0.0,
-            kl_estimator=self.kl_estimator or ("k2" if self.kl_placement == "loss" else "k1"),
+            kl_estimator="k1" if self.kl_estimator == "reward" else self.kl_estimator,
+            own=own("--loss", self.loss),
         )
 
     def advantages(self) -> AdvantageSettings:
-        """Settings of how rewards become advantages."""
+        """Settings of how rewards become advantages. Raises UserError for a --trained-reward that cannot be read."""
+        own_rewards, drawn = own("--trained-reward", self.trained_reward), self.trained_reward == "random"
         return AdvantageSettings(
             scale=self.scale_rewards,
             scale_epsilon=self.scale_epsilon,
-            baseline=self.baseline,
+            baseline="leave_one_out" if self.baseline == "leave_one_out" else "mean",
             overlong=self.overlong,
             kl_beta=self.kl_beta,
-            reward_weights=read_weights(self.reward_weights),
-            random_rewards=self.seed if self.random_rewards else None,
+            reward_weights={} if own_rewards or drawn else read_weights(self.trained_reward),
+            random_rewards=self.seed if drawn else None,
+            own_rewards=own_rewards,
+            own_advantages=own("--baseline", self.baseline),
         )
 
     @property
@@ -226,7 +253,9 @@ def read_weights(text: str | None) -> dict[str, float]:
         except ValueError:
             weight = math.nan
         right = bool(name and equals) and math.isfinite(weight)
-        require(right, f"--reward-weights needs NAME=WEIGHT, separated by commas, not {pair!r}")
-        require(name not in weights, f"--reward-weights names {name} twice")
+        require(
+            right, f"--trained-reward needs random, FILE.py:FUNCTION or NAME=WEIGHT separated by commas, not {pair!r}"
+        )
+        require(name not in weights, f"--trained-reward names {name} twice")
         weights[name] = weight
     return weights

@@ -38,7 +38,11 @@ TABLE = """
   max_refills | 3 | --zero-signal refill samples at most 3 further rounds in a step
   overlong_penalty | 1 | --overlong penalise subtracts 1 from the reward
   multi_objective_aggregation | sum_then_normalize | rewards are summed by their weights and then normalised; give
-      weights with --reward-weights
+      weights with --trained-reward
+  random_rewards | false | --trained-reward random draws rewards by lot
+  threads | 0 any | the variable OMP_NUM_THREADS sets the number of CPU threads; a tiny model has one
+  keep_traces | auto any | a run stores all its rollouts, or as many groups of each step as fit into 10 GB together
+  kl_placement | loss | --kl-estimator reward subtracts the KL penalty from the reward
   delta | - | --loss-type cispo bounds the ratio of every token
   importance_cap | 1.05 2 | weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out
       (sequence_mask)
@@ -67,8 +71,8 @@ TRL and its Trainer
   importance_sampling_level | --loss-type gspo for the sequence
   vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max | --importance-correction
   max_tool_calling_iterations | --max-turns
-  reward_funcs reward_func reward_model_path | the rewards of the environment (--reward-weights weighs them); `hub new`
-      makes an environment
+  reward_funcs reward_func reward_model_path | the rewards of the environment; --trained-reward weighs them, or takes
+      FILE.py:FUNCTION; `hub new` makes an environment
   optim adam_epsilon optim_args | nothing: the optimizer is AdamW with epsilon 1e-8
   fp16 | --bf16, or float32 without it
   load_in_4bit load_in_8bit | nothing: base models are not quantised
@@ -140,7 +144,14 @@ INSTEAD = {name: say for names, say in table_rows(OTHERS) for name in names.spli
 """Name of another trainer's option, with underscores -> what to write here."""
 
 SWITCHES = (
-    *("log_on_each_node", "save_only_model", "task_pools", "keep_control_tokens", "explain_unread_calls"),
+    *(
+        "random_rewards",
+        "log_on_each_node",
+        "save_only_model",
+        "task_pools",
+        "keep_control_tokens",
+        "explain_unread_calls",
+    ),
     *("eval_on_start", "report"),
 )
 """Names in REMOVED whose options need no value."""

@@ -26,8 +26,8 @@ class SftConfig(TrainConfig):
 
     LACKS: ClassVar[tuple[str, ...]] = (
         "task_order", "num_generations", "num_minibatches", "num_iterations", "max_staleness", "loss_type", "scale_rewards",
-        "scale_epsilon", "reward_weights", "random_rewards", "baseline", "epsilon", "epsilon_high", "zero_signal", "overlong",
-        "kl_beta", "kl_placement", "kl_estimator", "importance_correction", "max_prompt_length", "keep_traces",
+        "scale_epsilon", "loss", "trained_reward", "baseline", "epsilon", "epsilon_high", "zero_signal", "overlong",
+        "kl_beta", "kl_estimator", "importance_correction", "max_prompt_length",
     )  # fmt: skip
     """Settings of `train` that are no options here: they have no effect."""
 
@@ -57,7 +57,6 @@ class SftConfig(TrainConfig):
     """Peak learning rate. Default: 2e-5 for full training, 2e-4 for LoRA; for models below 10 million parameters 1e-3
     and 1e-2."""
     num_generations: int = 1
-    keep_traces: str = "none"
 
     def _check_objective(self) -> None:
         require(

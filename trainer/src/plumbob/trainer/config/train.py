@@ -10,8 +10,7 @@ from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_values
-from plumbob.trainer.config.kept_traces import groups_to_keep
-from plumbob.trainer.config.learning import LearningConfig, read_weights
+from plumbob.trainer.config.learning import LearningConfig
 from plumbob.trainer.config.options import (
     check_run_name,
     check_values,
@@ -41,8 +40,7 @@ FIXED_ON_RESUME = (
     "seed",
     "eval_examples",
     "max_prompt_length",
-    "reward_weights",
-    "random_rewards",
+    "trained_reward",
 )
 """Settings that --resume cannot change: a checkpoint belongs to these values. Held-out tasks depend on some of them."""
 PLACE = ("output_dir", "run_name")
@@ -121,10 +119,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's time."""
     save_total_limit: int = option(2, at_least=1)
     """Number of checkpoints to keep; older ones are deleted."""
-    keep_traces: str = option("auto")
-    """Rollouts of each step that are stored in traces/, as randomly drawn whole groups: all, none, or a number per step
-    such as 64. auto: all, or, if those of the whole run would take more than about 10 GB (compressed), as many of each
-    step as fit."""
     output_dir: str = option("runs", "-o")
     """Folder in which run directories are created."""
     run_name: str | None = option(None)
@@ -139,8 +133,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Upload the final model to the Hugging Face hub at the end of the run."""
     hub_model_id: str | None = option(None)
     """Repository on the Hugging Face hub for --push-to-hub. Default: the name of the run directory."""
-    threads: int = option(0, at_least=0)
-    """Number of CPU threads for tensor operations; 0: one for a tiny model, else all CPUs."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, list | tuple):
@@ -157,13 +149,8 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        groups_to_keep(self.keep_traces, 1, 1)
         read_values(self.chat_template_args)
-        require(
-            not (self.reward_weights and self.random_rewards),
-            "--random-rewards draws every reward by lot, so --reward-weights has no effect; leave one of them out",
-        )
-        read_weights(self.reward_weights)
+        self._check_own()
         self._check_objective()
         self._check_vllm()
         self._check_keep_best()

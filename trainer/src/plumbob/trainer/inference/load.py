@@ -24,11 +24,11 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import moved, plan_forward
 from plumbob.trainer.policy.loading import (
     cast_weights,
-    default_threads,
     load_chat,
     load_generation_config,
     load_model,
     load_tokenizer,
+    threads_for,
 )
 
 
@@ -64,7 +64,6 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
             max_concurrent=config.max_concurrent,
             max_context=config.max_context,
             bf16=config.bf16,
-            threads=config.threads,
             template=template,
             tool_format=config.tool_format,
         )
@@ -134,7 +133,6 @@ def load_engine_here(
     max_concurrent: int,
     max_context: int | None = None,
     bf16: bool = False,
-    threads: int = 0,
     template: TemplateChoice = OWN,
     tool_format: str | None = None,
 ) -> LoadedEngine:
@@ -155,7 +153,7 @@ def load_engine_here(
     chat = load_chat(tokenizer, loaded.generation_config, tool_format)
     if write_calls_as_text(tokenizer, chat, loaded, tool_format):
         chat = load_chat(tokenizer, loaded.generation_config, tool_format)
-    torch.set_num_threads(threads or default_threads(loaded))
+    torch.set_num_threads(threads_for(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
         plan = plan_forward(loaded, max_context, len(tokenizer))

@@ -14,7 +14,7 @@ from plumbob.rollout.tool_formats import named
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 
 def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
@@ -44,6 +44,22 @@ def load_model(name: str) -> PreTrainedModel:
     # merged adapter's base, without the adapter; a relative path would be wrong in another working directory.
     model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path
     return model
+
+
+def empty_model(name: str) -> PreTrainedModel:
+    """The model without memory for its weights, on torch's device "meta": of one on the hub only its configuration is loaded.
+
+    An adapter counts as its base model, into which it is merged. Raises UserError like `load_model`.
+    """
+    path = model_path(name)
+    try:
+        adapter = Path(path) / ADAPTER_CONFIG
+        if adapter.is_file():
+            return empty_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 
 def _load(name: str, path: str) -> PreTrainedModel:
@@ -107,12 +123,17 @@ TINY = 10_000_000
 """Models with fewer parameters than this need other defaults than real models. The bundled policy has 0.4 million."""
 
 
-def default_threads(model: PreTrainedModel) -> int:
-    """Default number of CPU threads: one per CPU, but a single one for a tiny model.
+def threads_for(model: PreTrainedModel, processes: int = 1) -> int:
+    """Number of CPU threads of each of so many processes: OMP_NUM_THREADS, else all CPUs divided; a single one for a tiny model.
 
-    The operations of a tiny model are too short to divide: two threads took up to 30 times as long.
+    The operations of a tiny model are too short to divide: two threads took up to 30 times as long. A launcher sets
+    OMP_NUM_THREADS to 1 for several processes if nobody has set it, so that 1 says nothing there.
     """
-    return 1 if model.num_parameters() < TINY else os.cpu_count() or 1
+    if model.num_parameters() < TINY:
+        return 1
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    said = given.isdecimal() and int(given) > (1 if processes > 1 else 0)
+    return int(given) if said else max(1, (os.cpu_count() or 1) // processes)
 
 
 def default_learning_rate(model: PreTrainedModel, peft: bool, *, imitates: bool = False) -> float:

@@ -182,9 +182,10 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
         await _add_round(sampler, world, step, num_groups, taken, batch)
         num_groups += missing
         batch.rounds += 1
-        if config.reward_weights and step == 0:
-            _check_components(batch.drawn, config.advantages().reward_weights)
-        with_signal = step_advantages(batch.drawn, config.advantages()).with_signal
+        settings = config.advantages()
+        if step == 0:
+            _check_components(batch.drawn, settings.reward_weights)
+        with_signal = step_advantages(batch.drawn, settings).with_signal
         missing = wanted - len(with_signal)
         if config.zero_signal == "drop" or batch.rounds > MOST_REFILLS:
             break
@@ -202,16 +203,16 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
 
 
 def _check_components(samples: Sequence[Sample], weights: Mapping[str, float]) -> None:
-    """Raise RunFailed if --reward-weights names what is no component of the first step's rewards, or has weight 0."""
+    """Raise RunFailed if --trained-reward names what is no component of the first step's rewards, or has weight 0."""
     found = {name for s in samples for name in s.rewards}
     lost = {name for s in samples for name, weight in s.reward_weights.items() if not weight}
     for name in weights if samples else ():
         if name not in found:
             own = ", ".join(sorted(found)) or "none"
-            raise RunFailed(f"--reward-weights names {name}, but the components of the rewards are: {own}")
+            raise RunFailed(f"--trained-reward names {name}, but the components of the rewards are: {own}")
         if name in lost:
             raise RunFailed(
-                f"--reward-weights names {name}, which the environment weighs with 0: its value is not kept"
+                f"--trained-reward names {name}, which the environment weighs with 0: its value is not kept"
             )
 
 

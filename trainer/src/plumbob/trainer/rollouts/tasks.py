@@ -101,14 +101,7 @@ def load_tasks(config: TrainConfig) -> Tasks:
     Raises UserError for an unknown environment or setting, for data that cannot be read, and for an environment that
     plumbob cannot train on.
     """
-    source = _Source.of(config.env)
-    settings = dict(pair.split("=", 1) for pair in config.env_args)
-    if config.datasets is not None or config.eval_datasets is not None:
-        check_reads_data(config.env, tasksets.setting_names(source.module))
-    if config.datasets is not None:
-        settings["datasets"] = config.datasets
-    train_settings = source.on_split(settings, ("train",))
-    opened = source.open(train_settings)
+    source, settings, train_settings, opened = _open(config)
     notes: list[str] = []
     held_settings: dict[str, Any] | None = None
     if config.eval_examples:
@@ -142,6 +135,23 @@ def load_tasks(config: TrainConfig) -> Tasks:
     endless = isinstance(tasks, TaskStream)
     order = "as-given" if endless else choose_order(config.task_order, config.env, opened.taskset.config, tasks)
     return Tasks(tasks, held_out, toolsets, config.seed, order, opened.driver, config.env, notes=notes)
+
+
+def _open(config: TrainConfig) -> tuple[_Source, dict[str, Any], dict[str, Any], _Opened]:
+    """The environment, its settings, those of its training tasks, and the taskset with these. Raises UserError."""
+    source = _Source.of(config.env)
+    settings: dict[str, Any] = dict(pair.split("=", 1) for pair in config.env_args)
+    if config.datasets is not None or config.eval_datasets is not None:
+        check_reads_data(config.env, tasksets.setting_names(source.module))
+    if config.datasets is not None:
+        settings["datasets"] = config.datasets
+    train_settings = source.on_split(settings, ("train",))
+    return source, settings, train_settings, source.open(train_settings)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Raise UserError for settings that the environment refuses, before any of its tasks is read."""
+    _open(config)
 
 
 def load_environments(config: TrainConfig) -> tuple[Tasks, ...]:

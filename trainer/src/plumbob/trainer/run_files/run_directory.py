@@ -32,6 +32,15 @@ def new_directory(config: TrainConfig) -> Path:
     return make_directory(config.output_dir, name)
 
 
+def check_can_be_made(config: TrainConfig) -> None:
+    """Raise UserError if `new_directory` would. What it makes to find out is removed again."""
+    parent = Path(config.output_dir)
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    for path in (new_directory(config), *missing):
+        with suppress(OSError):  # the log of a server that did not start may be in it
+            path.rmdir()
+
+
 def make_directory(parent: str, name: str) -> Path:
     """Make the directory `name` in `parent`. Raises UserError if it exists already, or cannot be made.
 

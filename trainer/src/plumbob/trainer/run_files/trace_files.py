@@ -16,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plumbob.trainer.config.kept_traces import AUTO_BYTES, groups_to_keep
 from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
+
+MOST_BYTES = 10_000_000_000
+"""The traces of a whole run take at most about this much space on disk, an equal part of it for each step."""
 
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
@@ -39,27 +41,26 @@ AT_ONCE = 16
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
-def groups_to_store(count: int, group_size: int, keep: str, *, seed: int, step: int) -> list[int]:
-    """Numbers of the groups of a step to store, of `count`; with automatic keeping, as many of the first as there is space.
+def groups_to_store(count: int, *, seed: int, step: int) -> list[int]:
+    """The numbers of the `count` groups of a step; as many of the first are stored as there is space.
 
     They are drawn at random, whatever their tasks and rewards, so that they are a fair sample of the step. The draw
     depends on `seed` and `step` alone, so a step that is taken again stores the same groups.
     """
-    drawn = random.Random(f"traces/{seed}/{step}").sample(range(count), count)
-    return drawn[: groups_to_keep(keep, count, group_size)]
+    return random.Random(f"traces/{seed}/{step}").sample(range(count), count)
 
 
 def prepared_records(
-    records: Sequence[vf.Trace | str], step: int, group_size: int, keep: str, *, seed: int, steps: int
+    records: Sequence[vf.Trace | str], step: int, group_size: int, *, seed: int, steps: int
 ) -> dict[str, dict[str, Any]]:
     """Id of a trace -> its record, of the rollouts that `write_traces` will probably store with the same arguments.
 
     Making records is most of the work of storing traces. This part of it needs nothing of what training computes.
     """
     groups = _groups(records, group_size)
-    space = AUTO_BYTES / steps if keep == "auto" else float("inf")
+    space = MOST_BYTES / steps
     prepared: dict[str, dict[str, Any]] = {}
-    for i in groups_to_store(len(groups), group_size, keep, seed=seed, step=step):
+    for i in groups_to_store(len(groups), seed=seed, step=step):
         if space <= 0:
             break
         for trace in groups[i]:
@@ -78,14 +79,15 @@ def write_traces(
     step: int,
     records: Sequence[vf.Trace | str],
     group_size: int,
-    keep: str,
     *,
     seed: int,
-    steps: int,
+    steps: int | None,
     tokens: Mapping[str, TokenRecord] | None = None,
     prepared: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
+
+    At least one group is stored, and with `steps` None all of them.
 
     `records`: every rollout, as a trace or as its line of JSON, group by group. `tokens`: what training computed for the
     tokens of a rollout, by the id of its trace. `prepared`: what `prepared_records` returned; it is changed. Raises OSError;
@@ -94,7 +96,7 @@ def write_traces(
     groups = _groups(records, group_size)
     stored: dict[int, bytes] = {}
     size = 0
-    wanted = groups_to_store(len(groups), group_size, keep, seed=seed, step=step)
+    wanted = groups_to_store(len(groups), seed=seed, step=step)
     # Ended with the step: a thread that lives on would keep the process from ending.
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces") as threads:
         for start in range(0, len(wanted), AT_ONCE):
@@ -102,7 +104,7 @@ def write_traces(
             texts = ["".join(as_line(record, tokens, prepared) + "\n" for record in groups[i]) for i in some]
             for i, compressed in zip(some, threads.map(_compressed, texts), strict=True):
                 size += len(compressed)
-                if keep == "auto" and stored and size > AUTO_BYTES / steps:
+                if steps is not None and stored and size > MOST_BYTES / steps:
                     break
                 stored[i] = compressed
             else:
@@ -148,13 +150,14 @@ def part_of_step(path: Path, stored: int) -> str:
     """Which part of its step a run's file of traces holds, in words; empty if it holds all, or is another file.
 
     `stored`: number of rollouts in the file. Example: "RUN/traces/step_3.jsonl.gz has 16 of the 128 rollouts of step 3
-    (--keep-traces)".
+    (a run stores at most 10 GB)".
     """
     match = _NAME.fullmatch(path.name)
     if match is None or path.parent.name != "traces":
         return ""
     total = rollouts_of_steps(path.parent.parent).get(int(match[1]), stored)
-    return "" if stored >= total else f"{path} has {stored} of the {total} rollouts of step {match[1]} (--keep-traces)"
+    of = f"{stored} of the {total} rollouts of step {match[1]} (a run stores at most {MOST_BYTES / 1e9:.0f} GB)"
+    return "" if stored >= total else f"{path} has {of}"
 
 
 def rollouts_of_steps(directory: Path) -> dict[int, int]:

@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 from plumbob.console import UserError
-from plumbob.trainer.config import kept_traces
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files.trace_files import BYTES_PER_ROLLOUT, BYTES_PER_TOKEN
+from plumbob.trainer.run_files.trace_files import BYTES_PER_ROLLOUT, BYTES_PER_TOKEN, MOST_BYTES
 from plumbob.trainer.training.run import Run
 
 
@@ -23,7 +22,8 @@ def disk_lines(run: Run) -> list[str]:
     model, trained = 4 * policy.num_parameters, 4 * policy.num_trained
     checkpoint = (trained if config.peft else model) + 2 * trained  # Adam keeps two numbers per trained weight
     count = config.save_total_limit + (config.keep_best is not None) + 1  # the one that is being written
-    traces = bytes_of_traces(config, run.rollouts_per_step, run.num_steps - run.state.step)
+    steps = 0 if run.demonstrations else run.num_steps - run.state.step
+    traces = bytes_of_traces(config, run.rollouts_per_step, steps)
     # A resumed run's old checkpoints will be deleted.
     free = shutil.disk_usage(directory).free + _groupof(directory / "checkpoints") + _groupof(directory / "model")
     if free < checkpoint + model:
@@ -39,17 +39,14 @@ def disk_lines(run: Run) -> list[str]:
     if free < (total := traces + count * checkpoint + model):
         lines.append(
             f"The disk of {directory} may become full: the run needs up to {size(total)}. Free some space, or "
-            "lower --keep-traces or --save-total-limit. Traces that do not fit are left out; training goes on."
+            "lower --save-total-limit. Traces that do not fit are left out; training goes on."
         )
     return lines
 
 
 def bytes_of_traces(config: TrainConfig, rollouts: int, steps: int) -> int:
     """Upper estimate of the traces of so many steps: as if every rollout were as long as --max-context allows."""
-    group, keep = config.num_generations, config.keep_traces
-    kept = kept_traces.groups_to_keep(keep, rollouts // group, group) * group
-    whole = steps * kept * (config.max_context * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
-    return min(whole, kept_traces.AUTO_BYTES) if keep == "auto" else whole
+    return min(steps * rollouts * (config.max_context * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT), MOST_BYTES)
 
 
 def _groupof(folder: Path) -> int:

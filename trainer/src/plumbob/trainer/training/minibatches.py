@@ -55,9 +55,9 @@ def make_minibatches(
 ) -> list[Minibatch]:
     """Divide whole groups, in order, among `count` minibatches, and each minibatch's rows among the processes.
 
-    A row is trained if its advantage is not 0, or if the loss has a KL term, which does not depend on the advantage. A
-    row that is masked out of the loss is not trained. Token weights are computed from totals over all rows of all
-    processes, so they do not depend on how rows are divided.
+    A row is trained if its advantage is not 0, or if the loss has terms that may not depend on the advantage: a KL term,
+    or whatever a loss of the user's own has. A row that is masked out of the loss is not trained. Token weights are
+    computed from totals over all rows of all processes, so they do not depend on how rows are divided.
     """
     masked = [config.overlong == "mask" and s.truncated for s in samples]
     lengths = [0 if m else s.num_sampled for s, m in zip(samples, masked, strict=True)]
@@ -74,7 +74,8 @@ def make_minibatches(
             num_minibatches=count,
         )
         values = [advantages.values[i] for i in members]
-        trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or config.kl_in_loss)]
+        every = config.kl_in_loss or config.loss is not None
+        trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or every)]
         # If no row of the minibatch is trained, a few rows are scored nevertheless, to measure gap and entropy.
         scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]
         shares = balanced_by_prompt([samples[members[j]] for j in scored], world.size)
@@ -95,8 +96,6 @@ def token_records(
 
     `after`: log-probabilities [n] after the step's last update, by the id of the trace, as far as they were computed.
     """
-    if run.config.keep_traces == "none":
-        return {}
     mine: dict[str, np.ndarray] = {}
     for minibatch in minibatches:
         mine |= _scores_by_trace(minibatch)

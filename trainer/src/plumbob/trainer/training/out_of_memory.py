@@ -88,7 +88,7 @@ def explanation(run: Run, longest: int) -> str:
     said = [remedy.said for remedy in remedies(run, longest)]
     use = " or ".join([", ".join(said[:-1]), said[-1]] if said[1:] else said)
     gave = f" after the engine gave {run.state.engine_gave / GIB:.3g} GiB back" if run.state.engine_gave else ""
-    return f"{gave}; use {use}. What took the memory: {_listed(_taken(run))}"
+    return f"{gave}; use {use}. What took the memory: {_listed(taken(run))}"
 
 
 def resume_with(run: Run, longest: int) -> str:
@@ -96,7 +96,7 @@ def resume_with(run: Run, longest: int) -> str:
     return next(remedy.option for remedy in remedies(run, longest) if remedy.option)
 
 
-def _taken(run: Run) -> dict[str, int]:
+def taken(run: Run) -> dict[str, int]:
     """What holds how many bytes. Activations are what is left of the peak, so they include what has leaked."""
     local, device = run.policy.sharding.local, run.world.device
     tensors = [local(p) for p in run.policy.model.parameters()]

@@ -96,7 +96,7 @@ class RunRecorder:
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
         try:
-            self._store(step, batch.records, self.config.keep_traces, batch)
+            self._store(step, batch.records, self.config.max_steps, batch)
         except OSError as error:
             self.note(f"The traces of step {step} could not be written and are lost: {error}")
         try:
@@ -159,7 +159,7 @@ class RunRecorder:
         """Record that `error` ends the run in step `step` (from 1)."""
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
-                self._store(step, error.records, "all")  # all of them: they show why the run ends
+                self._store(step, error.records, None)  # all of them: they show why the run ends
         self._store_stop(step, error)
         self.note(f"Stopped in step {step}: {error}")
         self.note(f"To find out why:  doctor {self.directory}")
@@ -179,15 +179,15 @@ class RunRecorder:
         self,
         step: int,
         records: Sequence[vf.Trace | str],
-        keep: str,
+        steps: int | None,
         batch: Batch | None = None,
     ) -> None:
-        """`batch`: where what training computed is, and the records that were made meanwhile."""
+        """`steps`: see `write_traces`. `batch`: where what training computed is, and the records that were made meanwhile."""
         c, batch = self.config, batch or Batch()
         write_traces(
-            *(self.directory, step, records, c.num_generations, keep),
+            *(self.directory, step, records, c.num_generations),
             seed=c.seed,
-            steps=c.max_steps,
+            steps=steps,
             tokens=batch.token_records,
             prepared=batch.prepared,
         )

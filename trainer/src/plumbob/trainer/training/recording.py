@@ -102,7 +102,8 @@ class Recording:
         self._slopes.append(slopes)
         self._inputs.append((list(rows), _detached(inputs)))
         update = self.record.updates[-1]
-        if update.trial is None and len(self.record.updates) == 1 and inputs.logprobs.requires_grad:
+        made_up = len(self.record.updates) == 1 and self.run.objective.own is None  # nothing is known of another loss
+        if update.trial is None and made_up and inputs.logprobs.requires_grad:
             with suppress(RuntimeError, TypeError, AttributeError):  # a loss that takes other inputs
                 update.trial = trial_of(inputs, loss)
 
@@ -176,7 +177,7 @@ def row_of(sample: Sample, member: int, advantage: float) -> records.Row:
 
 
 SAME_NAMES = (
-    *("temperature", "max_tokens", "top_p", "top_k", "min_p", "random_rewards", "kl_beta", "weight_decay"),
+    *("temperature", "max_tokens", "top_p", "top_k", "min_p", "kl_beta", "weight_decay"),
     *("num_minibatches", "num_iterations"),
 )
 """Settings that have the same name in a record."""
@@ -205,6 +206,15 @@ def settings_of(run: Run) -> records.Settings:
         scale=advantages.scale,
         scale_epsilon=advantages.scale_epsilon,
         reward_weights=dict(advantages.reward_weights),
+        random_rewards=advantages.random_rewards is not None,
+        own={
+            stage: function.written
+            for stage, function in (
+                ("loss", objective.own),
+                ("advantages", advantages.own_advantages or advantages.own_rewards),
+            )
+            if function is not None
+        },
         overlong=advantages.overlong,
         overlong_penalty=OVERLONG_PENALTY,
         loss=config.loss_type,
@@ -213,7 +223,7 @@ def settings_of(run: Run) -> records.Settings:
         bound="cap" if config.loss_type == "cispo" else "clip",
         epsilon=objective.epsilon,
         epsilon_high=objective.epsilon_high,
-        kl_place=config.kl_placement,
+        kl_place="reward" if config.kl_estimator == "reward" else "loss",
         kl_estimator=objective.kl_estimator,
         correction=correction,
         correction_cap=cap,

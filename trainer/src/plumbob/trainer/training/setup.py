@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from plumbob.console import UserError
 from plumbob.rollout import Chat, Sampling
+from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
@@ -29,10 +30,10 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
 from plumbob.trainer.policy.loading import (
     default_learning_rate,
-    default_threads,
     load_chat,
     load_model,
     load_tokenizer,
+    threads_for,
 )
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
@@ -76,6 +77,7 @@ def set_up(
         lock, folder = _begin_resuming(config, world, resume_from, on_failure)
         config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
         rollouts = config.rollouts_per_step(world.size)
+        try_own_loss(config.objective())
         recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
         template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
         tokenizer = load_tokenizer(config.model, template)
@@ -84,7 +86,7 @@ def set_up(
         for tasks in environments:  # before any weights are loaded
             check_template(chat, tasks, config.model)
         model = load_model(config.model)
-        _check_context(model, config)
+        check_context(model, config)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
         chat = load_chat(tokenizer, model.generation_config, config.tool_format)
@@ -107,7 +109,7 @@ def set_up(
             rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
         config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
 
-        torch.set_num_threads(config.threads or max(1, default_threads(model) // world.size))
+        torch.set_num_threads(threads_for(model, world.size))
         torch.manual_seed(config.seed)
         divided = request.divides(world)
         # A model that is divided begins on the CPU, on every process.
@@ -217,7 +219,7 @@ def _bytes_of_first_step(policy: Policy) -> int:
     return 12 * sum(policy.sharding.local(p).numel() for p in policy.trainable.values())
 
 
-def _check_context(model: PreTrainedModel, config: TrainConfig) -> None:
+def check_context(model: PreTrainedModel, config: TrainConfig) -> None:
     """Raise UserError if --max-context is more than the model's positions."""
     positions = _positions(model)
     if positions is not None and config.max_context > positions:

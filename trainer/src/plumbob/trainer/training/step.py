@@ -100,7 +100,7 @@ def train_step(
         """What Python can do while a GPU computes the first update's passes."""
         measured.update(metrics_before_training(run, batch, advantages))
         batch.prepared = prepared_records(
-            *(batch.records, step + 1, config.num_generations, config.keep_traces),
+            *(batch.records, step + 1, config.num_generations),
             seed=config.seed,
             steps=config.max_steps,
         )

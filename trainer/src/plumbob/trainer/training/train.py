@@ -19,6 +19,7 @@ import torch
 from plumbob.console import INTERRUPTED, UserError, first_line
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
+from plumbob.trainer.algorithm.own_functions import OwnFunctionError
 from plumbob.trainer.config.doubtful_settings import checkpoint_warnings, reward_warnings, sampling_warnings
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
@@ -131,14 +132,16 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
                 if world.from_main(run_.is_over or is_new_best(run_) or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
-        except (RunFailed, SyncError, UnsupportedTaskset) as error:
+        except (RunFailed, SyncError, UnsupportedTaskset, OwnFunctionError) as error:
             recorder.failed(state.step + 1, error)
-            if isinstance(error, RunFailed):
-                unsaved = error.unmoved and state.step > state.first_step
-                saved = _save(run_, recorder, schedule) if unsaved else None
-                if saved or error.resume_with:
-                    _note_checkpoint(run_, recorder, saved, error.resume_with)
-            return 1
+            own = isinstance(error, OwnFunctionError)
+            if isinstance(error, RunFailed) or own:
+                unmoved = world.size == config.updates_per_step == 1 if own else error.unmoved
+                saved = _save(run_, recorder, schedule) if unmoved and state.step > state.first_step else None
+                option = "" if own else error.resume_with
+                if saved or option:
+                    _note_checkpoint(run_, recorder, saved, option)
+            return 2 if own else 1
         except Interrupted:
             saved = _save(run_, recorder, schedule)
             kept = (

@@ -26,7 +26,7 @@ SMALL = "--batch-size 32 --gradient-accumulation-steps 1"
 def config_of(env: str, options: str, seed: int = 0) -> TrainConfig:
     """The settings of `train ENV` with the options of `BASE` and these."""
     size = "" if "--batch-size" in options else SMALL
-    words = f"{env} {BASE[env]} {size} --eval-examples 0 --threads 1 --seed {seed} {options}".split()
+    words = f"{env} {BASE[env]} {size} --eval-examples 0 --seed {seed} {options}".split()
     given = dict(typer.main.get_command(command.app).make_context("train", words).params)
     return command.configure(given)[0]
 

@@ -195,3 +195,11 @@ def test_a_made_record_is_right(made_record: Made) -> None:
     assert [row.advantage for row in record.rows] == pytest.approx(
         list(advantages.expected(record.rows, record.settings))
     )
+
+
+def test_no_rows_are_computed_in_no_parts() -> None:
+    """A step on completions of an earlier one has no row whose sampling is known."""
+    from plumbob.trainer.config.bundled_models import bundled_folder
+
+    plain = plain_model.load(Settings(model=str(bundled_folder("tiny"))))
+    assert list(plain.scored([])) == []

@@ -6,6 +6,7 @@ An adapter is computed by this file, from its definition (arXiv:2106.09685, eq. 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Plain:
         causal attention does not see.
         """
         order, part = sorted(range(len(rows)), key=lambda i: len(rows[i][0])), list[int]()
-        for i, after in zip(order, [*order[1:], None], strict=True):
+        for i, after in itertools.zip_longest(order, order[1:]):  # no rows, no parts
             part.append(i)
             if after is None or (len(part) + 1) * len(rows[after][0]) > MOST_TOKENS:
                 yield self._scored([rows[k] for k in part], part)

@@ -193,7 +193,7 @@ class Course:
         told = f"{len(mixed)} of {len(self._results)} calls had different results at different times"
         told += f", such as {mixed[0][:80]}" if mixed else ""
         yield Finding.of(
-            "a call has the same result each time", ("tool-results-mixed" if len(mixed) > 1 else None, told), "tools"
+            "a call has the same result each time", ("tool-results-wrong" if len(mixed) > 1 else None, told), "tools"
         )
 
 

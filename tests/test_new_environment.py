@@ -30,7 +30,7 @@ def test_the_bundled_model_learns_a_new_environment(tmp_path, tools):
     (second,) = (folder for folder in first.parent.iterdir() if folder != first)
     (untaught, taught), (_, trained) = evaluations(first), evaluations(second)
     assert untaught["greedy"] < 0.1 and min(taught["greedy"], trained["greedy"]) > 0.8
-    assert untaught["sampled"] < 0.1 and taught["sampled"] < trained["sampled"]
+    assert untaught["sampled"] < 0.1 and trained["sampled"] > 0.4
 
 
 def evaluations(run: Path) -> tuple[dict[str, float], dict[str, float]]:
